@@ -1,6 +1,6 @@
 """Quantization-aware training for Keras 2, with exact int8 export.
 
-`quantize_model` converts a float model to a `QuantizedModel`; `plan` shows how beforehand, as a
+`quantize_model` converts a float model to a `QuantizedModel`. Before that, `plan` shows how, as a
 `Plan`. `quantizers` lists each `Quantizer`, `summary` returns a `Summary`, `verify` a `Report`,
 `simulate` a `Simulation`, and `resolve` the `ResolvedGraph` from which all exports are written.
 """

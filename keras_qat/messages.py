@@ -13,10 +13,10 @@ from typing import Any
 
 KERAS = frozenset(("keras", "tf_keras"))
 KNOWN = KERAS | {"keras_qat"}
-"""Packages whose layers are read without tracing: they contain no code of a user."""
+"""Packages whose layers are read without tracing, because they contain no user code."""
 LIBRARIES = KNOWN | {"tensorflow", "builtins"}
-"""Packages that Keras finds by name. Their callbacks and models change no counters and no frozen
-ranges during a step: at most when training or an epoch begins or ends."""
+"""Packages that Keras finds by name. Their callbacks and models change counters and frozen ranges
+at most when training or an epoch begins or ends, not during a step."""
 
 _LOGGER = logging.getLogger("keras_qat")
 _SHOWN: set[str] = set()
@@ -32,8 +32,8 @@ def get_package(item: object) -> str:
 def show_once(message: str, key: str = "") -> None:
     """Logs a message, unless one with the same key was logged before in this process.
 
-    Use it for facts that may be intended; use a warning for probable mistakes. Python shows it on
-    the standard error stream; `logging.getLogger("keras_qat").setLevel("ERROR")` hides it.
+    Use it for facts that the user may intend, and a warning for probable mistakes. Python shows it
+    on the standard error stream; `logging.getLogger("keras_qat").setLevel("ERROR")` hides it.
     """
     key = key or message
     if key not in _SHOWN and not _IS_SILENT.get():
@@ -52,7 +52,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Runs a block in which `show_once` shows nothing, for models that are only tried."""
+    """Runs a block in which `show_once` shows nothing, for trial models."""
     token = _IS_SILENT.set(True)
     try:
         yield

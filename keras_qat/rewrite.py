@@ -1,4 +1,4 @@
-"""The module from which model files of version 0.1.0 import `QuantizedModel`."""
+"""Model files of version 0.1.0 import `QuantizedModel` from this module."""
 
 from keras_qat.rewriting.quantized_model import QuantizedModel
 

@@ -30,7 +30,9 @@ ALL = sys.maxsize
 @options.min_agreement
 @options.labels("Labels, as for evaluate. The verdict is then based on accuracy.")
 @click.option(
-    "--max-difference", type=click.FloatRange(0), help="Fail if an output differs by more LSB."
+    "--max-difference",
+    type=click.FloatRange(0),
+    help="Fail if an output differs by more than this many LSB.",
 )
 @options.html
 @options.tflite_kernels
@@ -141,7 +143,7 @@ def evaluate(
     kernels: str | None,
     as_json: bool,
 ) -> None:
-    """Measure MODEL on DATA with labels: in float, and in integers as its file computes.
+    """Measure MODEL on DATA with labels, in float and in the integers of its file.
 
     Measures accuracy for classes, and the mean absolute error for other labels.
     """
@@ -198,7 +200,7 @@ def _describe_metric(output: str, metric: str, examples: int, values: dict[str, 
 @options.json_output
 @click.pass_obj
 def diagnose(settings: Settings, model: Path, data: Source, as_json: bool) -> None:
-    """Find the layers and causes of a quantized MODEL's loss of accuracy on DATA, and remedies.
+    """Find which layers of a quantized MODEL lose accuracy on DATA, why, and what helps.
 
     Tries remedies on half of the examples and measures them on the other half. Needs no labels.
     """

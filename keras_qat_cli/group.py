@@ -47,7 +47,7 @@ def quiet(debug: bool) -> Iterator[None]:
             stack.callback(os.close, terminal)
             stack.callback(os.dup2, terminal, 2)
             if _writes_to_terminal(errors):
-                # It stays open, as logging keeps it.
+                # It stays open, because logging keeps it.
                 errors = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 2)
@@ -66,7 +66,7 @@ def _writes_to_terminal(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
-    """Prints a title, and after the block how long it took."""
+    """Prints a title, and after the block the time it took."""
     start = time.monotonic()
     click.echo(f"{title} ...", err=True, nl=False)
     try:
@@ -218,7 +218,7 @@ class Settings(NamedTuple):
             yield keras_qat
 
     def step(self, title: str) -> contextlib.AbstractContextManager[None]:
-        """Prints a title, and after the block how long it took, unless progress is hidden."""
+        """Prints a title, and after the block the time it took, unless progress is hidden."""
         return step(title) if self.verbose else contextlib.nullcontext()
 
     def load(self, path: Path, compiled: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""Reads labels, and measures the accuracy of predictions."""
+"""Reads labels and measures the accuracy of predictions."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TARGETS = (
     *("xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65", "ethos_u85"),
     *("edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn", "coral_npu"),
 )
-"""Names of `keras_qat.targets`, which cannot be imported before TensorFlow is loaded."""
+"""Names of `keras_qat.targets`, repeated here because importing it loads TensorFlow."""
 
 SOURCES = (".cc", ".cpp", ".cxx")
 
@@ -98,13 +98,15 @@ kernels = _kernels(*KERNEL_FAMILIES)
 html = click.option("--html", type=OutputFile("the page"), help="Also write the result as HTML.")
 
 min_identical = click.option(
-    "--min-identical", type=PERCENT, help="Fail if a smaller percentage of outputs is identical."
+    "--min-identical",
+    type=PERCENT,
+    help="Fail if fewer outputs than this percentage are identical.",
 )
 
 min_agreement = click.option(
     "--min-agreement",
     type=PERCENT,
-    help="Fail if a smaller percentage of rows has the same argmax as the float model.",
+    help="Fail if fewer rows than this percentage have the same argmax as the float model.",
 )
 
 
@@ -228,7 +230,7 @@ data = _group_options(
         show_default=True,
         help="Examples per batch.",
     ),
-    click.option("--limit", type=COUNT, help="Use only the first examples, this many."),
+    click.option("--limit", type=COUNT, help="Use only this many examples, the first ones."),
 )
 
 quantizing = _group_options(

@@ -48,7 +48,7 @@ def plan(
 @options.json_output
 @click.pass_obj
 def summary(settings: Settings, model: Path, quantizing: Quantizing, as_json: bool) -> None:
-    """Summarize MODEL as its file holds it: bits, ranges, memory and operations of each layer."""
+    """Summarize the file of MODEL: bits, ranges, memory and operations of each layer."""
     with settings.library() as keras_qat:
         result = keras_qat.summary(settings.load_quantized(model, quantizing))
     show(result, result.to_dict(), as_json)

@@ -181,7 +181,7 @@ def test_weights_of_the_float_model(name, options, tmp_path):
         qat.load_weights(str(tmp_path / name), **options)
     qat.save_weights(str(tmp_path / "same.h5"))
     qat.load_weights(str(tmp_path / "same.h5"), by_name=True)
-    with pytest.raises(ValueError, match=r"9 weights are given, and 'tiny' has \d+, of which some"):
+    with pytest.raises(ValueError, match=r"9 weights were passed, but 'tiny' has \d+, including"):
         qat.set_weights([*model.get_weights(), np.zeros(1)])
 
 
@@ -326,7 +326,7 @@ def test_converter_of_tflite():
     qat = observe(keras_qat.quantize_model(tiny_net()), X)
     converter = tf.lite.TFLiteConverter.from_keras_model(qat)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    with pytest.raises(ValueError, match=r"not take 'tiny'.*keras_qat\.export_tflite\(model, path"):
+    with pytest.raises(ValueError, match=r"convert 'tiny'.*keras_qat\.export_tflite\(model, path"):
         converter.convert()
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
 
@@ -380,7 +380,7 @@ def test_calibration_where_nothing_is_quantized():
     with pytest.warns(UserWarning, match="recipe contrib quantizes nothing") as warned:
         model = keras_qat.quantize_model(functional((4,), build=layers.Softmax()), "contrib")
     assert [warning.filename for warning in warned] == [__file__]
-    with pytest.raises(ValueError, match=r"Nothing of '\w+' is quantized: recipe contrib leaves"):
+    with pytest.raises(ValueError, match=r"Nothing in '\w+' is quantized: recipe contrib leaves"):
         keras_qat.calibrate(model, images(8, (4,)))
 
 

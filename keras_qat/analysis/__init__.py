@@ -1,1 +1,1 @@
-"""What a model is and does: plan, summary, verification, sensitivity, drawings."""
+"""Reports on models: plan, summary, verification, sensitivity, drawings."""

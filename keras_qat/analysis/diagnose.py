@@ -45,11 +45,11 @@ FITTED = 256
 """Maximum number of examples for the ranges and biases of remedies."""
 CALIBRATE = "calibrate(qat, x)"
 SUSPECTS = 3
-"""Number of layers that are tried with more precision: those where the SQNR falls most."""
+"""How many layers, those where the SQNR falls most, are tried with more precision."""
 GAIN = 3.0
 """Least gain of a listed remedy, in dB: half of the noise."""
 BEYOND, USED = 0.01, 0.5
-"""Ranges are reported if more than the first share of an input's values is outside, or if the
+"""Ranges are reported if more than the first share of an input's values lies outside, or if its
 values use less than the second share of the range."""
 
 
@@ -159,7 +159,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
     is_tested = np.arange(len(arrays[0])) // size % 2 == 1
 
     def select(rows: NDArray[Any], count: int) -> Any:
-        """Packs at most `count` of these examples, in full batches if their size is fixed."""
+        """Packs at most `count` of these examples, as full batches if the batch size is fixed."""
         count = max(count // size, 1) * size
         return pack_inputs(inputs, [array[rows][:count] for array in arrays])
 
@@ -172,20 +172,20 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
     subjects = {problem.split(",")[0] for problem in problems}
     if is_constant(exact):
         problems.append(
-            "The output of the float model is the same for all examples, as if units were dead or "
-            "weights zero. Train the float model first."
+            "The output of the float model is the same for all examples, perhaps because units are "
+            "dead or weights are zero. Train the float model first."
         )
     tried = _list_remedies(model, fitted, list(falls))
     by_remedy: dict[str, Quality] = {}
     for code, treat in show_progress(tried.items(), "Remedies", verbose, len(tried), unit="remedy"):
         with silent(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            with contextlib.suppress(ValueError):  # The model, or its target, does not allow it.
+            with contextlib.suppress(ValueError):  # It may not be allowed.
                 treated = resolve_to_export(treat())
                 by_remedy[code] = _measure(
                     run_examples(treated, tested, graph.origin.file_family), exact
                 )
-        if code == CALIBRATE:  # It checks the data.
+        if code == CALIBRATE:  # Also checks the data.
             for text in (str(one.message) for one in caught):
                 problems += [text] * (text.split(",")[0] not in subjects)
                 subjects.add(text.split(",")[0])
@@ -195,7 +195,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 
 
 def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
-    """Return remedies with enough gain, the best first. All of them include a new calibration.
+    """Return remedies with enough gain, the best first. Each includes a new calibration.
 
     If calibration alone brings most of the gain, it comes first: it costs nothing on the device.
     """
@@ -213,7 +213,7 @@ def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Q
 def _list_remedies(
     model: keras.Model, x: Any, suspects: list[str]
 ) -> dict[str, Callable[[], keras.Model]]:
-    """Return functions that return a treated model, by the code that a user writes for it."""
+    """Return functions that return a treated model, by the code that does the same."""
     recipe: Recipe = get_recipe(model)
 
     def recalibrate(**options: Any) -> keras.Model:
@@ -307,7 +307,7 @@ def _find_falls(
         if before and after is not None and after < min(before) - 1:
             part = node.call.origin.removeprefix(PREFIX)
             owners = (n for n in names if part == n or part.startswith((f"{n}_", f"{n}/")))
-            name = next(owners, part)  # The longest name comes first.
+            name = next(owners, part)  # The longest name is tried first.
             fall = min(before), after
             falls[name] = max(falls.get(name, fall), fall, key=lambda ends: ends[0] - ends[1])
     ranked = sorted(falls.items(), key=lambda item: item[1][1] - item[1][0])
@@ -323,7 +323,7 @@ def _find_unfit_ranges(graph: ResolvedGraph, arrays: list[NDArray]) -> list[str]
             continue
         low, high = params.dequantize(np.array([params.lowest, params.highest]))
         lowest, highest = min(x.min(), 0.0), max(x.max(), 0.0)  # Each range includes zero.
-        if params.zero_point == 0:  # Such a range is symmetric.
+        if params.zero_point == 0:  # A symmetric range.
             highest = max(-lowest, highest)
             lowest = -highest
         used = (min(highest, high) - max(lowest, low)) / (high - low)

@@ -24,7 +24,7 @@ from keras_qat.config.recipes import get as get_recipe
 from keras_qat.keras2.backend import keras
 
 _UNITS = 8192
-"""The budget is divided into so many units of bytes."""
+"""The budget is divided into this many units."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,7 @@ class LayerSensitivity:
     Args:
         name: the layer in the float model.
         weights: number of its weights.
-        costs: bits -> cost if only this layer has so few bits.
+        costs: bits -> cost if only this layer has these bits.
     """
 
     name: str
@@ -152,7 +152,7 @@ def sensitivity(
         steps: how many batches to read; all by default. An endless dataset needs it.
         batch_size: examples per batch of arrays, 32 by default.
         bits: the bits to try, 2 to 8.
-        recipe: the recipe, which decides which layers are quantized.
+        recipe: the recipe, which determines the quantized layers.
         measure: computes a cost from the float outputs and the outputs with one layer quantized,
             two lists of arrays. By default the power of the error over the power of the outputs;
             with labels it may be a loss.

@@ -39,8 +39,8 @@ class LayerSummary:
         zero_point: the quantized value of 0, or None like the range.
         weight_bits: bits of the weights in training, None without weights.
         per_channel: whether each output channel has a separate scale, None without weights.
-        weight_bytes: bytes of weights and biases in the file, one byte for each 4-bit weight. 0
-            if they were counted for an earlier call.
+        weight_bytes: bytes of weights and biases in the file, one byte for each 4-bit weight. 0 for
+            a later call of the same layer.
         float_weight_bytes: bytes of the same weights in float32.
         activation_bytes: bytes of the output.
         multiply_accumulates: number of products in its convolution or matrix product; 0 for other
@@ -169,7 +169,7 @@ class Summary:
 
 
 def summary(model: keras.Model, *, input_range: tuple[float, float] | None = None) -> Summary:
-    """Summarizes a quantization-aware model as its file holds it: bits, ranges, memory and MACs.
+    """Summarizes the file of a quantization-aware model: bits, ranges, memory and MACs.
 
     Args:
         model: the result of `quantize_model`. Ranges are set by training or calibration. For a

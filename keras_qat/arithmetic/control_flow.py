@@ -20,7 +20,7 @@ class Choice:
     Args:
         value: its value now.
         tensor: its value in the graph, which follows later changes of ranges and weights.
-        is_taken: whether `value` chose a branch, which makes the graph depend on it.
+        is_taken: whether `value` chose a branch, so the graph depends on it.
     """
 
     value: bool
@@ -44,7 +44,7 @@ Predicate: TypeAlias = bool | tf.Tensor | Choice | Switch
 def make_switch(predicate: Predicate) -> Predicate:
     """Returns a `Switch` for a tensor of a graph, and any other predicate unchanged.
 
-    `cond` then selects, which suits branches of few operations.
+    `cond` then computes both branches and selects, which suits branches of few operations.
     """
     is_symbolic = tf.is_tensor(predicate) and not tf.executing_eagerly()
     return Switch(predicate) if is_symbolic else predicate
@@ -67,7 +67,7 @@ def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], 
 
 
 def select(on: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns `x` if the scalar tensor `on` is true, else `y`, without the copy of `tf.where`."""
+    """Returns `x` if the scalar tensor `on` is true, else `y`, without copying like `tf.where`."""
     return tf.raw_ops.Select(condition=on, x=x, y=y)
 
 

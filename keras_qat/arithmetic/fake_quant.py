@@ -4,7 +4,7 @@ Fake quantization computes in float the values that an integer tensor can hold. 
 the range and rounds it to the nearest of its 2^bits levels. One level is one step, or LSB.
 
 Activations may have half precision. They are quantized in float32, and the results are rounded to
-their type. float16 is 1/8 LSB off at most with 8 bits, bfloat16 1 LSB far from zero.
+their type. With 8 bits, float16 is at most 1/8 LSB off. bfloat16 is up to 1 LSB off far from zero.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def find_range(
 
 
 EXPONENT, BELOW = 0x7F800000, 0x007FFFFF
-"""Masks of the exponent of a float32 number, and of the fraction."""
+"""Bit masks of the exponent and of the fraction of a float32 value."""
 
 
 def power_of_two(scale: tf.Tensor) -> tf.Tensor:
-    """Returns the smallest power of two that is not below a float32 scale, exactly; 0 for 0."""
+    """Returns the smallest power of two that is at least a float32 scale, exactly; 0 for 0."""
     bits = tf.bitwise.bitwise_and(tf.bitcast(scale, tf.int32) + BELOW, EXPONENT)
     return tf.where(tf.math.is_finite(scale), tf.bitcast(bits, tf.float32), scale)
 
@@ -77,15 +77,15 @@ def fake_quantize(
 
     The range is nudged to make zero a level. The gradient passes inside the nudged range, and is
     zero outside of it. This is TensorFlow's own operation, as used by `tf.contrib.quantize`. On
-    GPUs and in XLA, single operations compute the same: there TensorFlow's operation would wait for
-    the range, or round values between two levels in another way.
+    GPUs and in XLA, single operations compute the same, because TensorFlow's operation would wait
+    for the range there, or round differently.
 
     Args:
         x: the tensor.
         minimum, maximum: scalars.
         bits, narrow_range: as in `QuantSpec`.
     """
-    if must_not_fuse():  # The single operations need a gradient.
+    if must_not_fuse():  # The single operations need an explicit gradient.
         return fake_quantize_if(True, x, minimum, maximum, bits, narrow_range)
     return _round_to_levels(x, minimum, maximum, bits, narrow_range)
 
@@ -116,8 +116,8 @@ def fake_quantize_if(
 ) -> tf.Tensor:
     """Computes `fake_quantize` if `applies`, else returns `x`; computes only one of them.
 
-    With a `ceiling`, it computes both for a ReLU of `x` that ends there. A range from zero clips
-    like the ReLU, so one operation is enough.
+    With a `ceiling`, `x` first passes a ReLU with that maximum. A range from zero clips like the
+    ReLU, so one operation is enough.
 
     The gradient is defined explicitly, because the gradient of a `tf.cond` is slow to trace. It is
     one pass over `x` on CPUs, and over a mask with a byte for each element on GPUs.
@@ -126,8 +126,8 @@ def fake_quantize_if(
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
         ceiling: upper end of the ReLU, `inf` for a plain ReLU; None if there is none.
-        source: a `recompute.Source` of `x`, which a CPU then need not keep. Only if `applies` is
-            a bool and there is no ceiling.
+        source: a `recompute.Source` of `x`, so a CPU need not keep `x`. Requires a bool `applies`
+            and no ceiling.
     """
     if applies is False and ceiling is None:
         return x
@@ -159,7 +159,7 @@ def fake_quantize_if(
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Gradient]:
         y = cond(condition, lambda: quantize(x), lambda: pass_on(x))
-        if isinstance(condition, Switch):  # It changes the ends of the mask.
+        if isinstance(condition, Switch):  # The ReLU changes the ends of the mask.
             return y, partial(differentiate_quantized, x)
         return y, lambda upstream: cond(
             condition,
@@ -177,7 +177,7 @@ def fake_quantize_if(
             return quantize(x), lambda upstream: upstream * slope
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            with tf.control_dependencies([upstream]):  # Not before.
+            with tf.control_dependencies([upstream]):  # Computed only here.
                 x, back = source.again()
             return back(differentiate_quantized(x, upstream))
 
@@ -195,7 +195,7 @@ def _fake_quantize_plainly(
     narrow_range: bool,
     ceiling: float | None,
 ) -> tf.Tensor:
-    """Compute `fake_quantize_if` in single operations, and keeps the mask of its gradient."""
+    """Compute `fake_quantize_if` in single operations, and keep the mask of its gradient."""
     is_relu = ceiling is not None
 
     def quantize(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -258,7 +258,7 @@ def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> t
     """
     levels = 2.0 ** (bits - 1) - 1.0
     scale = quotient(limits, levels)
-    # TensorFlow's kernel too shifts values to be positive, and multiplies by the inverse.
+    # Like TensorFlow's kernel, it shifts values to be positive, and multiplies by the inverse.
     times = product if must_not_fuse() else tf.multiply
     steps = times(weights + levels * scale, quotient(1.0, scale))
     return tf.floor(steps - (levels - 0.5))
@@ -278,9 +278,9 @@ def fake_quantize_average(
 ) -> tf.Tensor:
     """Rounds averages of quantized values to the levels of their range, as kernels do.
 
-    Averages of quantized values often lie halfway between two of them. TFLite rounds these away
-    from the quantized value 0, unlike `fake_quantize`. The gradient passes everywhere, because
-    averages do not leave the range.
+    Averages often lie halfway between two quantized values. TFLite rounds these away from the
+    quantized value 0, unlike `fake_quantize`. The gradient passes everywhere, because averages stay
+    in the range.
     """
 
     def average(averages: tf.Tensor) -> tf.Tensor:

@@ -22,7 +22,7 @@ FixedPoint = tuple[tf.Tensor, tf.Tensor]
 """`multiplier` and `exponent` of the value multiplier / 2^31 * 2^exponent."""
 
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
-"""exp(-2^k) from k = -2 on, with 31 fractional bits."""
+"""exp(-2^k) for k = -2, -1, ..., with 31 fractional bits."""
 
 MANTISSA = 52
 """Fractional bits of a float64."""
@@ -34,7 +34,7 @@ For smaller ratios XNNPACK leaves QUANTIZE to TFLite, which rounds halves up in 
 kernels and away from zero in the others, depending on the position of an element.
 """
 FINER_STEPS = 2.0**7
-"""For smaller ratios, int16 steps for each int8 step. One kernel rounds all int16 values."""
+"""Number of int16 steps per int8 step for smaller ratios. One kernel rounds all int16 values."""
 
 
 def shift(x: tf.Tensor, bits: Integer) -> tf.Tensor:
@@ -48,7 +48,7 @@ def shift_back(x: tf.Tensor, bits: Integer) -> tf.Tensor:
 
 
 def _as_int64(bits: Integer) -> Integer:
-    # TensorFlow converts Python's integers by itself, without an operation.
+    # TensorFlow converts Python integers without an operation.
     return bits if isinstance(bits, int) else tf.cast(bits, tf.int64)
 
 
@@ -85,7 +85,7 @@ def divide_up(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
 
 
 def high_product(a: tf.Tensor, b: Integer, bits: int = 31) -> tf.Tensor:
-    """Returns twice the upper half of a product of integers with `bits` and a sign, rounded."""
+    """Returns twice the upper half of the product of signed integers with `bits` bits, rounded."""
     return shift_back(a * b + 2 ** (bits - 1), bits)
 
 
@@ -116,7 +116,7 @@ def multiply(
 ) -> tf.Tensor:
     """Multiplies integers of 32 bits by a value in fixed point, rounding twice.
 
-    The second rounding is half away from zero. In some optimized kernels it is half `up`, and those
+    The second rounding is half away from zero. In some optimized kernels it is half `up`. Kernels
     for 64-bit ARM round only `once`, halves up.
     """
     multiplier, exponent = factor
@@ -134,7 +134,7 @@ def _overflow(x: tf.Tensor) -> tf.Tensor:
 
 
 def upper_bits(factor: FixedPoint) -> FixedPoint:
-    """Returns a value in fixed point with a multiplier of 15 bits."""
+    """Rounds a value in fixed point to a multiplier of 15 bits."""
     multiplier, exponent = factor
     return tf.minimum(shift_back(multiplier + 2**15, 16), 2**15 - 1), exponent
 
@@ -152,8 +152,8 @@ def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
 def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
     """Returns the nearest value that int16 kernels can multiply sums by without an error.
 
-    It has 15 bits, and is not a power of two: the float32 scales in a file could round that down,
-    below which representable values lie twice as close.
+    It has 15 bits, and is not a power of two, because float32 scales in a file could round that
+    down to a range with twice as dense values.
 
     Args:
         x: float64.
@@ -175,7 +175,7 @@ def inverse_square_root(x: tf.Tensor) -> FixedPoint:
     It uses five steps of Newton's method in 32 bits, 3 of them integer bits.
     """
     pairs = shift_back(get_exponent(tf.cast(tf.maximum(x, 1), tf.float64)) + 1, 1)
-    # Times a power of four: from 2^27 to 2^29.
+    # Multiplied by a power of four, x is from 2^27 to 2^29.
     scaled = shift_back(shift(x, 2 * tf.maximum(14 - pairs, 0)), 2 * tf.maximum(pairs - 14, 0))
     half = shift_back(shift_back(scaled, 1) + 1, 1)
     y = tf.fill(tf.shape(x), tf.constant(2**28, tf.int64))
@@ -196,7 +196,7 @@ def inverse_square_root(x: tf.Tensor) -> FixedPoint:
 def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
     """Computes exp(x) for x up to zero, as gemmlowp does, without integer bits.
 
-    A Taylor series computes the last quarter, and a factor for each power of two the rest.
+    A Taylor series computes the last quarter, and a factor for each power of two computes the rest.
     """
     point = bits - integer_bits
     quarter = 2 ** (point - 2)
@@ -226,7 +226,7 @@ def reciprocal(x: tf.Tensor, bits: int = 31) -> tf.Tensor:
     half = (x + 2**bits) // 2
     y = high_product(half, _round_constant(-1010580540, bits), bits)
     y += _round_constant(1515870810, bits)
-    for _ in range(3):  # Newton's method, starting with 48/17 - 32/17 half.
+    for _ in range(3):  # Newton's method, starting at 48/17 - 32/17 * half.
         rest = 2 ** (bits - 2) - high_product(half, y, bits)
         y = y + saturate(shift(high_product(y, rest, bits), 2), bits)
     return y

@@ -1,8 +1,8 @@
-"""Gradients of quantizers on a CPU: elements within the range pass the gradient.
+"""Gradients of quantizers on a CPU. Elements within the range pass the gradient.
 
-One operation looks at each element once. XLA does not support that operation, and a GPU would wait
-for ends that it has computed itself, because the operation reads them from the host's memory. There
-quantizers keep a mask of elements (`plain_operations`).
+A single operation reads each element once. XLA does not support that operation. On a GPU it would
+read the range from host memory, which makes the GPU wait. In both cases quantizers keep a mask of
+elements instead (`plain_operations`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def zero_outside_range(
         on: True, or a scalar tensor. If it is false, all elements pass.
     """
     beyond = [math.inf, -math.inf]
-    # The operation that rounds clips infinity to the ends, which are the same to the last bit.
+    # The rounding operation clips infinity to the ends, with identical bits.
     ends = BEYOND * tf.quantization.fake_quant_with_min_max_vars(
         beyond, minimum, maximum, bits, narrow_range
     )
@@ -66,7 +66,7 @@ def _zero_outside(upstream: tf.Tensor, x: tf.Tensor, high: Scalar, low: Scalar =
     comparisons, their conjunction and a selection.
     """
     if x.dtype != tf.float32:
-        with tf.control_dependencies([upstream]):  # Otherwise the forward pass would keep the cast.
+        with tf.control_dependencies([upstream]):  # The cast must not be kept by the forward pass.
             x = tf.identity(x)
     gradient, x, high, low = (tf.cast(tensor, tf.float32) for tensor in (upstream, x, high, low))
     gradient, *_ = tf.raw_ops.QuantizeAndDequantizeV4Grad(

@@ -1,4 +1,4 @@
-"""Kernel families: how the kernels of each runtime round. The only place that knows their names."""
+"""Kernel families: how each runtime's kernels round. Only this file knows their names."""
 
 from __future__ import annotations
 
@@ -52,10 +52,9 @@ class KernelFamily:
         leaky_relu: whether an int8 LeakyReLU multiplies by slopes in 256ths or in fixed point.
         tables: how the int8 tables of ELU, sigmoid, tanh and squares round.
         bilinear: precision of the pixel weights in int8 bilinear interpolation.
-        optimized: whether TFLite's optimized kernels compute everything that the fields above leave
-            to TFLite. Some of them round halves up.
-        neon: whether these use ARM's vector instructions. They round only once in int8 hard swish,
-            for groups of 8 values, and in sums with packed int4 weights.
+        optimized: whether TFLite's optimized kernels compute the rest. Some round halves up.
+        neon: whether optimized kernels use ARM's vector instructions. These round only once in int8
+            hard swish, for groups of 8 values, and in sums with packed int4 weights.
         softmax: whether int8 softmax computes exponentials in float32 or in fixed point, or looks
             them up in a table of uint16, added up in integers, or of float32.
         int16_curves: whether int16 sigmoid and tanh with a power of two as the scale approximate
@@ -65,7 +64,7 @@ class KernelFamily:
         ratios: precision of ratios of scales before their conversion to fixed point.
         int16_softmax_tables: precision of the tables of int16 softmax.
         int8_curves: whether int8 sigmoid and tanh are tables of float32, or computed in fixed
-            point. The latter return the end of their range for inputs beyond 15.
+            point. Fixed point returns the end of the range for inputs beyond 15.
         lstm: whether the steps of an LSTM round as in TFLite or in TFLite Micro.
         int16_lstm: whether there is an LSTM for int16 activations.
         int4_dense_per_channel: whether FULLY_CONNECTED supports int4 weights with a scale for each
@@ -125,7 +124,7 @@ XNNPACK = KernelFamily(
 """Desktops: XNNPACK on x86, and TFLite's optimized kernels for operators that XNNPACK lacks."""
 
 DEFAULT = XNNPACK
-"""The family of models and files for which none was chosen."""
+"""The default family."""
 
 XNNPACK_ARM64 = dataclasses.replace(
     XNNPACK,
@@ -135,7 +134,7 @@ XNNPACK_ARM64 = dataclasses.replace(
     neon=True,
     softmax="uint16_table",
 )
-"""Phones: the same on 64-bit ARM. It differs in softmax, and if results lie on halves."""
+"""Phones with 64-bit ARM. It differs from `XNNPACK` in softmax and in the rounding of halves."""
 
 TFLM = KernelFamily(
     "tflm",
@@ -192,7 +191,7 @@ def kernel_family(kernels: str) -> KernelFamily:
 
 
 def find_saved_family(kernels: str, model_name: str) -> KernelFamily:
-    """Returns the family of a saved model, or its successor with a warning if it was removed."""
+    """Returns the family of a saved model; if it was removed, its successor, with a warning."""
     if kernels not in REMOVED:
         return kernel_family(kernels)
     family = REMOVED[kernels]

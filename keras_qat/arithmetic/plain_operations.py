@@ -18,9 +18,9 @@ from tensorflow.python.ops import control_flow_util
 Scalar: TypeAlias = float | tf.Tensor
 
 TINY = float(np.finfo(np.float32).tiny)
-"""The smallest positive number."""
+"""The smallest positive normal float32 value."""
 BEYOND = 1 + 2.0**-20
-"""Ends of a range times this are outside: a nudged end may be one bit too small."""
+"""Factor that moves the ends of a range outside, because a nudged end may be one bit too small."""
 
 
 def is_in_xla() -> bool:
@@ -72,7 +72,7 @@ def hide_constant(value: float) -> tf.Tensor:
 
 
 def are_numbers(minimum: Scalar, maximum: Scalar) -> bool:
-    """Whether a range is known while a graph is traced."""
+    """Whether the ends of a range are numbers, known while a graph is traced."""
     return isinstance(minimum, float) and isinstance(maximum, float)
 
 
@@ -108,7 +108,7 @@ def fake_quantize(
     steps = _divide(below * minus - x, minus, -1.0)
     clipped = tf.minimum(tf.maximum(steps, levels * (1.0 - BEYOND)), levels * BEYOND)
     inside = tf.equal(clipped, steps)
-    if are_numbers(minus, below):  # Equal to two differences, except for one number of steps.
+    if are_numbers(minus, below):  # This equals two differences, except for one number of steps.
         half_below = below - 0.5 if below != 1.0 else 0.5 - 2.0**-25
         return tf.math.ceil(half_below - clipped) * minus, inside
     return tf.math.ceil(below - clipped - hide_constant(0.5)) * minus, inside
@@ -117,7 +117,7 @@ def fake_quantize(
 def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
     """Return which elements are from 0 to `levels`, or above 0 for a ReLU.
 
-    It compares their distance to the middle: two operations instead of three.
+    It compares the distance to the middle, with two operations instead of three.
     """
     middle = np.float32(levels * (BEYOND if is_relu else 1.0) / 2.0)
     farthest = middle if is_relu else np.float32(middle * (2.0 * BEYOND - 1.0))
@@ -133,8 +133,8 @@ def zero_unless(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
     """Compute x / scale, for a scale of that sign. In a range of zeros, zero is zero steps.
 
-    On a GPU, TensorFlow swaps the axes of images and swaps them back before operations that may
-    depend on their order, among them the one of `quotient`.
+    On a GPU, TensorFlow swaps the axes of images, and swaps them back before operations that may
+    depend on their order, such as the operation in `quotient`.
     """
     if is_in_xla():
         return quotient(x, scale)
@@ -158,7 +158,7 @@ def _find_minus_scale_and_zero_point(
             return float(minus), float(below)
     minus = quotient(minimum - maximum, levels)
     below = quotient(minimum, minus)
-    if narrow_range:  # TensorFlow rounds the sum with the lowest quantized value, 1.
+    if narrow_range:  # TensorFlow rounds this sum, which includes the lowest quantized value, 1.
         return minus, _round(below + 1.0, levels + 1.0) - 1.0
     return minus, _round(below, levels)
 

@@ -115,7 +115,7 @@ def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tens
         scale = tf.where(scale > 0, scale, tf.ones_like(scale))
         if bits == 16:
             return single(scale), tf.zeros([], tf.float64)
-        # In float32 and halves up, because zero is the same level in training.
+        # In float32, halves up, so zero is the same level as in training.
         below = tf.math.divide_no_nan(-low, single(quotient(single(high - low), levels)))
         below = tf.clip_by_value(tf.floor(single(below) + 0.5), 0.0, levels)
         if bits == 8:
@@ -144,18 +144,18 @@ def round_half_away(x: tf.Tensor) -> tf.Tensor:
 
 
 WIDER = 1 / 1019
-"""Default share of an input's range beyond its data, to avoid ties.
+"""By default an input's range is wider than its data by this share, to avoid ties.
 
 With 8 bits, it then has 255 / (1 + 1 / 1019) = 1019 / 4 steps. Because 1019 is a prime, the k-th of
 n equal parts of the data's range, 1019 k / (4 n) steps, is not an integer and a half if n is below
-1019, a power of 2 or a power of 10. It is at least 1 / (4 n) steps away from one.
+1019, a power of 2 or a power of 10. It is at least 1 / (4 n) steps away from a tie.
 """
 
 TRIES = 10
 """Multiples of `WIDER` that are tried, so a range becomes at most 1 % wider."""
 
 REPEATED = 0.9
-"""Share of distinct values above which data is not on a grid, and some of it near ties anyway."""
+"""With a larger share of distinct values, data is not on a grid, and some is near ties anyway."""
 
 ENOUGH = 2e-4
 """Sufficient distance to a tie, in steps. Float32 represents 255 steps to 3e-5."""
@@ -164,8 +164,8 @@ ENOUGH = 2e-4
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
     """Returns how much wider a range has to be to keep its data away from ties, as a share.
 
-    For values on a grid, which repeat themselves, it is the first multiple of `WIDER` that
-    suffices, or the best one. The range may have any ends, as for pixels minus their mean.
+    For values on a grid, which occur repeatedly, it is the first sufficient multiple of `WIDER`, or
+    the best one. The range may have any ends, as for pixels minus their mean.
 
     Args:
         low, high: the ends of the range, which includes zero.

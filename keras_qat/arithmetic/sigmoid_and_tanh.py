@@ -5,8 +5,8 @@ series, then a reciprocal by Newton's method. TFLite's LSTM kernel computes its 
 bits, and TFLite Micro's int8 kernels of both functions in 32 bits.
 
 `compute_int16_sigmoid` and `compute_int16_tanh` are the int16 operators LOGISTIC and TANH, which
-interpolate in a table of the sigmoid. Scales near 2^-12, and for tanh near 2^-11, count as exactly
-these: portable kernels interpolate for them too, while the optimized kernel follows gemmlowp.
+interpolate in a table of the sigmoid. Scales near 2^-12, and for tanh near 2^-11, are treated as
+exactly these. The optimized kernel then follows gemmlowp, and portable kernels interpolate.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def compute_sigmoid(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tenso
     Args:
         x: integers in int64.
         integer_bits: number of their integer bits.
-        bits: number of their bits without the sign: 15 or 31.
+        bits: number of their bits without the sign, 15 or 31.
     """
     half = reciprocal(exponential(-tf.abs(x), integer_bits, bits), bits)
     above = saturate(shift(half, 1), bits)
@@ -77,7 +77,7 @@ class Curve:
 
     Args:
         is_power: whether the family's kernel treats the scale as a power of two.
-        left: by how many powers of two that is above 2^-12.
+        left: the exponent of the scale minus -12.
         factor, bits: multiplier and shift from quantized values to positions in the table.
     """
 
@@ -106,7 +106,7 @@ def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
 
 @trace_once
 def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Whether a scale counts as a power of two, its distance to 2^-12, and the effective scale."""
+    """Return whether a scale counts as a power of two, its distance to 2^-12, and its value."""
     is_near, exponent = near_power_of_two(scale)
     left = exponent + 15 - INTEGER_BITS
     is_power = is_near & (left >= 0) & (left <= wider)

@@ -1,1 +1,1 @@
-"""Recipes, specifications and targets: a user's choices as data."""
+"""Recipes, specifications and targets: the user's choices as data."""

@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], Function]:
-    """Decorates a function or a class to explain arguments that do not fit.
+    """Decorator: explains arguments that a function or a class does not accept.
 
     Args:
         hint: a sentence for missing or excess arguments.
@@ -58,7 +58,7 @@ def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], F
 def _remove_types(
     parameters: Mapping[str, inspect.Parameter], is_method: bool
 ) -> list[inspect.Parameter]:
-    """Return the parameters of callers, as shown in a message."""
+    """Return the parameters that callers pass, as text for a message."""
     shown = list(parameters.values())[int(is_method) :]
     return [parameter.replace(annotation=inspect.Parameter.empty) for parameter in shown]
 

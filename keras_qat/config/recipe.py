@@ -77,11 +77,10 @@ class Recipe:
             `callbacks.FreezeBatchNorm` overrides it.
         overrides: settings that differ for some layers; later ones win. See `override`.
         end_bits: bits of the weights, inputs and outputs of the first and last layers; None for the
-            same as other layers. They also apply to activations that are not multiplied, such as
-            the terms of a sum.
-            An activation gets at least the bits of `activations`.
-        unpacked_bits: bits of weights that files cannot store two to a byte: all weights outside
-            of convolutions and dense layers. None for the same as other weights.
+            same bits as in other layers. They also apply to activations that are not multiplied,
+            such as the terms of a sum. An activation gets at least the bits of `activations`.
+        unpacked_bits: bits of weights that files cannot pack two to a byte, which are all weights
+            outside of convolutions and dense layers. None for the same bits as other weights.
         without_float: whether normalizing layers and computed indices use integers too. Layers are
             slower then on targets with float, and rounding may change indices. Targets without
             float set it, and so does `strict=True`.
@@ -200,7 +199,7 @@ _SPECS = ("weights", "activations", "folded_weights")
 
 
 _USED, _LOST = "_is_used", "_lost"
-"""Attributes of a recipe beside its fields: a list that is not empty after the recipe was used, and
+"""Attributes of a recipe besides its fields: a list that is not empty once the recipe was used, and
 the layers of overrides whose results were never used."""
 
 
@@ -218,8 +217,8 @@ def note_use(recipe: Recipe) -> None:
     lost = vars(recipe).pop(_LOST, None)
     if lost:
         warn_caller(
-            f"recipe.override({lost[0]!r}, ...) returns a new recipe, which was not used; the one "
-            f"in use has no such override. Write recipe = recipe.override({lost[0]!r}, ...)."
+            f"recipe.override({lost[0]!r}, ...) returns a new recipe, which was not used. The "
+            f"recipe in use has no such override. Write recipe = recipe.override({lost[0]!r}, ...)."
         )
 
 

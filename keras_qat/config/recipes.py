@@ -29,7 +29,7 @@ Ranges = Literal["moving_average", "learned", "learned_clipping"]
 
 
 _ANY = "weight_bits=4, or use keras_qat.recipes.low_bits(4, 4)"
-"""The answer to `bits=4`."""
+"""Advice for `bits=4`."""
 
 
 @answers_unknown(bits=_ANY, num_bits=_ANY, symmetric="keras_qat.recipes.symmetric() as the recipe")
@@ -235,10 +235,10 @@ def contrib(
     quantize_folded_weights_use_ema: bool = False,
     delay_weights: bool = True,
 ) -> Recipe:
-    """Returns a recipe that does what `tf.contrib.quantize` of TensorFlow 1.15 did.
+    """Returns a recipe that quantizes like `tf.contrib.quantize` of TensorFlow 1.15.
 
     Weights have one range per tensor, taken from the last batch after BatchNormalization is folded
-    in. Activations are quantized where the original placed quantizers; the model's input is not.
+    in. Activations are quantized at the same places as in the original, and inputs are not.
 
     Args:
         weight_bits: 2 to 8.
@@ -249,11 +249,10 @@ def contrib(
             the start.
         freeze_bn_delay: first training step that uses BatchNormalization's moving statistics, or
             None.
-        weight_narrow_range: whether weights leave out the lowest code. It is False in the
-            rewriter's first version.
+        weight_narrow_range: whether weights do not use the lowest quantized value. It is False in
+            the rewriter's first version.
         quantize_folded_weights_use_ema: whether the range of folded weights is a moving average, an
-            option of the first version. Their quantization is then delayed as for
-            activations.
+            option of the first version. Their quantization is then delayed as for activations.
         delay_weights: whether `quant_delay` applies to weights. In the first version it applied
             only to folded weights with a moving average.
 

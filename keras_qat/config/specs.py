@@ -1,6 +1,6 @@
 """Specifications of how one tensor is quantized, as plain data.
 
-As in PyTorch's pt2e, a tensor has a range of its own (`QuantSpec`), the range of another tensor
+As in PyTorch's pt2e, a tensor has a separate range (`QuantSpec`), the range of another tensor
 (`SharedSpec`), or a range that the runtime fixes (`FixedSpec`).
 """
 
@@ -30,7 +30,7 @@ Preserve = Literal["zeros", "clusters"]
 @answers_unknown()
 @dataclasses.dataclass(frozen=True)
 class QuantSpec:
-    """Specification of a tensor with a range of its own.
+    """Specification of a tensor with a separate range.
 
     Args:
         bits: 2 to 8; also 16, for activations with a symmetric, not narrow range.
@@ -39,11 +39,11 @@ class QuantSpec:
             TFLite expects this for weights.
         per_channel: one range for each output channel instead of one for the tensor.
         observer: how the range is found. `moving_average` averages the batches' extremes, in short
-            trainings only over the last tenth of them. `shadowed_moving_average` averages all, as
-            TensorFlow 1 does, with its shadow variables. `last_value` uses the extremes of the last
-            training batch. `current_value` uses the current extremes of the tensor and stores
-            nothing (for weights). `learned` trains the range by the rounding and clipping error
-            (LSQ), `learned_clipping` by the clipping error alone (PACT).
+            trainings only over the last tenth of the batches. `shadowed_moving_average` averages
+            all, as TensorFlow 1 does, with its shadow variables. `last_value` uses the extremes of
+            the last training batch. `current_value` uses the current extremes of the tensor and
+            stores nothing (for weights). `learned` trains the range by the rounding and clipping
+            error (LSQ), `learned_clipping` by the clipping error alone (PACT).
         ema_decay: decay per step of the moving averages.
         lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. The minimum is then not
             observed.
@@ -52,9 +52,9 @@ class QuantSpec:
             values through.
         preserve: property of weights that training keeps: "zeros", or "clusters" of equal values.
         off_ties: whether a range is wider than observed by 1/1019, or up to 1 % if `calibrate` sees
-            values that need more. Pixels scaled by `x / 127.5 - 1` all lie halfway between two
-            quantized values if their range is divided into 255 steps, as does 0.5 in a range of 0
-            to 1. With 254.75 steps no such fraction is a tie, so all kernels round alike.
+            values that need more. If a range is divided into 255 steps, pixels scaled by `x / 127.5
+                - 1` all lie halfway between two quantized values, and so does 0.5 in a range of 0
+                to 1. With 254.75 steps no such fraction is a tie, so all kernels round alike.
         power_of_two: whether scales are powers of two, which some chips multiply by as shifts. The
             scale of the observed range is rounded up to avoid clipping.
 

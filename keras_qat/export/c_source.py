@@ -36,7 +36,7 @@ ADDED = {
     "PADV2": "PadV2",
     "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
 }
-"""Operators whose names in TFLite Micro do not follow from TFLite's names."""
+"""Operators with names in TFLite Micro that do not follow from TFLite's names."""
 
 
 @one_at_a_time
@@ -66,7 +66,7 @@ def export_c(
         input_dtype: type of the model's inputs on the device: "int8", "uint8" or "float32" (with
             16-bit activations "int16" or "float32"). The default is the type of its activations.
             `examples` requires integers.
-        output_dtype: type of its outputs, likewise.
+        output_dtype: type of its outputs, as for inputs.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float.
         rescaling: for uint8 inputs that are pixels, 0 to 255: the scale and offset that turn pixels
@@ -121,7 +121,7 @@ def export_c(
 def _find_identifiers(graph: FileGraph) -> dict[str, str]:
     """Return a unique identifier for each input and output, used in the names of constants."""
     words: dict[str, str] = {}
-    used = {"File", "Examples"}  # As in kFileSize and kGoldenExamples.
+    used = {"File", "Examples"}  # Names of other constants, kFileSize and kGoldenExamples.
     for name in (*graph.inputs, *graph.outputs):
         word, number = _make_identifier(name), 1
         while (unique := f"{word}{number if number > 1 else ''}") in used:
@@ -143,15 +143,15 @@ def _make_golden(
     in_float = [name for name, tensor in ends.items() if tensor.dtype.kind == "f"]
     if in_float:
         raise ValueError(
-            f"examples: '{in_float[0]}' is float, and kernels differ in the last digits of floats. "
-            f"Export it as int8, or leave examples out."
+            f"examples: '{in_float[0]}' is float, and the last digits of floats depend on the "
+            f"kernels. Export it as int8, or leave examples out."
         )
     family = kernel_family(TFLM.kernels)
     simulation = run_examples(pack_if_requested(resolved, None, family), examples, family)
     arrays = {}
     infos = describe_tensors(graph.inputs, rescaled)
     for name, x in zip(graph.inputs, read_arrays(resolved.origin.inputs, examples), strict=True):
-        # A model treats integers as values, a runner as quantized values.
+        # A model would read integers as values, not as quantized values.
         values = x.astype(np.float32) if infos[name].is_quantized else x
         arrays[name] = infos[name].quantize(values)
     for name, output in simulation.outputs.items():

@@ -1,4 +1,4 @@
-"""Writes float subgraphs of a file, the only nodes for which TFLite's converter runs."""
+"""Writes float subgraphs of a file. Only for these TFLite's converter runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_float_subgraph(
     indices: dict[Tensor, int],
     dequantized: dict[Tensor, int],
 ) -> None:
-    """Writes float nodes, connected or not, with one run of the converter.
+    """Writes float nodes with one run of the converter. They need not be connected.
 
     Args:
         builder: the file.
@@ -113,7 +113,7 @@ def _add_dequantized(
 
 
 def _find_inputs(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
-    """Return the tensors that nodes read from other nodes, also for their masks."""
+    """Return the tensors that nodes, or their masks, read from other nodes."""
     computed = {tensor for node in nodes for tensor in node.outputs}
     read = dict.fromkeys(tensor for node in nodes for tensor in list_inputs(graph, node))
     return [tensor for tensor in read if tensor not in computed]
@@ -136,7 +136,7 @@ ASSIGNMENTS = "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 
 
 class _Converter(tf.lite.TFLiteConverter):
-    """TFLite's converter, which skips the freezing of variables if there are none."""
+    """TFLite's converter, which freezes variables only if there are any."""
 
     def _freeze_concrete_function(self) -> Any:
         (function,) = self._funcs
@@ -177,7 +177,7 @@ def _convert(
     function = tf.function(serve, input_signature=signature, autograph=False)
     concrete = function.get_concrete_function()
     converter = _Converter.from_concrete_functions([concrete], tf.Module())
-    # A SavedModel would write weights to the disk and read them twice: half of the time.
+    # A SavedModel would write weights to disk and read them twice, which takes half of the time.
     converter.experimental_lower_to_saved_model = False
     return converter.convert()
 

@@ -52,7 +52,7 @@ def export_onnx(
             Without it, such inputs and the layers that read them are float.
         opset: version of ONNX's operations, 13 or later.
         activations: type of the activations. "uint8" comes with int32 biases. "int8" comes with
-            float biases on the int32 grid, because TensorRT supports no others. TensorRT also
+            float biases on the int32 grid, because TensorRT only supports these. TensorRT also
             requires zero points of 0: use `recipes.symmetric()`. None means "int8" for recipes with
             symmetric activations, and otherwise "uint8".
 
@@ -95,7 +95,7 @@ def export_onnx(
             if getattr(layer, "groups", 1) > 1 and hasattr(layer, "kernel_size"):
                 scopes.enter_context(swap_attributes(layer, groups=1))
         for node in graph.nodes:
-            # onnxruntime 1.31 ends the process if there is quantization in a loop.
+            # onnxruntime 1.31 aborts if there is quantization in a loop.
             is_recurrent = node.weights is not None and node.weights.recurrent is not None
             if is_recurrent and node.call.inputs[0].shape[1] is not None:
                 scopes.enter_context(swap_attributes(node.call.layer, unroll=True))

@@ -25,8 +25,8 @@ ALIGNMENT = 16
 def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph) -> None:
     """Compares a TFLite file with the `ModelT` that was packed and with the resolved graph.
 
-    Differences are faults of this library. Operators that seem to differ from the graph's are a
-    warning, because this check may be wrong.
+    Differences are faults of this library. If operators seem to differ from the graph, it only
+    warns, because this check may be wrong.
 
     Raises:
         RuntimeError: if the bytes differ from `written`.
@@ -120,8 +120,8 @@ def _compare_operators(graph: ResolvedGraph, file: schema.ModelT) -> Iterator[st
             inputs = {tensor for tensor in node.inputs if isinstance(tensor, Tensor)}
             read = {indices[tensor] for tensor in inputs & indices.keys()}
             # Float layers that compute nothing have no tensor. Zeros of a state are computed from
-            # the model's input, which has the number of examples. Tensors that are sizes for a
-            # RESHAPE may be constants in a file.
+            # the model's input, because it has the number of examples. Sizes for RESHAPE may be
+            # constants.
             needed = {indices[tensor] for tensor in inputs & indices.keys() if tensor.params}
             if inputs <= indices.keys() and not needed <= reached <= read | file_inputs:
                 names = [
@@ -130,7 +130,7 @@ def _compare_operators(graph: ResolvedGraph, file: schema.ModelT) -> Iterator[st
                 ]
                 yield f"'{node.name}' is computed from {names[0]} instead of {names[1]}"
             weights = node.weights
-            # Tables have the output's scale, int4 is packed, and cells have further constants.
+            # Not for tables (output's scale), packed int4, or cells (more constants).
             if weights is not None and not (
                 node.op.is_table or weights.packed or weights.recurrent
             ):
@@ -158,7 +158,7 @@ def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
 def _find_operators(
     outputs: set[int], known: set[int], producers: dict[int, Any]
 ) -> tuple[list[Any], set[int]]:
-    """Return the operators between a node's outputs and tensors of other nodes, and these."""
+    """Return the operators between a node's outputs and other nodes' tensors, and these tensors."""
     operators, reached, pending = {}, set(), list(outputs)
     while pending:
         operator = producers.get(pending.pop())

@@ -196,7 +196,7 @@ def _call_recurrent(node: Node, weights: Weights, inputs: list[tf.Tensor]) -> An
 
 def _fake_quantize(x: tf.Tensor, params: QuantParams) -> tf.Tensor:
     """Fake-quantizes float values. With fewer than 8 bits, the lowest levels are used."""
-    if not x.dtype.is_floating:  # Indices beside values.
+    if not x.dtype.is_floating:  # Indices.
         return x
     scale, bits = float(params.scale), max(params.bits, 8)
     low = (params.lowest - params.zero_point) * scale

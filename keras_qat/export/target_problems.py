@@ -94,7 +94,7 @@ def find_batch_size(
 ) -> int | None:
     """Returns the batch size of a file: the requested one, or the target's.
 
-    A model that keeps states, or whose fixed batch is computed together, has its own instead.
+    A model that keeps states, or computes a fixed batch together, has its own batch size.
 
     Raises:
         ValueError: if they contradict each other.

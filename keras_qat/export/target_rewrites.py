@@ -24,7 +24,7 @@ NO_ACTIVATION = schema.ActivationFunctionType.NONE
 RELU6 = schema.ActivationFunctionType.RELU6
 
 MOST_AXES = 4
-"""Most axes of TFLite Micro's PRELU."""
+"""Maximum number of axes of TFLite Micro's PRELU."""
 
 
 def rewrite_for(target: Target) -> Callable[[Builder], None]:
@@ -86,7 +86,7 @@ def _add_similar_constant(
 
 
 def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape) -> None:
-    """Add the operator with new inputs, and restores the shape of its result."""
+    """Add the operator with new inputs, and restore the shape of its result."""
     (end,) = site.outputs
     result = _add_similar(builder, end.index, shape, "reshaped")
     builder.operator(site.operation.kernel, inputs, [result], **_get_options(site))
@@ -146,7 +146,7 @@ def convolve_column(builder: Builder, site: Site) -> None:
 
 
 def average_column(builder: Builder, site: Site) -> None:
-    """Adds a last axis of size 1, so that a mean is over a column instead of a row."""
+    """Adds a last axis of size 1, so a mean is over a column instead of a row."""
     x, axes = _get_inputs(site)
     (end,) = site.outputs
 

@@ -48,7 +48,7 @@ EndType = Literal["int8", "uint8", "int16", "float32"]
 @answers_unknown(
     inference_input_type='input_dtype="int8"',
     inference_output_type='output_dtype="int8"',
-    optimizations="nothing, as the file is int8 by the model's recipe",
+    optimizations="nothing, because the model's recipe makes the file int8",
     representative_dataset="the data to calibrate",
 )
 def export_tflite(
@@ -78,8 +78,8 @@ def export_tflite(
             inputs of a model that starts with `Rescaling` or `Normalization` are pixels. Float
             inputs that are token ids are int32 for targets without float, unless "float32" is
             requested.
-        output_dtype: type of its outputs, likewise. Outputs of layers that stay float on request
-            are float32 by default, and are not rounded.
+        output_dtype: type of its outputs, as for inputs. Outputs of layers that the user keeps in
+            float are float32 by default, and are not rounded.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float. The range is widened
             to include zero.
@@ -87,8 +87,8 @@ def export_tflite(
             scale and offset of its training data, `scale * pixel + offset`, as scalars or one per
             channel, or the `Rescaling` or `Normalization` layer. Pass a dict by name if the model
             has several inputs. `(1 / 127.5, -1)` maps the file's pixels to -1 to 1.
-        pack_int4: whether weights of at most 4 bits are stored two to a byte instead of one, except
-            those of depthwise convolutions, which few runtimes support. The default is
+        pack_int4: whether weights of at most 4 bits are packed two to a byte. Weights of depthwise
+            convolutions never are, because few runtimes support this. The default is
             `model.pack_int4`. Packing halves the file, but kernels unpack the weights first, which
             is slower (docs/export.md has figures). They sum packed weights in larger steps, so some
             2 % of a layer's quantized values are off by one. With `model.pack_int4 = True`,
@@ -178,8 +178,8 @@ def write_file(
         )
     if packs is not origin.packs_int4:
         warn_caller(
-            f"pack_int4={packs}: kernels sum packed weights in other steps, so the file returns "
-            f"other values than predict and evaluate, most by one step. Set qat.pack_int4 = "
+            f"pack_int4={packs}: kernels sum packed weights in other steps, so some values of the "
+            f"file differ from predict and evaluate, most by one step. Set qat.pack_int4 = "
             f"{packs} before the export, and they return the values of the file."
         )
     builder = Builder()
@@ -236,7 +236,7 @@ def _check_states(graph: ResolvedGraph) -> None:
         if count > 1:
             raise ValueError(
                 f"Layer '{name}' keeps its states and is called {count} times. In Keras the calls "
-                f"share the states, in a file they do not. Use one layer for each call."
+                f"share the states, but in a file they do not. Use a separate layer for each call."
             )
 
 

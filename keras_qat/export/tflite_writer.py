@@ -17,7 +17,7 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import SCOPE, TYPES
 
 ZERO_OF_UINT8 = 128
-"""Difference between the uint8 and the int8 quantized value of the same value."""
+"""Difference between the uint8 and the int8 quantized value of a float value."""
 
 
 def write_graph(

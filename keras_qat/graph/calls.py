@@ -65,13 +65,13 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call becomes the producer of its outputs if they have no producer yet. It takes over the
-    others when it becomes part of a graph.
+    A new call becomes the producer of outputs that have no producer yet. It becomes the producer of
+    its other outputs when it becomes part of a graph.
 
     Args:
         layer: the layer, from the model or created by `lower`.
         args: positional arguments: a structure with `Value`s for the tensors.
-        kwargs: keyword arguments, likewise.
+        kwargs: keyword arguments, in the same form.
         outputs: a structure of `Value`s.
         name: the layer's name, prefixed with the names of the models around it.
         origin: the name of the user's layer that the call comes from.

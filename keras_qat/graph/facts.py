@@ -1,4 +1,4 @@
-"""Answers questions about the tensors of a graph: each once, without Python's recursion limit.
+"""Answers questions about tensors of a graph, each only once, without deep recursion.
 
 The questions are rules in the files that ask them, such as `lowering/read_operations.py`.
 """
@@ -19,7 +19,7 @@ Answer = TypeVar("Answer")
 Node = TypeVar("Node", bound=Hashable)
 
 Rule = Callable[[Question], Generator[Question, Any, Answer]]
-"""A generator that yields the questions it depends on, gets their answers, and returns its own."""
+"""A generator that yields the questions it depends on, receives answers, and returns an answer."""
 
 
 class Facts:
@@ -43,16 +43,16 @@ class Facts:
         self._answers: dict[Any, dict[Any, Any]] = {}
 
     def find(self, rule: Rule[Question, Answer], question: Question) -> Answer:
-        """Returns the answer of a rule for a tensor, or for any other key that it understands."""
+        """Returns the answer of a rule for a tensor, or for another key that the rule accepts."""
         return solve(question, rule, self._answers.setdefault(rule, {}))
 
 
 def reach(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """Returns the starts and all that follows from them, each once, in depth-first order.
+    """Returns the starts and everything reachable from them, each once, in depth-first order.
 
     Args:
         starts: tensors or calls.
-        following: returns the next ones after one of them, such as `lambda call: call.inputs`.
+        following: returns the successors of a tensor or call, such as `lambda call: call.inputs`.
     """
     found: dict[Node, None] = {}
     pending = list(starts)[::-1]

@@ -1,4 +1,4 @@
-"""Propagates Keras masks (`_keras_mask`), which mark the padding of sequences, through a graph.
+"""Propagates Keras masks (`_keras_mask`), which mark padding of sequences, through a graph.
 
 Embedding and Masking create a mask. Each later layer computes its output mask from its input masks.
 """

@@ -33,7 +33,7 @@ TESTS_FOR_NAN: dict[str, Callable[..., tf.Tensor]] = {
     "is_finite": lambda x, name=None: _equals_itself(x - x),
     "is_inf": _is_infinite,
 }
-"""Operation -> the same, as comparisons of tensors with themselves."""
+"""Operation -> the same function, as comparisons of tensors with themselves."""
 
 _REPLACES = READS_SHAPES.union(("where", "multiply_no_nan"))
 """Operations that return no NaN if the model replaces it."""

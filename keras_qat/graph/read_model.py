@@ -73,7 +73,7 @@ class _Reader:
             layer, name = node.layer, path + node.layer.name
             args, kwargs = bind_options(layer, args, kwargs)
             if isinstance(layer, keras.layers.InputLayer):
-                # It returns its input. Keras cannot load a file with such a call.
+                # The model returns its input. Keras cannot load a file with such a call.
                 self._keep([node.outputs], flatten_values((args, kwargs)))
                 continue
             if is_graph_model(layer):
@@ -91,7 +91,7 @@ class _Reader:
             self.counts[layer] += 1
             names = _name_outputs(name, self.counts[layer], node.outputs)
             symbols = tf.nest.flatten(node.outputs)
-            # The symbolic tensors of a nested model have no masks: those come from outside.
+            # Symbolic tensors of a nested model have no masks, because masks come from outside.
             masks = _compute_output_masks(layer, args, kwargs, self.masks) if path else []
             masks += [None] * (len(symbols) - len(masks))
             flat = list(map(self._add_value, symbols, names, masks))

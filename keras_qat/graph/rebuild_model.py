@@ -36,7 +36,7 @@ _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
 """Class of a layer that `add_loss` or `add_metric` creates -> a function that adds it to a copy."""
 
 Apply = Callable[[Call, Any, dict[str, Any]], Any]
-"""Computes the outputs of a call from its arguments."""
+"""Computes the outputs of a call from the call and its arguments."""
 
 
 def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -46,10 +46,10 @@ BATCHES = 2, 61
 """Two batch sizes, far apart."""
 
 BATCH = "batch"
-"""Represents the size of the first axis, which may vary."""
+"""Stands for the size of the first axis, which may vary."""
 
 UNKNOWN = int(np.iinfo(np.int32).min)
-"""Represents an unknown size in a partially known shape."""
+"""Stands for an unknown size in a partially known shape."""
 
 Runs = tuple[NDArray[Any], NDArray[Any]]
 """A tensor's values for the two batch sizes."""
@@ -144,7 +144,7 @@ def find_sizes(shape: object, facts: Facts | None = None) -> list[Any] | None:
 def find_size(value: Value) -> Any:
     """Returns the size that a scalar holds, such as `tf.shape(x)[1]`; None if unknown.
 
-    The size of a first axis is `BATCH`, also if it is fixed.
+    The size of a first axis is `BATCH`, even if it is fixed.
     """
     runs = None if value.shape else evaluate(value)
     like = next(find_measured_tensors([value]), None)
@@ -209,8 +209,8 @@ def find_example(value: Value, facts: Facts | None = None) -> NDArray[Any] | Non
 def fold_known_sizes(graph: Graph) -> Graph:
     """Replaces known size expressions by constants in the arguments of operations.
 
-    Arguments of layers stay, because their weights would become constants. Integers that depend
-    on a fixed batch size stay, except in slices: such models accept other batches.
+    Arguments of layers are not replaced, because their weights would become constants. Integers
+    that depend on a fixed batch size are only replaced in slices: models accept other batches.
     """
     facts = Facts()
     known: dict[Value, Any] = {}
@@ -258,7 +258,7 @@ def set_static_shapes(graph: Graph) -> None:
 def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
     """Yields calls, each after the shapes and rows of its outputs are set.
 
-    For example, tracing leaves a size open in `tf.reshape(x, [tf.shape(x)[0], -1, size])`.
+    For example, a traced `tf.reshape(x, [tf.shape(x)[0], -1, size])` has an unknown size.
     """
     facts = Facts()  # A call's inputs no longer change when they are evaluated.
     changed: set[Value] = set()

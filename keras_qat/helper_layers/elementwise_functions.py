@@ -1,6 +1,6 @@
 """Helper layers for elementwise functions, with finite values and gradients in training.
 
-Quantization rounds small values to zero. Logarithms, inverses and their slopes are infinite there.
+Quantization rounds small values to zero, where logarithms, inverses and their slopes are infinite.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _compute_power(x: tf.Tensor, exponent: Any) -> tf.Tensor:
 
 
 def _apply_to_positive(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Compute a function of positive values. It is 0 for others, which have no slope."""
+    """Compute a function of positive values. For others, it is 0 without a slope."""
     results = function(tf.where(x > 0, x, tf.ones_like(x)))
     return tf.where(x > 0, results, tf.zeros_like(x))
 
@@ -87,8 +87,8 @@ def evaluate_formula(formula: Any, x: tf.Tensor) -> tf.Tensor:
 class Formula(SameShape):
     """Computes a chain of elementwise operations on one tensor, with finite values.
 
-    Where the result is infinite, such as log(x * x) at 0, it is replaced by the lowest or largest
-    finite result, without a gradient.
+    Infinite results, such as log(x * x) at 0, become the lowest or largest finite result, without a
+    gradient.
 
     Args:
         formula: the formula for `evaluate_formula`, as JSON:
@@ -121,14 +121,14 @@ def _replace_undefined(
     reduce: Callable[[tf.Tensor], tf.Tensor] = _find_largest,
     sign: float = 1.0,
 ) -> tf.Tensor:
-    """Replace undefined results by a constant that `reduce` computes from the defined ones."""
+    """Replace undefined results by a constant that `reduce` computes from the defined results."""
     known = tf.where(is_defined, results, tf.zeros_like(results))
     return tf.where(is_defined, results, tf.stop_gradient(sign * reduce(known)))
 
 
 @register
 class Logarithm(SameShape):
-    """Computes natural logarithms. Undefined ones are replaced by the lowest of the others.
+    """Computes natural logarithms. Undefined results are replaced by the lowest defined one.
 
     Args:
         plus_one: whether to compute log(1 + x).
@@ -152,7 +152,7 @@ class Power(SameShape):
     """Computes x ** exponent with finite values and slopes.
 
     If the power or its slope is undefined, the result is 0 for a positive exponent, and the largest
-    of the others for a negative one.
+    defined result for a negative exponent.
     """
 
     options = ("exponent",)
@@ -172,7 +172,7 @@ class Power(SameShape):
 
 @register
 class Reciprocal(SameShape):
-    """Divides a constant by a tensor. A quotient by zero becomes the largest of the others."""
+    """Divides a constant by a tensor. Divisions by zero return the largest other quotient."""
 
     options = ("numerator",)
 
@@ -191,7 +191,7 @@ class SquareRoot(SameShape):
     """Computes square roots with finite slopes, 0 if the input is not positive.
 
     Args:
-        inverse: whether to compute 1 / sqrt(x). It is the largest of the others if x is not
+        inverse: whether to compute 1 / sqrt(x). It is the largest defined result if x is not
             positive.
     """
 
@@ -211,7 +211,7 @@ class SquareRoot(SameShape):
 
 @register
 class Quotient(HelperLayer):
-    """Divides two tensors. A quotient by zero becomes the largest of the others."""
+    """Divides two tensors. Divisions by zero return the largest other quotient."""
 
     def call(self, inputs: Any) -> tf.Tensor:
         x, y = inputs

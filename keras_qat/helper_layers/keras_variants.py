@@ -21,9 +21,9 @@ class _Weight:
 
 
 class _Computed(layers.Layer):
-    """Mixin of layers that compute one of their weights from others, as in weight normalization.
+    """Mixin of layers that compute a weight from other weights, as in weight normalization.
 
-    At inference the computed weight is a constant, which files hold quantized like any other.
+    At inference the computed weight is a constant, which files store like any other weight.
 
     Args:
         source: a `WeightTensor` that computes the kernel, or its configuration.
@@ -43,7 +43,7 @@ class _Computed(layers.Layer):
         if not self.source.built:
             self.source.build(input_shape)
         super().build(input_shape)
-        self.__dict__.pop(self.computed)  # The None that `add_weight` returned to Keras.
+        self.__dict__.pop(self.computed)  # Removes the None that `add_weight` returned to Keras.
 
     def add_weight(self, name: str | None = None, *args: object, **kwargs: object) -> Any:
         return None if name == self.computed else super().add_weight(name, *args, **kwargs)
@@ -89,7 +89,7 @@ class _WithMaskInput(layers.Layer):
         return layers.Layer.__call__(self, inputs, *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        # From files, Keras 2.15 only reads the sequence's shape, as a list of sizes.
+        # When Keras 2.15 loads a file, it only passes the sequence's shape, as a list of sizes.
         is_one = all(size is None or isinstance(size, int) for size in input_shape)
         super().build(tf.TensorShape(input_shape if is_one else input_shape[0]))
 
@@ -122,7 +122,7 @@ def returns_zeros_if_masked(layer: keras.layers.Layer) -> bool:
 
 
 class _Rescaled:
-    """Multiplies its input by `input_scale`, a power of two for each channel, first."""
+    """First multiplies its input by `input_scale`, a power of two for each channel."""
 
     def __init__(self, *, input_scale: Sequence[float], **kwargs: object) -> None:
         super().__init__(**kwargs)
@@ -137,7 +137,7 @@ class _Rescaled:
 
 @register
 class RescaledBatchNormalization(_Rescaled, layers.BatchNormalization):
-    """BatchNormalization of its input times constants.
+    """BatchNormalization that first multiplies its input by constants.
 
     Args:
         input_scale: the constant of each channel.
@@ -150,7 +150,7 @@ class RescaledBatchNormalization(_Rescaled, layers.BatchNormalization):
 
 @register
 class RescaledNormalization(_Rescaled, layers.Normalization):
-    """Normalization of its input times constants.
+    """Normalization that first multiplies its input by constants.
 
     Args:
         input_scale: the constant of each channel.
@@ -171,7 +171,7 @@ RESCALED: dict[type, Any] = {
 def find_statistics(
     layer: keras.layers.Layer,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Returns the mean and standard deviation in a normalization; None if there are none yet."""
+    """Returns a normalization's mean and standard deviation; None before it has any."""
     if isinstance(layer, layers.BatchNormalization):
         mean, variance = (np.ravel(seen) for seen in (layer.moving_mean, layer.moving_variance))
         has_seen = np.any(mean != 0) or np.any(variance != 1)

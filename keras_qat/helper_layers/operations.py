@@ -112,19 +112,20 @@ class ReverseSteps(SameShape):
 class MaskScores(HelperLayer):
     """Lowers masked attention scores: softmax then returns almost nothing for them.
 
-    Other consumers ignore masked scores as well. A minimum ignores those above all others.
+    Other consumers ignore masked scores as well. A minimum ignores scores above all others.
 
     The inputs are the scores, [batch, ..., steps, steps], and masks that broadcast to
     [batch, steps, steps]. A mask is False or 0 where a score is masked.
 
     Args:
-        causal: counts of query and key steps if later steps are masked, too, or a mask
-            [..., steps, steps] that is true for visible key steps of each query step, or None.
+        causal: numbers of query and key steps, to mask later steps too; or a mask [..., steps,
+            steps] that is true for the visible key steps of each query step; or None.
         hidden: whether masks are inverted: True, or not 0, for masked scores.
         below: distance of masked scores below the smallest score: exp(-12) is 6e-6. The usual -1e9
-            would leave no quantization steps for the other scores. It is 0 for a maximum of them.
+            would leave no quantization steps for the other scores. With 0 they equal the smallest
+                score.
         limit: an upper bound of masked scores, or None.
-        above: whether masked scores are above the largest score, and above `limit`, instead.
+        above: whether masked scores are above the largest score, and above `limit`.
     """
 
     def __init__(
@@ -223,7 +224,7 @@ class Regularize(SameShape):
 
 @register
 class Roll(HelperLayer):
-    """Computes `tf.roll` by slices and concatenations, for which TFLite has operators.
+    """Computes `tf.roll` by slices and concatenations, because TFLite has operators for these.
 
     Args:
         shifts: number of elements to shift by, for each axis.

@@ -1,4 +1,4 @@
-"""Reads a user's float model into the model and graph to quantize."""
+"""Reads a user's float model as the model and the graph to quantize."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_qat.tracing.layer_weights import find_weight_holders, is_constant_mas
 
 
 class ReadsWeight(keras.layers.Lambda):
-    """An operation that reads a layer's weight, and has to be traced.
+    """An operation that reads a layer's weight and has to be traced.
 
     Args:
         function: computes the operation.
@@ -43,8 +43,7 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
         half: whether the model may compute in half precision.
 
     Raises:
-        ValueError: if the model cannot be read, holds float64, or reads variables of no
-            layer.
+        ValueError: if the model cannot be read, holds float64, or reads variables of no layer.
     """
     model = as_functional(model, inputs)
     check_readable(model)
@@ -79,9 +78,9 @@ def _replace_call(call: Call, layers: list[keras.layers.Layer]) -> list[Call]:
         return [call]
     readers = {id(variable): _find_reader(variable, layers) for variable in variables}
     reason = (
-        f"'{call.name}' reads {variables[0].name}, which is no weight of its own, and which "
-        f"Keras can neither copy nor save with it. Make one custom layer of both: a class with "
-        f"the variable as a weight, and this operation in its call."
+        f"'{call.name}' reads {variables[0].name}, which is not a weight of this layer, so Keras "
+        f"can neither copy nor save it. Write one custom layer for both: a class with the variable "
+        f"as a weight and this operation in its call."
     )
     if None in readers.values():
         raise ValueError(reason)
@@ -104,7 +103,7 @@ def _replace_call(call: Call, layers: list[keras.layers.Layer]) -> list[Call]:
 
 
 def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any:
-    """Return a function that reads a variable from its layer; None if it has none."""
+    """Return a function that reads a variable from its layer; None if no layer holds it."""
     for holder, own in (pair for layer in layers for pair in find_weight_holders(layer)):
         for attribute, held in own.items():
             variables = [id(leaf) for leaf in tf.nest.flatten(held)]
@@ -166,7 +165,7 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
 
 
 def _find_missing_sizes(layer: keras.layers.Layer) -> dict[int, int]:
-    """Return sizes that a Normalization knows, but not its input, by axis."""
+    """Return axis -> size for sizes that a Normalization knows but its input lacks."""
     if not isinstance(layer, keras.layers.Normalization) or not layer.built or layer.axis is None:
         return {}
     shapes = [node.input_shapes for node in layer.inbound_nodes]

@@ -70,7 +70,7 @@ def _load_archive(path: Path) -> keras.Model:
             model = keras.utils.deserialize_keras_object(config)
         for layer in model.layers:
             if _has_class(layer, "QuantizeWrapper"):
-                # Bypasses Keras, which would track it.
+                # Keras does not track it.
                 object.__setattr__(layer, "load_own_variables", partial(_load_wrapper, layer))
         model.load_weights(archive.extract("model.weights.h5", folder))
     return model

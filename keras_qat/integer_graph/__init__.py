@@ -1,1 +1,1 @@
-"""The resolved graph of a quantization-aware model, and what computes it."""
+"""The resolved graph of a quantization-aware model, and inference with it."""

@@ -1,7 +1,7 @@
 """Inference with cached weights and ranges.
 
 Folded and quantized weights and the multipliers of kernels depend only on weights and ranges, and
-take many small operations. They are prepared once after weights have changed, not for each batch,
+need many small operations. They are prepared once after weights have changed, not for each batch,
 and stored in variables. Inference is traced once to read these variables. It is traced again only
 if new weights choose other branches.
 """
@@ -25,11 +25,10 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras, trace_after_few_calls, trace_for_any_batch
 
 DECIDES = 3
-"""Traces of inference with only the branches that ranges and weights choose. After these, inference
-is traced with all branches."""
+"""Number of traces with only the branches that ranges and weights choose. Later ones have all."""
 
 LARGE = 1 << 26
-"""Bytes of a weight of which only a hash is kept."""
+"""Only a hash is kept of weights with this many bytes."""
 
 Resolve = Callable[[], ResolvedGraph]
 Prepare = Callable[[ResolvedGraph], Prepared]
@@ -54,7 +53,7 @@ class CachedInference:
         self.graph = graph
         self._resolve, self._prepare, self._compute = resolve, prepare, compute
         self.version = 0
-        """Number of traces of inference. Functions of an earlier version are out of date."""
+        """Number of traces of inference. Functions of earlier traces are out of date."""
         self.resolved: ResolvedGraph | None = None
         """The resolved graph of the weights of the last `look`, if the caller stored it here."""
         self._weights: list[tf.Tensor | bytes] = []
@@ -62,9 +61,9 @@ class CachedInference:
         self.weights_version = self._prepared_version = 0
         """Version of the weights in the last `look`, and in the last `refresh`."""
         self.seconds = 0.0
-        """The time that the last `refresh` took, without tracing."""
+        """The seconds that the last `refresh` took, without tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None
-        """Inference that is not traced, if the last `refresh` requested it."""
+        """Inference without tracing, if the last `refresh` requested it."""
         # Reading the weights one by one outside of a function takes ten times as long.
         self._read = trace_after_few_calls(lambda: [weight.value() for weight in model.weights])
 
@@ -124,7 +123,7 @@ class CachedInference:
             return self._compute_all(graphs[0], prepared, offset, *inputs)
 
         self._traced = trace_for_any_batch(compute, specs)
-        graphs.clear()  # The graph holds weights, which the traced function need not keep alive.
+        graphs.clear()  # The traced function need not keep the graph's weights alive.
         self.version += 1
 
 
@@ -158,7 +157,7 @@ def _is_finite(weight: tf.Tensor) -> bool:
 
 
 class _Slot:
-    """Placeholder for a tensor in a structure."""
+    """Stands for a tensor in a structure."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -188,11 +187,10 @@ class PreparedStore:
             self._variables = [tf.Variable(pack, trainable=False) for pack in packed]
 
     def assign(self, prepared: object) -> bool:
-        """Assigns other parameters with the same structure to the variables.
+        """Assigns new parameters with the same structure to the variables.
 
         Returns:
-            Whether graphs that were traced with `read` are valid for them, because they choose the
-            same branches.
+            Whether graphs that were traced with `read` stay valid: the branches are the same.
         """
         packed = self._pack(_list_tensors(prepared))
         for variable, value in zip(self._variables, packed, strict=True):
@@ -225,7 +223,7 @@ class PreparedStore:
 
 
 def replace_unless_finite(finite: bool | tf.Tensor, prepared: Structure) -> Structure:
-    """Replaces all float tensors of a structure by ones unless the weights are finite.
+    """Replaces all float tensors of a structure by ones if weights are not finite.
 
     Tables have no entry for NaN.
     """

@@ -47,7 +47,7 @@ def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 
 def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
-    """Clip values to a range. With `is_bound`, no value is below its lower end."""
+    """Clip values to a range. With `is_bound`, all values are at least the lower end."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
     if not is_bound:  # Unlike ClipByValue, two operations compute in place.
         q = tf.maximum(q, low)
@@ -61,7 +61,7 @@ class PreparedNode:
     Args:
         constants: the values of each input that is a constant; None for a tensor.
         row: the arguments of the row's `compute` that depend on weights or ranges: the result of
-            its `prepare`, or the ranges and weights themselves.
+            `prepare`, or the ranges and weights.
         ends: the ends of the range in which the row computes; None if its output is float.
         conversion: the conversion from that range to the output's, if they differ.
         output_ends: the ends of the output's range if there is a conversion.
@@ -82,8 +82,8 @@ class Prepared:
         nodes: the parameters of each node; None for a float node.
         scales: name of each quantized tensor -> its scale.
         ends: name of each quantized input -> the ends of its range.
-        to_even: whether halves among the inputs are rounded to even, as in kernel families that
-            read float inputs, or up.
+        to_even: whether input values halfway between two steps are rounded to even, as in kernel
+            families that read float inputs, or up.
     """
 
     nodes: tuple[PreparedNode | None, ...]
@@ -125,7 +125,7 @@ def prepare_node(node: Node, family: KernelFamily) -> PreparedNode:
         assert output is not None
         ends = _get_ends(output, node.maximum)
         return PreparedNode((), {"prepared": output.as_tensors().scale}, ends)
-    # One object for an operand that is read twice: rows compare inputs by identity.
+    # An operand that is read twice is one object, because rows compare inputs by identity.
     specs = {id(x): _get_spec(x) for x in node.inputs}
     params: Any = [x.params.as_tensors() if x.params else None for x in node.inputs]
     native = _find_native_params(node, family)
@@ -178,7 +178,7 @@ def _get_constant(operand: Operand) -> tf.Tensor | None:
 
 
 def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
-    """Return the arguments of a row without ranges and weights: parameters only have bits."""
+    """Return the arguments of a row without ranges and weights. Parameters only have bits."""
 
     def keep_bits(params: QuantParams | None) -> Any:
         return params and QuantParams(None, None, params.bits)
@@ -234,7 +234,7 @@ def compute_node(
     ends, conversion, output_ends = known.ends, known.conversion, known.output_ends
 
     def finish(y: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        if tensor.params is None:  # An index beside values.
+        if tensor.params is None:  # An index.
             return y
         y = _clip(y, ends, is_bound)
         if conversion is None or output_ends is None:

@@ -34,13 +34,13 @@ MACHINES = {
     "xnnpack_arm64": ("aarch64", "arm64"),
     "reference": ("x86_64", "AMD64", "aarch64", "arm64"),
 }
-"""Kernel family that the interpreter has -> the processors on which it rounds so."""
+"""Kernel family of the interpreter -> the processors on which it rounds in this way."""
 
 TRIALS = 3
-"""Batches that are computed in both ways if the interpreter is slower, before it is given up."""
+"""A slower interpreter computes this many batches, besides TensorFlow, before it is given up."""
 
 WRITERS: list[Callable[[ResolvedGraph], bytes]] = []
-"""The function that writes a resolved graph as a file. The room `export` registers it."""
+"""The function that writes a resolved graph as a file. `export` registers it."""
 
 
 def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
@@ -101,19 +101,19 @@ class FileInference:
         self._file: FileInterpreter | None = None
         self._trials, self._is_trusted, self._compares_speed = TRIALS, False, True
         self._cost = self._spent = self._saved = self._saving = self._last = 0.0
-        """Seconds: to write the file, of TensorFlow since weights changed, saved since then, saved
-        by one batch, and of TensorFlow for the last batch."""
+        """Seconds to write the file; of TensorFlow since weights changed; saved since then; saved
+        by one batch; and of TensorFlow for the last batch."""
 
     def prepare(self, version: int, cost: float, at_once: bool) -> bool:
-        """Writes the file if it pays, and returns whether the interpreter may compute batches.
+        """Writes the file if this saves time. Returns whether the interpreter may compute batches.
 
         Args:
             version: the version of the weights.
             cost: an estimate of the seconds that writing the file takes.
-            at_once: whether to write the file however few batches there are.
+            at_once: whether to write the file even for few batches.
         """
         if version != self._version:
-            # A model that is validated after each epoch has as much data each time.
+            # A model that is validated after each epoch has the same amount of data each time.
             paid, self._version = self._saved > self._cost, version
             self._file, self._is_trusted, self._saved = None, False, 0.0
             self._spent = self._cost if paid else 0.0
@@ -122,7 +122,7 @@ class FileInference:
             start = perf_counter()
             try:
                 self._open()
-            except Exception as error:  # What cannot be exported can still be predicted.
+            except Exception as error:  # A model that cannot be exported can still predict.
                 self.obstacle = str(error)
             self._cost = perf_counter() - start
         self._compares_speed = not at_once
@@ -169,7 +169,7 @@ class FileInference:
         return list(tf.cond(is_done, lambda: outputs, compute_otherwise))
 
     def _run(self, inputs: Sequence[NDArray]) -> list[object]:
-        """Return whether outputs are final, the time, the seconds they took, and outputs."""
+        """Return whether outputs are final, the time, the seconds for them, and the outputs."""
         outputs = [np.zeros(0, dtype) for dtype in self._types]
         start = seconds = 0.0
         with self._lock:
@@ -177,7 +177,7 @@ class FileInference:
                 start = perf_counter()
                 try:
                     raw = self._file.run_once(dict(zip(self._inputs, inputs, strict=True)))
-                except (ValueError, RuntimeError) as error:  # Shapes that it cannot be resized to.
+                except (ValueError, RuntimeError) as error:  # It cannot be resized to these shapes.
                     self._give_up(str(error))
                 else:
                     ends = [(raw[name], self._file.outputs[name]) for name in self._outputs]
@@ -203,8 +203,8 @@ class FileInference:
             self._give_up("it returned other values")
             warn_caller(
                 f"TFLite's interpreter ({file.runtime}) returned other values for output "
-                f"'{differing[0]}' of '{self._name}' than the model's own arithmetic, so `predict` "
-                f"and `evaluate` compute with TensorFlow. keras_qat.verify(model, file, data) "
+                f"'{differing[0]}' of '{self._name}' than the model's arithmetic, so `predict` and "
+                f"`evaluate` compute with TensorFlow. keras_qat.verify(model, file, data) "
                 f"shows where they differ."
             )
             return

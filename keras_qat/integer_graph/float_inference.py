@@ -20,14 +20,13 @@ from keras_qat.training.fake_quantization.phase import IN_FLOAT, Phase
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FEW_RUNS = 4
-"""Number of runs of a model that take less time than tracing it."""
+"""Up to this many runs of a model take less time than tracing it."""
 
 MANY_VALUES, MANY_EXAMPLES = 1 << 19, 16
-"""Most elements of a layer's output in one run, unless these are fewer examples. Small runs cost
-overhead."""
+"""Maximum number of elements of a layer's output in one run. Small runs cost overhead."""
 
 EXAMPLES, SIZE = 2, 8
-"""The number of random examples, and the size of their other open axes."""
+"""The number of random examples, and the size of their unknown axes."""
 
 Evaluator = Callable[[Sequence[NDArray]], list[tf.Tensor]]
 
@@ -66,7 +65,7 @@ def make_evaluator(
 def evaluate_all(
     evaluate: Evaluator, graph: Graph, inputs: list[NDArray], batch_size: int | None
 ) -> list[NDArray]:
-    """Computes an array for each output. Without a batch size, a fast one is used."""
+    """Computes an array for each output. Without a batch size, it chooses a fast one."""
     values = [value for call in graph.calls for value in flatten_values(call.outputs)]
     largest = max((count_elements(value.shape, inputs) for value in values), default=1)
     size = batch_size or max(MANY_EXAMPLES, MANY_VALUES // largest)
@@ -79,7 +78,7 @@ def evaluate_all(
 
 
 def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> int:
-    """Returns how many elements a tensor has per example; unknown sizes are as in the inputs."""
+    """Returns how many elements a tensor has per example. Unknown sizes are as in the inputs."""
     longest = max((size for x in inputs for size in x.shape[1:]), default=1)
     return math.prod(longest if size is None else size for size in shape[1:])
 
@@ -87,8 +86,8 @@ def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> in
 def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
     """Returns whether a model for `rows` examples computes them together.
 
-    Then it computes other values in batches of another `size`, or empty tensors, or fails. An
-    example is a model whose rows are the nodes of a graph.
+    If so, batches of another `size` return other values or empty tensors, or fail. An example is a
+    model whose rows are the nodes of a graph.
     """
     outputs, inputs = flatten_values(graph.outputs), draw_inputs(graph)
     inside = [value for call in graph.calls for value in flatten_values(call.outputs)]
@@ -124,7 +123,7 @@ def _draw_input(value: Value, is_flag: bool, seed: int) -> np.ndarray:
     if value.is_float and not is_flag:
         return draw.normal(size=sizes)
     flags = draw.integers(0, 2, sizes)
-    if is_flag and len(sizes) > 1:  # Padding at the end. 1 alternately means to see and to hide.
+    if is_flag and len(sizes) > 1:  # Padding at the end, marked by 1 or by 0.
         flags = np.sort(flags, axis=-1)
         flags[..., 0] = 0
         flags[::2] = 1 - flags[::2]

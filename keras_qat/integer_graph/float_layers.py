@@ -26,7 +26,7 @@ def _category_encoding(
 
 
 def _group_normalization(layer: layers.GroupNormalization, x: tf.Tensor) -> tf.Tensor:
-    # Keras reads the shape of its input at run time, which TFLite turns into a wrong broadcast.
+    # Keras reads the shape at run time, and TFLite then broadcasts wrongly.
     axis, sizes = layer.axis % x.shape.rank, x.shape.as_list()
     if None in sizes[1:]:
         sizes = [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(sizes)]
@@ -91,7 +91,7 @@ Operation = Callable[..., tf.Tensor]
 def _clip_by_value(
     layer: Operation, t: tf.Tensor, clip_value_min: Any, clip_value_max: Any, **options: Any
 ) -> tf.Tensor:
-    # The converter turns a minimum that comes first into a ReLU6, which integers do not support.
+    # The converter turns a leading minimum into a ReLU6, which integers do not support.
     if tf.as_dtype(t.dtype).is_floating:
         return layer(t, clip_value_min, clip_value_max, **options)
     return tf.minimum(tf.maximum(t, clip_value_min), clip_value_max)
@@ -131,7 +131,7 @@ _LAYERS: dict[type, Operation] = {
 
 
 def find_variant(layer: keras.layers.Layer) -> Operation | None:
-    """Returns a function by which files compute a layer; None if they compute its own `call`."""
+    """Returns a function that computes a layer in files; None if its `call` does."""
     if is_operation(layer):
         return _OPERATIONS.get(get_kind(layer))
     kind: Any = type(layer)
@@ -167,7 +167,7 @@ def rnn(
     steps = sequence.shape[0] if sequence.shape[0] is not None else tf.shape(sequence)[0]
 
     def step(index: Any, states: Any, previous: Any) -> tuple[Any, Any]:
-        # Not a slice, which older converters support for at most five axes.
+        # Older converters support slices of at most five axes, so this gathers.
         x = tf.nest.map_structure(lambda x: tf.gather(x, index), inputs)
         output, new_states = step_function(x, (*states, *(constants or ())))
         new_states = tf.nest.pack_sequence_as(states, tf.nest.flatten(new_states))

@@ -29,7 +29,7 @@ Wrapper = QuantizeWrapper | QuantizeWeights
 def compute_in_float(
     node: Node, inputs: Iterable[tf.Tensor], for_file: bool = False
 ) -> list[tf.Tensor]:
-    """Computes a node that has no operator as at inference, with the current weights.
+    """Computes a node without an operator as at inference, with the current weights.
 
     Args:
         node: the node. A `QuantizeWrapper` is folded here.
@@ -41,7 +41,7 @@ def compute_in_float(
     if node.op is not None and node.op.reads_only_weights:
         return [call.layer.value()]
     args, kwargs = cast_constants((call.args, call.kwargs))
-    if for_file:  # The numbered name of a constant tensor would get into the file.
+    if for_file:  # Otherwise the numbered name of a constant tensor would get into the file.
         args, kwargs = tf.nest.map_structure(_to_array, (args, kwargs))
     args, kwargs = map_values(lambda value: next(remaining), (args, kwargs))
     with compute_in_float32(call.layer), AUTOGRAPH_AS_USUAL:
@@ -61,7 +61,7 @@ def _compute(
     if isinstance(layer, QuantizeWrapper):
         if not any("." in path for path in layer.weight_axes):
             return _call_folded(layer, args[0], for_file)
-        kwargs = {}  # Of a recurrent layer.
+        kwargs = {}  # A cell of a recurrent layer.
     with replace_weights(layer.layer, _freeze(lambda: _fake_quantize(layer), for_file)):
         return _call_layer(layer.layer, args, kwargs, for_file)
 

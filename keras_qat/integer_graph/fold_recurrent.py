@@ -41,7 +41,7 @@ def fold_recurrent_calls(
 
 
 def _fold_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Fold the weights of an LSTM. Its bias is never left out in files."""
+    """Fold the weights of an LSTM. Files always have its bias."""
     inputs = [params.as_tensors().scale for params, _ in ends]
     wide = ends[0][0].bits == 16
     bias = wrapper.layer.cell.bias

@@ -38,8 +38,8 @@ FEW = 512
 """Number of products of 8-bit values that float32 adds up without rounding."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
-"""Smallest scale of a weight. Only channels that training switched off have finer scales. Their
-product with an input scale underflows in float32."""
+"""Smallest scale of a weight. Only channels that training switched off would have finer scales,
+whose product with an input scale underflows in float32."""
 
 LEAST_MULTIPLIER = 2.0**-23
 """Smallest multiplier of sums in int16 TFLite kernels. With it the bias of a switched-off channel
@@ -57,7 +57,7 @@ Ends = tuple[QuantParams, QuantParams]
 
 
 def has_quantized_weights(wrapper: QuantizeWrapper) -> bool:
-    """Whether a wrapper's weights are quantized, or are single factors, which are always exact."""
+    """Whether a wrapper's weights are quantized, or are channel factors, which are always exact."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
@@ -139,8 +139,8 @@ def copy_for_calls(
 ) -> list[Weights]:
     """Returns copies of weights with each call's bias, and with multipliers that kernels support.
 
-    `inputs` and `outputs` are the scales of each call's input and output. Multipliers are unlimited
-    without outputs.
+    `inputs` and `outputs` are the scales of each call's input and output. Without outputs,
+    multipliers are not limited.
     """
     q = weights.q if in_graph else tf.cast(weights.q, tf.int8).numpy()
     largest, calls = LARGEST_MULTIPLIER[16 if wide else 8], []
@@ -177,7 +177,7 @@ def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | N
     """Return quantized values (float32), scales and bias (float64) of symmetric weights.
 
     Q(a W) = a Q(W): the unfolded kernel is quantized, and its scales are multiplied by |a|. With
-    fewer than 8 bits, scales are divided by an integer to round the bias less.
+    fewer than 8 bits, scales are divided by an integer, so the bias is rounded less.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:  # An affine layer: one value for each channel, always exact.
@@ -219,7 +219,7 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 def find_divisor(bits: int) -> int:
     """Returns the integer by which the scales of symmetric weights are divided.
 
-    The bias is a multiple of input scale x weight scale, so it is then rounded less.
+    The bias is a multiple of input scale x weight scale, so finer scales round it less.
     """
     return INT8_MAX // (2 ** (bits - 1) - 1)
 
@@ -310,8 +310,8 @@ def _make_multipliers_exact(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Adjust scales to multipliers that int16 TFLite kernels represent exactly.
 
-    Their multipliers have 15 bits, an error of up to 0.003 %, which is half an LSB at 65 536.
-    Each scale changes as little as possible. `ratio` is the output's scale divided by the input's.
+    Their multipliers have 15 bits, with an error of up to 0.003 %, half an LSB at 65 536. Each
+    scale changes as little as possible. `ratio` is the output's scale divided by the input's.
     """
     wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
     return _scale_and_round(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)
@@ -321,8 +321,8 @@ def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]
     """Quantize a folded kernel to the range that training stored for it (`recipes.contrib`).
 
     TFLite has no zero point for weights. A channel of an asymmetric 8-bit kernel that exceeds 127
-    gets a wider scale, and its weights are rounded again. The last results are the largest change,
-    and the divisor of weights that fit 4 bits.
+    gets a wider scale, and its weights are rounded again. The last two results are the largest
+    change of a weight, and the divisor of weights that fit 4 bits.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:
@@ -336,7 +336,7 @@ def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]
     minimum, maximum = quantizer.current_range(kernel)
     values = fake_quant.fake_quantize(kernel, minimum, maximum, spec.bits, spec.narrow_range)
     levels = 2**spec.bits - (2 if spec.narrow_range else 1)
-    scale = (float(maximum) - float(minimum)) / levels or LEAST_SCALE  # 0 if all are zeros.
+    scale = (float(maximum) - float(minimum)) / levels or LEAST_SCALE  # 0 if all weights are zeros.
     q = np.round(values.numpy() / scale)
     reduced = tuple(axis for axis in range(-q.ndim, 0) if axis not in axes)
     highest = np.max(np.abs(q), axis=reduced, keepdims=True)

@@ -1,7 +1,7 @@
 """The resolved graph: the integer computation of a quantization-aware model.
 
-`resolve.resolve` creates it from a model. Export, simulation, verification and the model's own
-inference read it and derive nothing again.
+`resolve.resolve` creates it from a model. Export, simulation, verification and the model's
+inference read it, and compute none of it again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Origin:
     Args:
         calls: the model's calls, which compute it in float or with fake quantization.
         inputs: names, shapes and structure of its inputs.
-        recipe: the recipe it was quantized with; None for a model built from layers of others.
+        recipe: the recipe it was quantized with; None for a model built from other models' layers.
         family: the kernel family that its inference computes with.
         simulates: whether its inference uses fake quantization instead of integers.
         target: the target of its file; None if `quantize_model` was called without one.
@@ -40,7 +40,7 @@ class Origin:
         uncalibrated: names of the tensors whose quantizers have no range yet.
         fingerprint: digests of its weights and ranges, by which a file is recognised.
         warnings: reasons why its file may differ from the model that was trained.
-        unlike_float: one of them, if the float model it was quantized from computes differently.
+        unlike_float: the warning that the original float model computes differently, if it does.
     """
 
     calls: Graph = dataclasses.field(default_factory=lambda: Graph("", [], [], [], []))
@@ -105,7 +105,7 @@ class ResolvedGraph:
         inputs, outputs: tensors by name, in the model's order.
         nodes: the nodes.
         tensors: value of the model's calls -> the tensor that holds it.
-        values: tensor -> the value it holds, after its quantizer and the ReLU merged into it.
+        values: tensor -> the value it holds, after its quantizer and a merged ReLU.
         unrounded: float output -> its parameters in files with integer outputs.
         origin: facts about the model for export, simulation and verification.
     """

@@ -67,7 +67,7 @@ class Inference:
         self.runs_file = False
         """Whether graphs of `predict` and `evaluate` that are traced now may run the file."""
         self.traced: tuple[int, Any] = (0, None)
-        """The function of eager calls, and the version of `settled` of which it was traced."""
+        """The function of eager calls, and the version of `settled` that it was traced for."""
         self.in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
         """Computes the outputs without quantization."""
         self.traced_whole = backend.make_tf_function(self._infer, reduce_retracing=True)
@@ -151,7 +151,7 @@ class Inference:
         def compute(node: Node, values: list[tf.Tensor]) -> list[tf.Tensor]:
             with take_losses(node.call.layer) as added:
                 results = compute_in_float(node, values)
-            if node.call not in self.with_losses:  # Those are called again.
+            if node.call not in self.with_losses:  # Layers with losses are called again.
                 losses.extend(added)
             return results
 
@@ -241,7 +241,7 @@ class Inference:
     def _choose(
         self, applies: tf.Tensor, flat: list[tf.Tensor], y: Any, after: list[tf.Tensor]
     ) -> Any:
-        """Compute with the kernels' rounding if `applies`, and otherwise returns `y`.
+        """Compute with the kernels' rounding if `applies`, and otherwise return `y`.
 
         The gradient is always the gradient of `y`. Training sets the states to `after`.
         """
@@ -277,7 +277,7 @@ class Inference:
 
 
 def _regularizes(call: Call) -> bool:
-    """Whether a layer that does nothing at inference regularizes its input."""
+    """Whether a layer without effect at inference regularizes its input."""
     if getattr(call.layer, "activity_regularizer", None) is None:
         return False
     op = match(call).op

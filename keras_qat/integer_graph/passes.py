@@ -28,8 +28,8 @@ Shape = tuple[int | None, ...]
 def fuse_padding(graph: ResolvedGraph) -> ResolvedGraph:
     """Replaces explicit zero padding before a convolution by the convolution's SAME padding.
 
-    Keras Applications pad this way before strided convolutions. The sums do not change, and the
-    padded image, the largest tensor of a small network, needs no memory.
+    Keras Applications pad in this way before strided convolutions. The sums do not change, and no
+    memory is needed for the padded image, the largest tensor of a small network.
     """
     reads = Counter(operand for node in graph.nodes for operand in node.inputs)
     reads.update(graph.outputs.values())

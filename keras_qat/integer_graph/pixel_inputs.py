@@ -35,10 +35,10 @@ ZERO = -128
 """Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Quantized value of constants and weights: the largest int8 value has the finest scale."""
+"""Quantized value of constants and weights: the largest, so the scale is the finest."""
 
 MOST = 8
-"""Most channels that are computed separately. TFLite Micro concatenates up to 10 tensors."""
+"""Maximum number of channels computed separately: TFLite Micro concatenates up to 10 tensors."""
 
 POINTWISE = {"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"}
 
@@ -98,7 +98,7 @@ def _read_rescaling(name: str, rescaling: Any) -> Rescaling:
 
 
 def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Whether an input is pixels: only `Rescaling` or `Normalization` layers read it.
+    """Whether an input holds pixels: only `Rescaling` or `Normalization` layers read it.
 
     Its range must also be about 0 to 255.
     """
@@ -195,7 +195,7 @@ def _make_sum(
     assert pixels.params is not None
     scale = pixels.params.scale
     exact = (scaled + offset) / params.scale + params.zero_point
-    away = exact - expected  # A clipped value has no boundary on its other side.
+    away = exact - expected  # A clipped value has only one boundary.
     above = np.max(away, initial=-0.5, where=expected < params.highest)
     below = np.min(away, initial=0.5, where=expected > params.lowest)
     moved = float(offset - (above + below) / 2 * params.scale)

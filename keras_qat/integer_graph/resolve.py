@@ -66,7 +66,7 @@ def resolve_in_graph(
 ) -> ResolvedGraph:
     """Resolves a model's calls with tensors for ranges and weights, read whenever the graph runs.
 
-    The graph's `origin` is empty, because the model itself runs the graph. `packing` is the kernel
+    The graph has an empty `origin`, because the model itself runs it. `packing` is the kernel
     family for which weights of at most 4 bits are packed, or None.
     """
     graph = resolve_calls(calls, in_graph=True)

@@ -105,7 +105,7 @@ class _Resolver:
             self._add_plain(call)
 
     def _add_quantizer(self, call: Call) -> None:
-        """Add a conversion for a `Quantize` layer unless its input has its range."""
+        """Add a conversion for a `Quantize` layer unless its input already has this range."""
         source = self.tensors.of_value[call.args[0]]
         params = self.ranges.get_params(call.layer.quantizer)
         if not call.layer.rounds:
@@ -206,7 +206,7 @@ class _Resolver:
             )
 
         def create(value: Value, params: QuantParams | None) -> Tensor:
-            own = params if value.is_float else None  # An index has none.
+            own = params if value.is_float else None  # An index has no parameters.
             return self.tensors.create(value, own, absorbed=absorbed)
 
         outputs: tuple[Tensor, ...] = ()

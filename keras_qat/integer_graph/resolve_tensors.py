@@ -45,7 +45,7 @@ class Ranges:
                 low, high = quantizer.observe(None, training=False)
             else:
                 low, high = quantizer.current_range()
-            if not self.in_graph and low == high:  # A ReLU of contrib that never was above 0.
+            if not self.in_graph and low == high:  # A ReLU of contrib that was always 0.
                 high = NEXT_TO_NOTHING
             self.params[quantizer] = QuantParams.from_range(low, high, spec.bits)
         return self.params[quantizer]
@@ -74,7 +74,7 @@ class Ranges:
         return self.get_or_create(key, lambda: QuantParams.from_range(low, high, bits))
 
     def are_same(self, one: QuantParams, other: QuantParams) -> bool:
-        """Whether two parameters are known to be equal. Tensors are only if they are one object."""
+        """Whether two parameters are known to be equal. Tensors have to be the same object."""
         return one is other or (not self.in_graph and one == other)
 
 
@@ -162,7 +162,7 @@ class Tensors:
 
 
 def _list_inputs(call: Call) -> list[Value]:
-    """Return the values that a call computes with. Quantizers of old files name more tensors."""
+    """Return the values that a call computes with. Quantizers in old files list more tensors."""
     op = find_row(call.layer)
     if op is not None and op.reads_only_weights:
         return []
@@ -197,7 +197,7 @@ def quantize_constant(values: ArrayLike, bits: int, params: QuantParams | None =
     `bits` is the width of the tensors they are computed with. 16 returns an int16 constant.
     """
     ends = np.finfo(np.float32)
-    values = np.clip(np.asarray(values, np.float32), ends.min, ends.max)  # Clips infinities, too.
+    values = np.clip(np.asarray(values, np.float32), ends.min, ends.max)  # Also clips infinities.
     if params is None:
         low, high = (float(bound(values, initial=0.0)) for bound in (np.min, np.max))
         if bits == 16:

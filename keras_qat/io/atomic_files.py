@@ -39,7 +39,7 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(f"Cannot write {path}: it is a device. Pass the path of a file.")
     if path.is_dir() and not directory:
-        raise IsADirectoryError(f"Cannot write {path}: it is a directory. Name a file in it.")
+        raise IsADirectoryError(f"Cannot write {path}: it is a directory. Add a file name.")
     if path.suffix in (".keras", ".h5") and not path.exists():
         raise ValueError(
             f"Cannot write {path}: Keras would load a file of that name as a model. Use the "

@@ -31,7 +31,7 @@ BATCH_SIZE = 32
 """Default batch size, as in Keras."""
 
 MANY, MOST = 1_000, 100_000
-"""Batches of data without a length after which a warning and an error ask whether it ends."""
+"""After this many batches of data without a length, there is a warning, then an error."""
 
 _Item = TypeVar("_Item")
 
@@ -226,7 +226,7 @@ def _read_arrays(
 def _read_series(
     inputs: Inputs, data: Any, batch_size: int, finite: bool
 ) -> Iterator[list[NDArray]]:
-    """Yield the batches in the data, and collects single examples into batches."""
+    """Yield the batches in the data, and collect single examples into batches."""
     examples: list[list[NDArray]] = []
 
     def collect() -> list[NDArray]:

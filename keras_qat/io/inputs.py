@@ -16,13 +16,13 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import get_nested_inputs
 
 SLIGHT = 0.1
-"""Share of a range's width by which any value may be outside."""
+"""Any value may exceed a range by this share of its width."""
 BEYOND = 0.25
-"""Share of an input's values that may be further outside. If the scale is wrong, most are."""
+"""This share of an input's values may be further outside. With a wrong scale most are."""
 FAR = 0.01
-"""Share of an example's values that may be further from the range than its width."""
+"""This share of an example's values may be further from the range than its width."""
 FEW_VALUES = 1 << 20
-"""Most values of a temporary array."""
+"""Maximum number of values of a temporary array."""
 
 Shape = tuple[int | None, ...]
 

@@ -1,1 +1,1 @@
-"""Adapts Keras 2: finds its package, and reads layers and models from its private attributes."""
+"""Adapts Keras 2: finds its package, and reads private attributes of layers and models."""

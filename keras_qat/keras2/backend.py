@@ -41,7 +41,7 @@ else:
     layers = keras.layers
     _tensor = keras.Input((1,), name="symbol")
     KerasTensor = type(_tensor)
-    """Keras' class of symbolic tensors. One that is created directly is the output of no layer."""
+    """Keras' class of symbolic tensors. A directly created one is not the output of a layer."""
     Node = type(_tensor.node)
     """Keras' class of layer calls."""
 
@@ -95,7 +95,7 @@ def is_building() -> bool:
 
 
 def find_calling_layer() -> tuple[Any, Any]:
-    """Returns the layer or model that is being called, or None, and its `training` argument."""
+    """Returns the layer or model that is being called, or None; and its `training` argument."""
     context = _base_layer.base_layer_utils.call_context()
     return context.layer, context.training
 
@@ -188,9 +188,9 @@ def reset_dropout_mask(layer: keras.layers.Layer) -> None:
 
 
 def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
-    """Returns the shape of a built layer's output, also where Keras does not infer all sizes.
+    """Returns the shape of a built layer's output, even if Keras does not infer all sizes.
 
-    EinsumDense leaves sizes out. An Embedding accepts any shape, whatever its `input_length` is.
+    EinsumDense omits sizes. An Embedding accepts any shape, regardless of its `input_length`.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])
@@ -253,7 +253,7 @@ def make_tf_function(function: Callable[..., Any], **options: object) -> Any:
 def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
     """Traces a function for any batch size, as Keras allows even with a fixed batch size.
 
-    If a layer reads the batch size, as in `tf.zeros([x.shape[0], 8])`, it is the size in `specs`.
+    A layer that reads the batch size, as in `tf.zeros([x.shape[0], 8])`, gets the size in `specs`.
     """
     open_specs = [
         tf.TensorSpec([None, *spec.shape[1:]] if spec.shape.rank else spec.shape, spec.dtype)
@@ -332,7 +332,7 @@ _TURN = threading.RLock()
 
 
 def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Decorator: only one thread runs at a time, because functions swap weights of layers."""
+    """Decorator: only one thread runs at a time, because these functions swap weights of layers."""
 
     @functools.wraps(verb)
     def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:

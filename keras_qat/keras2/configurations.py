@@ -71,7 +71,7 @@ def collect_custom_objects(layers: Iterable[keras.layers.Layer]) -> CustomObject
 
 
 def can_find_activation(function: Callable[..., Any]) -> bool:
-    """Returns whether Keras finds an activation function, or its own one, by the name."""
+    """Returns whether Keras finds an activation function by its name."""
     with contextlib.suppress(ValueError):
         return callable(keras.activations.get(getattr(function, "__name__", "")))
     return False

@@ -72,7 +72,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
     Raises:
         NotImplementedError, TypeError: if the configuration lacks arguments of the constructor.
     """
-    if type(layer) is keras.layers.Lambda:  # A configuration may be unable to hold its function.
+    if type(layer) is keras.layers.Lambda:  # The configuration may not support its function.
         shape, base = layer._output_shape, keras.layers.Layer.get_config(layer)
         return keras.layers.Lambda(
             layer.function, shape, layer.mask, layer.arguments, **{**base, **changes}
@@ -85,7 +85,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
     if is_function and not getattr(layer, "_auto_get_config", False):
         changes = {"activation": activation, **changes}
         without["activation"] = keras.activations.linear
-    with swap_attributes(layer, **without):  # A configuration may be unable to hold them.
+    with swap_attributes(layer, **without):  # The configuration may not support them.
         config = layer.get_config()
     changes = {**find_custom_attributes(layer, config), **changes}
     objects = configurations.collect_custom_objects(layer._flatten_layers())

@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "sparse_categorical_crossentropy": "classes",
     "squared_hinge": "decisions",
 }
-"""Keras loss -> the kind of values in an output that is trained with it."""
+"""Keras loss -> the kind of values that an output trained with it has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CompiledLoss:
         try:
             errors = self.function(tf.constant(targets, tf.float32), tf.constant(predicted))
             errors = np.asarray(errors, np.float64)
-        except Exception:  # A custom function may raise anything.
+        except Exception:  # A custom function may raise any error.
             return None
         if errors.shape[:1] != predicted.shape[:1] or not np.isfinite(errors).all():
             return None

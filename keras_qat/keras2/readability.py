@@ -1,4 +1,4 @@
-"""Checks which models can be read, describes errors in models, and reads subclassed models."""
+"""Checks whether models can be read, describes errors in models, and reads subclassed models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_qat.messages import LIBRARIES, get_package
 _Model = keras.Model
 
 _REVIVED = {"RevivedLayer", "RevivedNetwork"}
-"""Keras' classes of layers that run a SavedModel's graph instead of missing code."""
+"""Keras' classes of layers that run a SavedModel's graph because their code is missing."""
 
 
 def check_readable(model: Any) -> None:
@@ -39,8 +39,8 @@ def check_readable(model: Any) -> None:
         )
     if not defines(type(model), "call"):
         raise ValueError(
-            f"{kind} '{model.name}' computes nothing itself, as it has no call. Quantize the "
-            f"models that it trains, and make a {kind} of what quantize_model returns."
+            f"{kind} '{model.name}' has no call, so it computes nothing itself. Quantize the "
+            f"models that it trains, and build a {kind} from the results."
         )
     raise ValueError(
         f"{kind} '{model.name}' is a subclassed model, and its inputs are not known: call it on "
@@ -114,11 +114,11 @@ def _check_has_code(model: keras.Model) -> None:
 
 
 def _check_vocabularies(model: keras.Model) -> None:
-    """Raise a `ValueError` if a layer has adapted to a vocabulary, which is not a variable."""
+    """Raise a `ValueError` if a layer has adapted to a vocabulary, because that is no variable."""
     # A subclassed model that has not been called raises if it is asked for weights.
     layers = [layer for layer in model._flatten_layers() if layer.built]
     if holders := [x for x in layers if not all(hasattr(w, "dtype") for w in x.weights)]:
-        layer = holders[-1]  # The innermost one.
+        layer = holders[-1]  # The innermost layer.
         raise ValueError(
             f"'{layer.name}' of '{model.name}' holds a vocabulary, and TFLite has no operation for "
             f"{type(layer).__name__}. Compute it before the model, in the input pipeline, and "
@@ -190,7 +190,7 @@ def describe_error(error: Exception) -> str:
 
 @contextlib.contextmanager
 def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[None]:
-    """Runs a block that creates a model from its configuration, and reports damaged ones.
+    """Runs a block that creates a model from its configuration, and reports a damaged one.
 
     Raises:
         ValueError: if the block raises an error that Python or TensorFlow raise for missing or
@@ -218,7 +218,7 @@ def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[N
 
 
 def _list_unregistered(config: Any) -> list[str]:
-    """Return the custom classes in a configuration that are registered neither then nor now."""
+    """Return the custom classes in a configuration that neither were registered nor are."""
     if isinstance(config, (list, tuple)):
         return [name for item in config for name in _list_unregistered(item)]
     if not isinstance(config, dict):

@@ -18,14 +18,14 @@ from keras_qat.messages import LIBRARIES
 serialization: Any = inspect.getmodule(keras.saving.deserialize_keras_object)
 
 EFFECTS = ("write_file", "print", "py_func", "numpy_func", "rpc_call", "custom_call", "shutdown")
-"""Contained in names of TensorFlow operations that do more than compute tensors."""
+"""Parts of names of TensorFlow operations that do more than compute tensors."""
 
 
 def get_safe_mode() -> bool | None:
     """Returns whether Keras is loading a file in safe mode; None if neither is set."""
     mode = serialization.in_safe_mode()
     frame = inspect.currentframe() if mode is None else None
-    while frame is not None:  # For .h5 files and SavedModels, Keras does not pass the argument on.
+    while frame is not None:  # For .h5 files and SavedModels, Keras does not pass on the argument.
         if frame.f_code.co_name == "load_model" and "safe_mode" in frame.f_locals:
             return bool(frame.f_locals["safe_mode"])
         frame = frame.f_back
@@ -52,10 +52,10 @@ def safe_scope(config: object, custom_objects: dict[str, Any] | None = None) -> 
 
 
 def check_code(config: object) -> None:
-    """Raises a `ValueError` if Keras would import or call what a configuration should not name.
+    """Raises a `ValueError` if a configuration names code that Keras must not import or call.
 
-    Accepted are registered objects, and in modules that are already imported: layers and other
-    classes with `from_config`, functions of a user, and operations that only compute tensors.
+    It accepts registered objects. In modules that are already imported, it also accepts layers and
+    other classes with `from_config`, users' functions, and operations that only compute tensors.
     """
     if isinstance(config, dict):
         if reason := _find_reason(config):
@@ -99,7 +99,7 @@ def _find_reason(config: dict[str, Any]) -> str:
 
 
 def _find_object(module: str, name: str) -> Any:
-    """Return what Keras finds in a module under a name; None if it finds nothing."""
+    """Return the object that Keras finds in a module under a name, or None."""
     if found := tf_export.get_symbol_from_name(f"{module}.{name}"):
         return found
     loaded: Any = None

@@ -55,7 +55,7 @@ def split_activation(call: Call, context: LoweringContext) -> list[Call]:
 def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
     """Split layer(activity_regularizer=r) into the layer and Regularize(r).
 
-    The regularizer would see a wrapped layer's own call, which is not computed at inference.
+    Inside a wrapped layer the regularizer would not be computed at inference.
     """
     layer = call.layer
     if layer.activity_regularizer is None or len(flatten_values(call.outputs)) > 1:
@@ -71,7 +71,7 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
 
 
 def make_activation(parts: PartsBuilder) -> layers.Layer:
-    """Return a layer of the activation in a layer, or a copy of an activation that is a layer."""
+    """Return a layer for a layer's activation function, or a copy of its activation layer."""
     layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, layers.Layer):
         return parts.new("activation", clone, inner, weights=inner.weights)
@@ -121,7 +121,7 @@ _GATE = operation("relu6")(_X + 3.0)
 HARD_SWISH = Rule(any_of(_X * _GATE / 6.0, _X * (_GATE / 6.0)), lambda x: HardSwish()(x))
 
 _LEAST = between(0.0, 1e-5)
-"""A constant that code adds to a sum to keep it from 0."""
+"""A pattern of an epsilon that keeps a sum from being 0."""
 
 _add_axes = operation("expand_dims", "stop_gradient")
 _exp, _sum = operation("exp"), operation("reduce_sum")
@@ -154,12 +154,12 @@ SOFTMAX_BY_HAND = Rule(
 )
 """Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, which needs no ranges inside.
 
-A sum of exponentials that is at least 1 may be kept from 0.
+An epsilon may be added to a sum of exponentials that is at least 1 anyway.
 """
 
 
 def compute_log_sum(x: tf.Tensor, axis: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return the largest of x, x minus it, and the logarithm of the sum of its exponentials."""
+    """Return the largest x, d = x minus the largest, and the logarithm of the sum of exp(d)."""
     largest = tf.reduce_max(x, axis, keepdims=True, name="largest")
     below = tf.subtract(x, largest, name="below")
     total = tf.reduce_sum(tf.exp(below, name="exp"), axis, keepdims=True, name="total")
@@ -177,7 +177,7 @@ def _log_sum_exp(x: tf.Tensor, axis: object, total: tf.Tensor) -> tf.Tensor:
 
 
 LOG_SUM_EXP = Rule(operation("log")(_TOTAL.named("total")), _log_sum_exp)
-"""Subtracts the largest x in log(sum(exp(x))), because 8 bits of exp(x) keep only large values."""
+"""Subtracts the largest x in log(sum(exp(x))), because exp(x) in 8 bits keeps only large values."""
 
 
 def _find_single_axis(x: tf.Tensor, axes: object) -> int:
@@ -188,7 +188,7 @@ def _find_single_axis(x: tf.Tensor, axes: object) -> int:
 
 
 def merge_softmax_axes(layer: layers.Softmax, x: tf.Tensor) -> tf.Tensor:
-    """Compute a softmax over several axes by a softmax over one axis that holds them."""
+    """Compute a softmax over several axes by a softmax over one merged axis."""
     require(isinstance(layer.axis, (list, tuple)) and None not in x.shape[1:])
     rank = len(x.shape)
     axes = sorted(axis % rank for axis in layer.axis)
@@ -202,7 +202,7 @@ def merge_softmax_axes(layer: layers.Softmax, x: tf.Tensor) -> tf.Tensor:
 
 
 def widen_softmax(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a softmax of so many values that 8 bits keep little or nothing of their mean."""
+    """Replace a softmax of so many values that their mean is at most a few steps of 8 bits."""
     op, attributes, _ = match_row(call)
     if op is not SOFTMAX or NO_WIDE:
         return []

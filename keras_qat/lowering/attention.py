@@ -24,8 +24,8 @@ def split_multi_head_attention(
 ) -> list[Call]:
     """Split MultiHeadAttention into projections, products, masks and a softmax.
 
-    The axes of images become one axis. The call stays unchanged if their sizes are unknown, if it
-    also has a mask or returns scores, or if its inputs carry masks and `masks` is None.
+    The axes of images are merged. The call stays unchanged if their sizes are unknown, or if it has
+    images and also a mask or returned scores, or if its inputs carry masks and `masks` is None.
     """
     layer = call.layer
     names = ("query", "value", "key", "attention_mask", "return_attention_scores")
@@ -40,7 +40,7 @@ def split_multi_head_attention(
     if mask is not None and not isinstance(mask, Value):
         constant = np.asarray(mask, bool)
         if constant.ndim > 2 and constant.shape[0] != 1:
-            return []  # One mask for each of several examples.
+            return []  # The mask differs between examples.
         constant = constant[0] if constant.ndim > 2 else constant
         visible, mask = constant & np.tri(*steps, dtype=bool) if causal else constant, None
     has_more_axes = len(details["axes"]) > 1 or len(query.shape) > 4
@@ -63,7 +63,7 @@ def split_multi_head_attention(
         (query, value, key), restore = _merge_axes(parts, details, query, value, key)
         last.append(restore)
     if layer.activity_regularizer is not None:
-        # The projections keep their regularizers. This regularizer is for the entire layer.
+        # The projections keep their regularizers. This one belongs to the entire layer.
         last.append(parts.new("regularized", Regularize, layer.activity_regularizer))
 
     def project(name: str, source: Value, output: Value | None = None) -> Value:
@@ -140,7 +140,7 @@ def expand_attention(
 ) -> tf.Tensor | list[tf.Tensor]:
     """Compute Attention without masks by a product, a softmax and a product.
 
-    An Attention with weights was traced before.
+    Attention layers with weights are traced before this pass.
     """
     query, value, *key = inputs
     is_masked = any(m is not None for m in tf.nest.flatten(mask))

@@ -1,4 +1,4 @@
-"""Tools that build calls in place of a call, and the context that keeps the layers they make."""
+"""Builds the calls that replace a call, and keeps the layers that these use."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class LoweringContext:
     Args:
         activations: whether to replace activations by operators that runtimes have.
             `recipes.contrib` keeps them, like the original, and traces no layer.
-        may_trace: whether the layer of a call may be traced. None decides as usual.
-        has_int16: False uses 16 bits only if 8 bits would keep nothing.
-        has_float: whether calls that replace NaN stay in float. If not, the model gets no NaN.
+        may_trace: function of a call: whether its layer may be traced; None to decide as usual.
+        has_int16: False to use 16 bits only if 8 bits would lose all values.
+        has_float: whether calls that replace NaN stay in float. If not, inputs hold no NaN.
     """
 
     activations: bool = True
@@ -50,7 +50,7 @@ class LoweringContext:
         self.weights: dict[Layer, list[tf.Variable]] = {}
         """New layer -> the initial values of its weights."""
         self.compared: dict[Hashable, bool] = {}
-        """Call -> whether its expansion computed the same on random inputs."""
+        """Call -> whether its expansion returned the same results on random inputs."""
         self._layers: dict[tuple[Hashable, str], Layer] = {}
         self._settings: dict[tuple[Layer, str], list[Any]] = {}
 
@@ -75,7 +75,7 @@ class LoweringContext:
     def part_for(self, source: Layer, part: str, settings: object) -> str:
         """Return the name of a component, numbered if other calls need it with other settings.
 
-        A component may depend on the size of a tensor, which varies between calls of a layer.
+        Settings may depend on the size of a tensor, which may vary between calls of a layer.
         """
         leaves = [leaf if isinstance(leaf, _PLAIN) else None for leaf in tf.nest.flatten(settings)]
         known = self._settings.setdefault((source, part), [])
@@ -91,7 +91,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return the layers with a weight that several new layers start from."""
+        """Return the layers with a weight that initializes several new layers."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:
@@ -101,7 +101,7 @@ class LoweringContext:
     def clone(
         self, source: Layer, part: str, weights: Iterable[tf.Variable], **config: Any
     ) -> Layer:
-        """Return the named component of `source`: a copy of it with other settings."""
+        """Return the named component of `source`: a copy of `source` with other settings."""
         return self.layer(source, part, lambda: clone(source, **config), weights)
 
     def get_weights(self, layer: Layer) -> list[tf.Variable]:
@@ -168,7 +168,7 @@ class PartsBuilder:
         return output
 
     def end(self, layer: Layer, *args: Any, kwargs: Mapping[str, Any] | None = None) -> list[Call]:
-        """Add the last call, which writes the original outputs, and return all calls."""
+        """Add the last call, which computes the original outputs, and return all calls."""
         self.add(layer, *args, kwargs=kwargs, output=self.call.outputs)
         return self.calls
 
@@ -187,7 +187,7 @@ class PartsBuilder:
         return self.call.name.removesuffix(name) + layer.name
 
     def between(self, layer: Layer, shape: Sequence[int | None]) -> Value:
-        """Return a new tensor between two components, which `layer` computes."""
+        """Return a new tensor that the component `layer` computes for the next component."""
         name, output = self.path(layer), self.call.output
         label = f"{name}_before_activation" if name == self.call.name else name
         return Value(label + get_suffix(output.name, self.call.name), tuple(shape), output.dtype)
@@ -196,7 +196,7 @@ class PartsBuilder:
 def get_suffix(tensor: str, call: str) -> str:
     """Return the end of a tensor's name after the name of its call: `:1` for `split:1`.
 
-    A call inside a layer may compute the layer's output, which is named after the layer.
+    A call inside a layer may compute the layer's output, whose name starts with the layer's name.
     """
     if tensor.startswith(call):
         return tensor.removeprefix(call)
@@ -205,7 +205,7 @@ def get_suffix(tensor: str, call: str) -> str:
 
 
 def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
-    """Return the graph with some calls replaced, and without calls that nothing reads."""
+    """Return the graph with some calls replaced, and without unused calls."""
     calls = [new for call in graph.calls for new in replaced.get(call, [call])]
     return drop_unused_calls(dataclasses.replace(graph, calls=calls)) if replaced else graph
 

@@ -1,8 +1,8 @@
 """Computes channels-first models with their channels last.
 
-TFLite's int8 kernels, and many of TensorFlow's on a CPU, support only channels last. Each layer
-with channels first reads a channels-last copy of its input. Elementwise layers read such copies,
-too. A Permute restores the tensor for all other layers.
+TFLite's int8 kernels, and many of TensorFlow's on a CPU, support only channels last. Each
+channels-first layer reads a channels-last copy of its input. So do elementwise layers. A Permute
+restores the original layout for all other layers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Split off an activation, because a softmax would be along the last axis, the columns."""
+    """Split off an activation: a channels-first softmax is along the columns, its last axis."""
     layer, parts = call.layer, list[Call]()
     if _has_channels_first(call) and getattr(layer, "activation", None) is not None:
         is_separable = isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D))
@@ -48,7 +48,7 @@ def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _has_channels_first(call: Call) -> bool:
-    """Return whether axis 1 holds channels. In a recurrent layer it holds steps."""
+    """Return whether axis 1 holds channels, and not steps as in a recurrent layer."""
     is_first = getattr(call.layer, "data_format", None) == "channels_first"
     return is_first and not isinstance(call.layer, layers.RNN)
 

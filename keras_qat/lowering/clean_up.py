@@ -21,14 +21,14 @@ from keras_qat.ops.registry import find_op
 Structure = TypeVar("Structure")
 
 IGNORES = {"maximum": HIDES, "minimum": -HIDES}
-"""Operation that keeps a tensor's range -> the value from which on it ignores its other input."""
+"""Operation -> constants at least this extreme are never its result."""
 
 
 def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
-    """Drop sums with zeros, as `zeros_like` makes them, and what only such sums read.
+    """Drop additions of zeros, as from `zeros_like`, and calls that only these read.
 
-    Maxima read a constant in place of a tensor far below all others, because the tensor would widen
-    the range that they share. So do minima, far above.
+    A tensor that is uniform and far below all others would widen the common range of a maximum, so
+    the maximum reads a constant in its place. The same holds for minima and values far above.
     """
     facts, known = Facts(), dict[Value, Uniform]()
     for value in (call.output for call in graph.calls):
@@ -49,7 +49,7 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
     if call.output.shape != other.shape:
         return []
     if value == 0.0 and (kind == "add" or (kind == "subtract" and call.args[0] is other)):
-        # Under a name of its own: later steps, which add something, have this one.
+        # A separate name, because later steps of a loop, which do add something, have this name.
         parts = PartsBuilder(call, context)
         return parts.end(parts.new("sum_with_zeros", layers.Activation, "linear"), other)
     if kind not in IGNORES or value / IGNORES[kind] < 1.0:
@@ -61,7 +61,7 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
 def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
     """Drop calls that repeat another call on the same tensors.
 
-    TensorFlow computes such calls once, and a quantizer on only one of them would be lost.
+    TensorFlow computes such calls once, so a quantizer on only one of them would have no effect.
     """
 
     def identify(call: Call) -> Hashable | None:
@@ -102,7 +102,7 @@ def _describe_configuration(layer: layers.Layer) -> str:
 
 
 def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
-    """Drop linear activations before a BatchNormalization, which would prevent folding."""
+    """Drop linear activations before a BatchNormalization, because they would prevent folding."""
     consumers, outputs = graph.consumers(), flatten_values(graph.outputs)
     calls = {call: call for call in graph.calls}
     for call in graph.calls:
@@ -122,7 +122,7 @@ def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def make_names_unique(graph: Graph, context: LoweringContext) -> Graph:
-    """Rename components with the name of another layer, such as `conv_depthwise` of `conv`."""
+    """Rename components that have another layer's name, such as `conv_depthwise` of `conv`."""
     owners = {call.name: call.layer for call in graph.calls if call.name == call.origin}
 
     def rename(call: Call) -> Call:

@@ -24,13 +24,13 @@ from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
 LEVELS = 255
-"""A tensor is lost in a range this many times as wide as any of its channels deviates."""
+"""A tensor is lost in a range that is this many times as wide as its channels deviate."""
 ALIKE = 4
-"""Tensors are not scaled if their widths differ by a smaller factor."""
+"""Tensors are only scaled if their widths differ by at least this factor."""
 
 
 class _Piece(NamedTuple):
-    """Entries of a tensor along the axis of a concatenation."""
+    """A range of entries of a tensor along the axis of a concatenation."""
 
     tensor: Value
     begin: int
@@ -39,7 +39,7 @@ class _Piece(NamedTuple):
 
 
 class _Concatenation(NamedTuple):
-    """Tensors side by side along an axis, which they lack if they are stacked."""
+    """Tensors that are concatenated along an axis, or stacked along a new axis."""
 
     axis: int
     tensors: list[Value]
@@ -47,10 +47,10 @@ class _Concatenation(NamedTuple):
     is_stacked: bool
 
     def cut(self, begin: int, end: int) -> list[_Piece]:
-        """Return the pieces of the tensors that hold some entries.
+        """Return the pieces of the tensors that hold the entries from `begin` to `end`.
 
         Raises:
-            CannotExpand: if all tensors hold some of them.
+            CannotExpand: if the entries spread over all tensors.
         """
         pieces = []
         for x, size in zip(self.tensors, self.sizes, strict=True):
@@ -75,7 +75,7 @@ class _Concatenation(NamedTuple):
 def skip_concatenations(graph: Graph, context: LoweringContext) -> Graph:
     """Rewrite `slice(concat(a, b))` to read `a` or `b` directly, so they need not share a range.
 
-    Detectors, for example, concatenate scores, offsets and anchors, and cut them apart to decode
+    Detectors, for example, concatenate scores, offsets and anchors, and slice them again to decode
     boxes.
     """
     consumers = graph.consumers()
@@ -115,7 +115,7 @@ def _cuts(call: Call) -> bool:
 
 
 def _reshape_tensors(call: Call) -> tf.Tensor:
-    """Trace a concatenation of reshaped tensors in place of a reshape that keeps the axis."""
+    """Trace a concatenation of reshaped tensors, if the reshape keeps the axis."""
     require(unwrap(match(call).op).name == "reshape")
     found, shape = _find(call.inputs[0]), call.output.shape
     require(not found.is_stacked and found.axis == len(call.inputs[0].shape) - 1)
@@ -179,8 +179,8 @@ def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
     """Rewrite `norm(concat(a, b))` to `norm(concat(a, b / k) * [1, k])` if 8 bits would lose `a`.
 
     The statistics of the normalization show how wide each tensor is. Before training there are no
-    statistics, and nothing changes. `k` is a power of two, so the results are identical to the last
-    bit. The multiplication is part of the normalization, with exact factors for each channel.
+    statistics, so nothing changes. `k` is a power of two, so the results are bit-exact. The
+    multiplication becomes part of the normalization.
     """
     readers, counts = graph.find_single_consumers(), graph.count_calls()
     replaced: dict[Call, list[Call]] = {}

@@ -1,8 +1,8 @@
 """Replaces custom classes of BatchNormalization by Keras' own.
 
-A class may derive from Keras' layer: Keras has `SyncBatchNormalization` and the one of TensorFlow
-1, and users freeze the statistics with the layer, or always. Or it is a custom layer that assigns
-moving statistics in training. That layer is recognized by what it computes.
+Some classes derive from Keras' layer, such as `SyncBatchNormalization`, the class of TensorFlow 1,
+and users' classes with frozen statistics. Others are custom layers that assign moving statistics in
+training. These are recognized by their results on test inputs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _BASE = layers.BatchNormalization.__base__
 
 
 def replace_custom_batch_norm(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace another class of BatchNormalization by Keras' own, if both learn the same.
+    """Replace a class of BatchNormalization by Keras' own, if both train in the same way.
 
-    A layer that uses the moving statistics also in training is called with `training=False`.
+    A layer that always uses the moving statistics is called with `training=False`.
     """
     layer = call.layer
     if len(call.inputs) != 1 or is_listed(layer) or not layer.weights or layer.activity_regularizer:
@@ -36,7 +36,7 @@ def replace_custom_batch_norm(call: Call, context: LoweringContext) -> list[Call
     replace = _replace_subclass if isinstance(layer, _BASE) else _replace_custom_layer
     try:
         return replace(call, PartsBuilder(call, context))
-    except Exception:  # Whatever a user's own code may raise: tracing handles the layer.
+    except Exception:  # User code may raise any error. Tracing then handles the layer.
         return []
 
 
@@ -46,7 +46,7 @@ def _replace_subclass(call: Call, parts: PartsBuilder) -> list[Call]:
         return []
     x = _draw(call, layer.compute_dtype)
     config = _BASE.get_config(layer)
-    if getattr(layer, "synchronized", False):  # Which Keras omits.
+    if getattr(layer, "synchronized", False):  # Keras omits it.
         config["synchronized"] = True
 
     def make(**changes: object) -> keras.layers.Layer:
@@ -68,7 +68,7 @@ def _replace_subclass(call: Call, parts: PartsBuilder) -> list[Call]:
 
 
 def _replace_custom_layer(call: Call, parts: PartsBuilder) -> list[Call]:
-    """Replace a layer that computes and learns what a BatchNormalization does.
+    """Replace a custom layer that computes and learns the same as a BatchNormalization.
 
     Moving variances may have Bessel's correction, as Keras computes those of images.
     """
@@ -92,7 +92,7 @@ def _replace_custom_layer(call: Call, parts: PartsBuilder) -> list[Call]:
 
 
 class _Roles(NamedTuple):
-    """Which weight of a layer is which; None for a weight that the layer does not have."""
+    """The roles of a layer's weights; None for a weight that the layer does not have."""
 
     gamma: tf.Variable | None
     beta: tf.Variable | None
@@ -115,7 +115,7 @@ def _list_roles(moving: Sequence[tf.Variable], learned: Sequence[tf.Variable]) -
 def _find_options(
     layer: keras.layers.Layer, roles: _Roles, x: NDArray[np.float32], axis: int
 ) -> dict[str, object]:
-    """Return the options of the BatchNormalization that a layer is; {} if it is none.
+    """Return the options of the BatchNormalization that equals a layer; {} if none does.
 
     Epsilon follows from a call with a variance of 0, and momentum from a call in training.
     """
@@ -178,7 +178,7 @@ def _compute(
     training: bool,
     weights: Sequence[NDArray[np.float32]] | None = None,
 ) -> list[NDArray[Any]]:
-    """Return what a layer computes, and its weights afterwards. The layer does not change."""
+    """Return a layer's output, and its weights afterwards. The layer does not change."""
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly:
         before = layer.get_weights()

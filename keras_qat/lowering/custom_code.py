@@ -28,10 +28,10 @@ from keras_qat.messages import KERAS, KNOWN, get_package
 from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
 
 ATTENTION = layers.Attention, layers.AdditiveAttention
-"""Keras' layers that are traced. If that fails, users are not advised to describe them."""
+"""Keras' layers that are traced. If this fails, messages do not suggest `register_op`."""
 
 _SEPARABLE = layers.SeparableConv1D, layers.SeparableConv2D
-"""Keras' layers that no row lists, but whose activations are split off."""
+"""Keras' layers without a row. Their activations are split off."""
 
 NORMALIZES = {
     "batch_normalization",
@@ -39,19 +39,19 @@ NORMALIZES = {
     "local_response_normalization",
     "normalize",
 }
-"""Operations that normalize by themselves."""
+"""Single operations that normalize."""
 
 BETTER_IN_FLOAT = NORMALIZES | {"clip_by_norm", "per_image_standardization"}
-"""Operations that divide by the size of their input, for which 8 bits are few."""
+"""Operations that divide by a measure of their input. The measure needs more than 8 bits."""
 
 ROOTS = ("rsqrt", "sqrt")
 DEVIATIONS = {"reduce_std", "moments", "weighted_moments", "norm"}
 SIZES = DEVIATIONS | {"reduce_mean", "reduce_sum", "reduce_variance"}
-"""Operations that measure a tensor."""
+"""Operations that compute such a measure of a tensor."""
 
 
 def runs_custom_code(layer: layers.Layer) -> bool:
-    """Return whether a layer runs custom code, or code of Keras that no lowering splits."""
+    """Return whether a layer runs custom code, or Keras code that no lowering splits."""
     if type(layer) in ATTENTION:
         return type(layer) is layers.AdditiveAttention or bool(layer.weights)
     if is_registered(layer) or is_operation(layer):
@@ -73,7 +73,7 @@ def _is_known(function: Callable[..., object]) -> bool:
     """Return whether an activation function has a row or an expansion, and can be saved."""
     if get_package(function) == "tensorflow" and not can_find_activation(function):
         return False
-    with contextlib.suppress(TypeError):  # Some callables have no hash.
+    with contextlib.suppress(TypeError):  # Some callables are not hashable.
         return function in ACTIVATIONS or is_listed_function(function)
     return False
 
@@ -91,7 +91,7 @@ def has_custom_activation(layer: layers.Layer) -> bool:
 
 
 class ExpandedLayer(keras.layers.Layer):
-    """Calls a function on symbolic tensors, and the layer that it stands for on all others.
+    """Calls a function on symbolic tensors, and the original layer on all others.
 
     Args:
         operation: the call of the layer.
@@ -114,7 +114,7 @@ class ExpandedLayer(keras.layers.Layer):
 def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list[Call]:
     """Expand an operation before masks, softmax and formulas are recognized.
 
-    Operations that are better in float are expanded only if `forced`.
+    Operations that are more accurate in float are expanded only if `forced`.
     """
     kind = get_kind(call)
     reads_floats = all(value.is_float for value in call.inputs)

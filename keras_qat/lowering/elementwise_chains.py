@@ -1,4 +1,4 @@
-"""Recognizes functions of one tensor that a chain of elementwise operations computes."""
+"""Recognizes chains of elementwise operations that compute a function of one tensor."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from keras_qat.lowering.read_operations import ACTIVATIONS, read_operation
 from keras_qat.ops.registry import match
 
 LARGEST = 64
-"""The largest number of functions in a formula."""
+"""The maximum number of functions in a formula."""
 
 _SOFTMAX = "softmax"
 
 _RANGES = np.array([[4.0], [8.0]])
-"""Chains are tried on inputs from minus each number to that number."""
+"""Chains are tested on inputs from -x to x, for each x."""
 
 _LOSS = 3.2
-"""A chain is a table if rounding each step makes the noise this many times larger: 5 dB. Chains of
-two or three harmless operations lose up to 3 dB."""
+"""A chain becomes a table if rounding each step makes the noise this many times larger: 5 dB.
+Chains of two or three harmless operations lose up to 3 dB."""
 
 _INAUDIBLE = 1e-5
-"""Noise below this fraction of the variance does not count: -50 dB, as of 8 bits."""
+"""Noise below this fraction of the variance does not count: -50 dB, as in 8 bits."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
 """Layers with activations that are split off if a chain reads them."""
@@ -45,9 +45,9 @@ class _Chain(NamedTuple):
     x: Value
     formula: str | list[Any]
     exact: NDArray[Any]
-    """Its results for each of `_RANGES`, in float."""
+    """Its results for inputs in each of `_RANGES`, in float."""
     rounded: NDArray[Any]
-    """The same if each operation rounds its results to 8 bits."""
+    """The results if each operation rounds to 8 bits."""
     divides: bool
     """Whether it divides tensors, for which TFLite would need several operators of 16 bits."""
     size: int
@@ -56,8 +56,8 @@ class _Chain(NamedTuple):
 def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
     """Replace functions of one tensor, such as log(1 + exp(x)), by one layer with a lookup table.
 
-    8 bits of exp(x) alone keep little but the largest values. Each chain is computed both ways, as
-    one table and with results of 8 bits between its operations, for inputs of typical ranges.
+    In 8 bits, exp(x) keeps little except its largest values. For inputs in typical ranges, each
+    chain is computed in both ways: as one table, and with 8-bit results between its operations.
     """
     chains: dict[Value, _Chain] = {}
     graph = _split_activations(graph, context)
@@ -81,7 +81,7 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
         for value in (value for part in parts for value in part.inputs):
             read.add(value)
             if chain is None or value not in chains or chains[value].x is not chain.x:
-                judged.add(value)  # Other operations of a chain are judged with its end.
+                judged.add(value)  # All operations of a chain are judged together, at its end.
     return dataclasses.replace(graph, calls=calls[::-1])
 
 
@@ -101,7 +101,7 @@ def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Return the layer that computes a chain; of logarithms, if the chain reads a softmax."""
+    """Return the layer that computes a chain. After a softmax it computes from logarithms."""
     scores, axis = _find_scores(chain.x)
 
     def compute() -> tf.Tensor:
@@ -129,7 +129,7 @@ def _find_scores(value: Value) -> tuple[Value | None, int]:
 
 
 def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
-    """Return a call and the calls before it as a function of one tensor, or None."""
+    """Return the chain that ends in a call; None if the call is not a function of one tensor."""
     name, terms = _read(call)
     if not name or None in terms or not call.inputs:
         return None
@@ -162,7 +162,7 @@ def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
 
 
 def _start_chain(x: Value) -> _Chain:
-    """Return the chain without operations. Results of a softmax are near 0, so are its inputs."""
+    """Return a chain without operations. Its test inputs are near 0 after a softmax."""
     is_softmax = _find_scores(x)[0] is not None
     exact = np.exp(_RANGES * np.linspace(-1, 0, 256)) if is_softmax else _RANGES * _GRID
     return _Chain(x, "x", exact, _round(exact), False, 0)
@@ -172,7 +172,7 @@ _GRID = np.arange(-128, 128) / 128
 
 
 def _compute(name: str, terms: list[Any]) -> NDArray[Any]:
-    """Compute an operation; results that are not finite are the lowest or largest of the others."""
+    """Compute an operation. Infinite results become the smallest or largest finite result."""
     with tf.init_scope():
         results = np.asarray(FUNCTIONS[name](*map(np.asarray, terms)))
     if results.dtype == bool:
@@ -203,7 +203,7 @@ def _needs_table(chain: _Chain) -> bool:
 
 
 def _read(call: Call) -> tuple[str, list[Any]]:
-    """Return the function that a call computes, and its tensors and numbers; "" for other calls.
+    """Return the name of a call's function, "" if unknown, and its tensors and numbers.
 
     An argument that is neither a tensor nor a number becomes None.
     """

@@ -83,7 +83,7 @@ def is_tensor(argument: object) -> bool:
 def get_value(argument: Any) -> Any:
     """Return the value of the graph that an argument stands for; a constant unchanged.
 
-    Random inputs have none of the properties of that value, so the expansion is not checked.
+    Random inputs would lack the properties of that value, so the expansion is not checked.
     """
     if not hasattr(argument, "graph_value"):
         return argument
@@ -92,14 +92,14 @@ def get_value(argument: Any) -> Any:
 
 
 def get_call(tensor: tf.Tensor) -> Call:
-    """Return the call that is expanded, which reads this tensor. The expansion is not checked."""
+    """Return the expanded call, which reads this tensor. The expansion is not checked."""
     tensor.is_known = True
     call: Call = tensor.expanded_call
     return call
 
 
 def copy_outputs(call: Call) -> Any:
-    """Return new values like the outputs of a call, which remain the outputs of that call."""
+    """Return new values like the outputs of a call. The originals remain that call's outputs."""
     return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
 
 
@@ -115,8 +115,7 @@ def expand_call(
         call: the call of an operation or a layer.
         function: computes the same from the same arguments.
         context: keeps the layers, which all calls of a shared layer share.
-        inside: whether to name calls `call/part`, like those inside a traced layer, and not
-            `call_part`.
+        inside: whether to name calls `call/part`, as inside a traced layer, or `call_part`.
 
     Returns:
         The calls of the simpler operations; none if the function does not support the arguments,
@@ -127,7 +126,7 @@ def expand_call(
     args, kwargs = map_values(stand_ins.__getitem__, given)
     try:
         inspect.signature(function).bind(*args, **kwargs)
-    except TypeError:  # It does not support one of the arguments.
+    except TypeError:  # The function does not support an argument.
         return []
     return _expand(call, partial(function, *args, **kwargs), context, stand_ins, inside)
 
@@ -169,7 +168,7 @@ def _expand(
 
 
 def _is_from_library(traceback: TracebackType | None) -> bool:
-    """Return whether TensorFlow or Keras raised an error: the arguments do not fit."""
+    """Return whether TensorFlow or Keras raised an error, because arguments do not fit."""
     while traceback and traceback.tb_next:
         traceback = traceback.tb_next
     module = traceback.tb_frame.f_globals.get("__name__", "") if traceback else ""
@@ -179,8 +178,8 @@ def _is_from_library(traceback: TracebackType | None) -> bool:
 def _is_right(traced: _Traced, context: LoweringContext) -> bool:
     """Return whether a call and its expansion compute about the same on random inputs.
 
-    Equal calls are compared once. An expansion that does not follow from the arguments alone, or
-    that reads other weights, is not compared.
+    Equal calls are compared once. An expansion is not compared if it depends on more than the
+    arguments, or if it reads other weights.
     """
     call, outputs, nodes, stand_ins = traced
     arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])
@@ -201,7 +200,7 @@ def _is_right(traced: _Traced, context: LoweringContext) -> bool:
 
 
 def _compare(traced: _Traced) -> bool:
-    """Compute a call and its expansion on 2 random examples, with 8 for open sizes."""
+    """Compute a call and its expansion on 2 random examples, with 8 for unknown sizes."""
     call, stand_ins = traced.call, traced.stand_ins
     drawn = draw_like(stand_ins.values())
     tensors = dict(zip(map(id, stand_ins.values()), drawn, strict=True))
@@ -217,7 +216,7 @@ def _compare(traced: _Traced) -> bool:
 
     try:
         expected = compute(call.layer, call.args, call.kwargs)
-    except Exception:  # Sizes that do not fit: there is nothing to compare with.
+    except Exception:  # The assumed sizes do not fit, so there is nothing to compare with.
         return True
     for node in traced.nodes:
         results = compute(node.layer, node.call_args, node.call_kwargs)
@@ -226,11 +225,11 @@ def _compare(traced: _Traced) -> bool:
 
 
 def _is_close(expected: tf.Tensor, computed: tf.Tensor) -> bool:
-    """Return whether two tensors are close where the first one is finite."""
+    """Return whether two tensors are close at all finite elements of the first one."""
     first, second = (np.asarray(tf.cast(x, tf.float32)) for x in (expected, computed))
     if first.shape != second.shape:
         return False
-    # The logarithm of no value is -max.
+    # A logarithm is never as low as -max.
     is_finite: NDArray[np.bool_] = np.abs(first) < np.finfo(np.float32).max
     first, second = first[is_finite], second[is_finite]
     largest = np.max(np.abs(first), initial=0.0)
@@ -238,7 +237,7 @@ def _is_close(expected: tf.Tensor, computed: tf.Tensor) -> bool:
 
 
 def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list[Call]:
-    """Return traced nodes as calls that write the outputs of the expanded call."""
+    """Return traced nodes as calls that compute the outputs of the expanded call."""
     call, outputs, nodes, _ = traced
     names, calls = set[str](), list[Call]()
     pairs = list(zip(outputs, flatten_values(call.outputs), strict=True))
@@ -251,7 +250,7 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
         return getattr(leaf, "graph_value", values.get(id(leaf), leaf))
 
     def keep(layer: keras.layers.Layer, part: str) -> tuple[keras.layers.Layer, str]:
-        """Return the layer of a part, which all calls share, and the name of its call."""
+        """Return a component's layer, which all calls share, and the name of its call."""
         settings = name_in_tensorflow(layer) or {**layer.get_config(), "name": ""}
         part = context.part_for(call.layer, part, settings)
         end = f"{'/' if inside else '_'}{part}" if part else ""
@@ -281,7 +280,7 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
         if len(tensor.shape) == len(value.shape):
             sizes = zip(value.shape, tensor.shape, strict=True)
             value.shape = tuple(size or known_size for size, known_size in sizes)
-        if (source := read(tensor)) is not value:  # Returned unchanged, or twice.
+        if (source := read(tensor)) is not value:  # The output is an input, or returned twice.
             identity = keras.layers.Activation("linear", dtype=get_policy(value.dtype))
             layer, path = keep(
                 identity, _find_unused("identity", names) if nodes or pairs[1:] else ""

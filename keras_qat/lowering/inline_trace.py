@@ -1,4 +1,4 @@
-"""Puts the calls inside a traced layer in the place of the layer's call."""
+"""Replaces the call of a traced layer by the calls inside the layer."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class TracedCall:
     Args:
         call: the call.
         trace: the trace.
-        read: the tensors that the call reads, and their masks: the trace's inputs but its weights.
-        keeps_weights: whether nothing is computed from weights before they are quantized.
+        read: the tensors that the call reads, and their masks: the trace's inputs except weights.
+        keeps_weights: whether weights are quantized before anything is computed from them.
 
     Raises:
         CannotTrace: if it has complex weights.
@@ -48,7 +48,7 @@ class TracedCall:
         if any(weight.is_complex for weight in trace.weights):
             raise CannotTrace("its weights are complex numbers")
         self.of_weights = set(trace.weights)
-        """The weights, and the tensors that are computed from them alone, once for all calls."""
+        """The weights, and tensors of weights only, computed once for all calls."""
         if not keeps_weights:
             self.of_weights = find_computed_weights(graph, trace.weights)
         self.facts = Facts()
@@ -85,11 +85,11 @@ class TracedCall:
 
 
 class Inliner:
-    """Inlines traced calls, with equal names and the same layers in all calls of a layer.
+    """Inlines traced calls. All calls of a layer get the same names and layers inside.
 
     Args:
         context: keeps the layers.
-        anchor: a tensor that is the input of the layers that hold a weight.
+        anchor: a tensor to use as the input of layers that hold a weight.
         owners: id of a variable that several layers read -> the layer that it belongs to.
     """
 
@@ -98,7 +98,7 @@ class Inliner:
     ) -> None:
         self.context, self.anchor, self.owners = context, anchor, owners
         self.losses: list[Call] = []
-        """Calls that only the losses and metrics of traced layers depend on."""
+        """Calls that only losses and metrics of traced layers need."""
         self.counts: Counter[layers.Layer] = Counter()
         """Layer -> how many of its calls were inlined."""
         self.named: dict[layers.Layer, dict[str, object]] = {}
@@ -106,9 +106,9 @@ class Inliner:
         self._labels: dict[int, list[str]] = {}
 
     def inline(self, traced: TracedCall, prefix: str, taken: set[str]) -> list[Call]:
-        """Return the calls inside the layer, on the tensors that the call reads and writes.
+        """Return the calls inside the layer, with the inputs and outputs of the layer's call.
 
-        Names begin with a prefix. `taken` lists names of other calls without it.
+        Names begin with the prefix. `taken` lists the names of other calls, without the prefix.
         """
         self.counts[traced.call.layer] += 1
         within = (*traced.call.within, traced.call.layer)
@@ -116,7 +116,7 @@ class Inliner:
         return [call.replace(within=within) for call in calls]
 
     def label_shared(self, variable: int, name: str) -> tuple[str, str]:
-        """Return the names of a shared weight, by its id, and of its tensor in the next call."""
+        """Return the name of a shared weight, and the name of its tensor in the next call."""
         labels = self._labels.setdefault(variable, [])
         first = labels[0] if labels else name
         labels.append(f"{first}#{len(labels) + 1}" if labels else first)
@@ -124,7 +124,7 @@ class Inliner:
 
 
 class _Inlined:
-    """One call that is inlined, and the unique names of the calls and weights inside."""
+    """A call to inline, and the unique names of the calls and weights inside."""
 
     def __init__(self, inliner: Inliner, traced: TracedCall, prefix: str, taken: set[str]) -> None:
         self.inliner, self.traced, self.prefix, self.taken = inliner, traced, prefix, taken
@@ -137,7 +137,7 @@ class _Inlined:
         self.names: dict[layers.Layer, str] = {}
         """Layer inside -> its name."""
         self.has_output = False
-        """Whether a call inside has the name of the layer's call."""
+        """Whether a call inside already has the name of the layer's call."""
         self.tensors = dict(zip(flatten_values(graph.inputs), traced.read, strict=False))
         """Value inside the layer -> the tensor in its place."""
         self.ends = list(
@@ -146,7 +146,7 @@ class _Inlined:
         for value, output in self.ends:
             output.shape = value.shape if len(value.shape) == len(output.shape) else output.shape
             output.rows = value.rows
-        self.outputs = dict(reversed(self.ends))  # Of a tensor that is returned twice, the first.
+        self.outputs = dict(reversed(self.ends))  # The first of equal outputs counts.
         # Inside the layer, a tensor may carry another mask than outside.
         inside = {value for inner in graph.calls for value in inner.inputs}
         self.direct = {
@@ -185,7 +185,7 @@ class _Inlined:
         calls.append(Call(layer, args, kwargs, outputs, name, source=source))
 
     def _name_call(self, inner: Call, arguments: Any) -> str:
-        """Return the name of a call. An operation with other weights gets another name.
+        """Return the name of a call. An operation that reads other weights gets another name.
 
         The first operation that computes an output has the name of the layer's call.
         """
@@ -213,7 +213,7 @@ class _Inlined:
         return self.prefix + name
 
     def _find_tensor(self, value: Value) -> Value:
-        """Return the tensor in the place of a value; weights become tensors when first used."""
+        """Return the tensor that replaces a value. Weights become tensors when first used."""
         if value in self.tensors:
             return self.tensors[value]
         traced = self.traced
@@ -231,7 +231,7 @@ class _Inlined:
         return tensor
 
     def _return(self, value: Value, output: Value, index: int) -> None:
-        """Add an identity, because a layer returns its input, or a tensor twice."""
+        """Add an identity for a layer that returns its input, or a tensor twice."""
         call = self.call
         identity = self.parts.new(f"output_{index}", layers.Activation, "linear")
         name = f"{call.name}/output_{index}" if index or self.has_output else call.name
@@ -249,10 +249,10 @@ def identify_weights(arguments: Any) -> list[int | bytes]:
 
 
 def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) -> set[Value]:
-    """Return the weights, and the tensors to compute from them alone before they are quantized.
+    """Return the weights, and tensors of weights only, to compute before they are quantized.
 
-    The result replaces the weight, so at most one tensor for each weight may have other consumers.
-    Layers with weights or noise stay calls, and so do masks.
+    Such a tensor replaces the weight, so only one tensor per weight may have other consumers.
+    Layers with weights or noise remain calls, and so do masks.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
@@ -297,7 +297,7 @@ def _make_weight_tensor(
     known = {id(variable) for variable in owner.weights}
 
     def is_frozen(variable: tf.Variable) -> bool:
-        if id(variable) not in known:  # It belongs to an object that Keras does not track.
+        if id(variable) not in known:  # The weight belongs to an object that Keras does not track.
             return True
         return not variable.trainable or id(variable) in frozen
 

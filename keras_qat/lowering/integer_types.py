@@ -54,8 +54,8 @@ TYPED = {
 def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     """Replace `tf.split` by slices if only some outputs are token ids, and round token ids.
 
-    All outputs of one call have one type. Token ids in an input with other values are quantized
-    together with them, so they are only near integers.
+    All outputs of one call have one type. Token ids that share an input with other values are
+    quantized with these, so they are only near integers.
     """
     consumers, facts = graph.consumers(), Facts()
 
@@ -93,8 +93,8 @@ def _slice_outputs(call: Call, value: tf.Tensor, *_: object, **__: object) -> li
 
 
 def _round_first(call: Call, x: tf.Tensor, *_: object, **__: object) -> tf.Tensor:
-    """Compute a cast to integers, or an Embedding, of the integers next to token ids."""
-    get_value(x)  # Other inputs than token ids are not near integers.
+    """Compute a cast to integers, or an Embedding, after rounding token ids to integers."""
+    get_value(x)  # Only token ids are near integers.
     rounded = tf.round(x, name="rounded")
     if is_operation(call.layer):
         return tf.cast(rounded, call.output.dtype)
@@ -132,7 +132,7 @@ def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     for call in graph.calls:
         if not integers.keys().isdisjoint(call.inputs):
             args, kwargs = map_values(find_integers, (call.args, call.kwargs))
-            if is_operation(call.layer):  # Integers and floats are not added.
+            if is_operation(call.layer):  # Integers and floats cannot be added.
                 args, kwargs = tf.nest.map_structure(_to_integer, (args, kwargs))
             outputs = map_values(find_integers, call.outputs)
             call = Call(call.layer, args, kwargs, outputs, call.name).as_part_of(call)
@@ -141,7 +141,7 @@ def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find_token_ids(graph: Graph) -> set[Value]:
-    """Return the float inputs that are only used as token ids, and the tensors moved from them."""
+    """Return float inputs that are only used as token ids, and tensors with their moved values."""
     consumers, ends = graph.consumers(), set(flatten_values(graph.outputs))
 
     def find_moved(value: Value) -> list[Value]:
@@ -169,7 +169,7 @@ def _moves(call: Call) -> bool:
 
 
 def _reads_token_ids(call: Call) -> bool:
-    """Return whether a call casts floats to integers, or is an Embedding, which does."""
+    """Return whether a call casts floats to integers, as an Embedding does too."""
     layer = call.layer
     if is_operation(layer):
         return get_kind(layer) == "cast" and call.output.dtype in ("int32", "int64")
@@ -179,8 +179,8 @@ def _reads_token_ids(call: Call) -> bool:
 
 
 def _keeps_result(call: Call) -> bool:
-    """Return whether a call returns a shape or a comparison, which are equal for integers."""
-    if type(call.layer) is WeightTensor:  # Reads no values.
+    """Return whether a call returns a shape or a comparison, which integers do not change."""
+    if type(call.layer) is WeightTensor:  # It reads no values.
         return True
     kind = get_kind(call)
     return kind == "shape" or (kind in COMPARISONS and _reads_one_integer(call))
@@ -202,7 +202,7 @@ def _to_integer(leaf: object) -> object:
 
 
 def narrow_constants(call: Call, context: LoweringContext) -> list[Call]:
-    """Compute an operation on constants of int64, as NumPy makes them, in int32 and cast it.
+    """Compute an operation on int64 constants, as from NumPy, in int32, and cast the result.
 
     Keras saves constants without their type, and reads integers as int32.
     """

@@ -1,7 +1,7 @@
-"""Makes Keras masks tensors of the graph, for traced layers that read a mask.
+"""Turns Keras masks into tensors of the graph, for traced layers that read a mask.
 
-A Keras mask is a property of a tensor, which an Embedding or a Masking sets and layers pass on.
-KerasMasks that a model adds to scores as -1e9 are another subject: `masked_scores.py`.
+A Keras mask is a property of a tensor that an Embedding or a Masking sets and layers pass on. For
+masks that a model adds to scores as -1e9, see `masked_scores.py`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.trace_layer import TracedLayer, trace_layer
 
 RECURRENT = layers.RNN, layers.Bidirectional
-"""Layers with an argument for the mask, which they do not pass on to the layers inside."""
+"""Layers with a mask argument that they do not pass on to the layers inside."""
 
 _TRACED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
 """Keras' layers that are traced if they read a mask."""
 
 
 class _Symbols(dict[Value, Any]):
-    """Value -> the symbolic tensor that stands for it, made when it is asked for."""
+    """Value -> the symbolic tensor that stands for it, made on first use."""
 
     def __missing__(self, value: Value) -> tf.Tensor:
         symbol = self[value] = make_input(value.shape, value.dtype)
@@ -46,9 +46,9 @@ class _Symbols(dict[Value, Any]):
 
 
 class MaskTensors:
-    """The masks of a graph's values as values, and the calls that compute them.
+    """The masks of a graph's values, as values of the graph, and the calls that compute them.
 
-    Tracing replaces the calls that set Keras' masks, so each call is noted before.
+    Tracing replaces the calls that set Keras' masks, so each call is noted before it is traced.
     """
 
     def __init__(self, context: LoweringContext) -> None:
@@ -62,12 +62,12 @@ class MaskTensors:
         self._count = 0
 
     def note(self, call: Call) -> None:
-        """Note which call made values, before it is replaced."""
+        """Note which call computed its values, before the call is replaced."""
         for value in flatten_values(call.outputs):
             self._made_by.setdefault(value, call)
 
     def hand_over(self, values: list[Value]) -> None:
-        """Let the masks of values come from the calls that are noted next."""
+        """Let the calls that are noted next set the masks of values."""
         for value in values:
             self._made_by.pop(value, None)
 
@@ -100,7 +100,7 @@ class MaskTensors:
             else:
                 traced = self._trace_alone(call)
         except CannotTrace as error:
-            given = use_python_integers(call)  # Python compares and branches by them.
+            given = use_python_integers(call)  # Python code may compare them and branch.
             if given is None or expansion or type(error) is not CannotTrace:
                 raise
             return self.trace(given, None, lenders)
@@ -139,7 +139,7 @@ class MaskTensors:
             symbol = self._masks.find(value)
         except CannotTrace:
             raise
-        except Exception as error:  # Custom code may raise anything.
+        except Exception as error:  # Custom code may raise any error.
             raise CannotTrace("it reads a mask that cannot be traced") from error
         symbols = {id(symbol): value for value, symbol in self._symbols.items()}
         return symbols.get(id(symbol))
@@ -202,7 +202,7 @@ class MaskTensors:
     def attach(self, graph: Graph) -> Graph:
         """Attach masks to tensors of operations that opaque layers or the model need.
 
-        The model's own outputs need them for losses and metrics.
+        The model's outputs need masks for losses and metrics.
         """
         lost = {
             value
@@ -244,7 +244,7 @@ class MaskTensors:
 
 
 def _sort(calls: list[Call]) -> list[Call]:
-    """Move calls after the calls that they read, and keep the order of all others."""
+    """Move each call after the calls that it depends on, and keep the order otherwise."""
     among, done, facts = set(calls), dict[Call, None](), Facts()
 
     def visit(call: Call) -> Generator[Call, Any, None]:
@@ -281,16 +281,16 @@ def _may_read_masks(call: Call) -> bool:
 
 
 def masks_nonzero(call: Call) -> bool:
-    """Return whether a call is a Masking of another value than 0: quantized values may lack it."""
+    """Return whether a call is a Masking of a value other than 0, which quantization may change."""
     return type(call.layer) is layers.Masking and call.layer.mask_value != 0
 
 
 def reads_floats(
     call: Call, readers: Mapping[Value, list[Call]], outputs: Collection[Value]
 ) -> bool:
-    """Return whether a Masking is the only consumer of all tensors before it, up to the inputs.
+    """Return whether only this Masking depends on the inputs before it.
 
-    It can then find its value in float, before the quantizer.
+    It can then compare floats, before the quantizer.
     """
 
     def find_sources(value: Value) -> list[Value]:
@@ -300,7 +300,7 @@ def reads_floats(
     before = {call, *(value.producer for value in values)}
 
     def is_read_alone(value: Value) -> bool:
-        consumers = readers.get(value, [])  # None inside a traced layer.
+        consumers = readers.get(value, [])  # Missing inside a traced layer.
         has_weights = value.producer is not None and value.producer.layer.weights
         are_alone = all(reader in before or masks_nonzero(reader) for reader in consumers)
         return bool(consumers) and are_alone and value not in outputs and not has_weights

@@ -1,4 +1,4 @@
-"""Computes how low masked scores must be for their consumers to ignore them."""
+"""Computes how low masked scores must be so that their consumers ignore them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Distance(NamedTuple):
     """How far masked scores must lie from all others."""
 
     beyond: float = 0.0
-    """Below the smallest of the others, or above the largest."""
+    """The distance below the smallest of the others, or above the largest."""
     limit: float | None = None
-    """A value that they have to reach."""
+    """A value that masked scores have to reach."""
 
 
 Steps = Generator[tuple[Value, int], Any, Distance | None]
-"""Asks for the distance of other tensors, and returns one."""
+"""Generator that asks for the distances of other tensors, and returns a distance."""
 
 BELOW = {
     "softmax": Distance(12.0),
@@ -40,14 +40,14 @@ BELOW = {
     "relu": Distance(0.0, 0.0),
     **dict.fromkeys(("reduce_max", "max_pooling", "argmax", "top_k"), Distance()),
 }
-"""Operator that ignores values far below all others -> how far."""
+"""Operator that ignores values far below all others -> the distance."""
 
 ABOVE = {
     "sigmoid": Distance(0.0, 8.0),
     **dict.fromkeys(("tanh", "erf"), Distance(0.0, 4.0)),
     **dict.fromkeys(("reduce_min", "argmin"), Distance()),
 }
-"""Operator that ignores values far above all others -> how far."""
+"""Operator that ignores values far above all others -> the distance."""
 
 PASSES_ON = ("reshape", "transpose", "identity", "linear", "slice", "gather")
 LIMITS = {1: "maximum", -1: "minimum"}
@@ -59,9 +59,9 @@ class ScoreLimits:
     Args:
         readers: value -> calls that read it.
         outputs: outputs of the model.
-        masked: call that masks scores -> the scores, and 1 or -1 as `side` below.
-        mask: the mask; None if it is a constant, or moved to other axes first.
-        where_true: whether it masks scores where it is true.
+        masked: call that masks scores -> the scores, and `side` as in `find`.
+        mask: the mask; None for a constant mask, or a mask that is moved to other axes first.
+        where_true: whether True in the mask masks a score.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ScoreLimits:
         self._mask = mask and self._facts.find(find_mask, (mask, where_true))
 
     def find(self, value: Value, side: int) -> Distance | None:
-        """Return how far masked scores must lie from all others; None if they are read.
+        """Return how far masked scores must lie from all others; None if a consumer uses them.
 
         `side` is 1 if masked scores lie far below all others, -1 if above.
         """
@@ -104,7 +104,7 @@ class ScoreLimits:
         if (call.inputs[0] is value and get_kind(call) == "reshape") or (
             get_kind(call) == "cast" and call.output.is_float
         ):
-            name = "identity"  # Also a reshape to sizes that are tensors.
+            name = "identity"  # Includes reshapes to sizes that are tensors.
         if found := (BELOW if side > 0 else ABOVE).get(name):
             return found
         if line := find_line(call):
@@ -129,7 +129,7 @@ class ScoreLimits:
             return Distance(0.0, float((other * side).min()) * side)
         if name == "subtract" and terms[0] is value and isinstance(other, Value):
             return (yield from self._ask_difference(call, other, side))
-        # A share is almost 0 for scores that were masked.
+        # The softmax of a masked score is almost 0.
         is_share = isinstance(other, Value) and _find_name(other.producer) in ("softmax", "exp")
         return Distance() if name == "multiply" and is_share else None
 
@@ -141,13 +141,13 @@ class ScoreLimits:
         after = yield call.output, side
         if after is None or after.limit is None:
             return after
-        # The largest score or the logarithm of a sum: the difference is at most 0.
+        # The difference to the largest score or to the logarithm of the sum is at most 0.
         largest = ("reduce_max", "log") if side > 0 else ("reduce_min",)
         is_largest = _find_name(other.producer) in largest
         return Distance(max(after.beyond, abs(after.limit))) if is_largest else None
 
     def _replaces_masked(self, call: Call, value: Value) -> bool:
-        """Return whether a call replaces the scores that the same mask has masked."""
+        """Return whether a call replaces the scores that this mask masks."""
         if get_kind(call) != "where":
             return False
         condition, first, second = get_operands(call, "condition", "x", "y")
@@ -170,7 +170,7 @@ Question = tuple[Value, bool]
 def find_mask(question: Question) -> Generator[Question, Any, Question]:
     """Find the mask that a tensor is the negation or a cast of.
 
-    The question is a tensor and one of its values. The answer has the value of the mask there.
+    The question is a tensor and one of its values. The answer has the mask's value at that place.
     """
     mask, where = question
     call = mask.producer

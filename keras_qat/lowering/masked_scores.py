@@ -1,11 +1,11 @@
 """Recognizes masked scores: `tf.where(mask, scores, -1e9)` and `scores + mask * -1e9`.
 
-In 8 bits -1e9 leaves nothing of the scores: it would make their scale 4e6. If all consumers ignore
-masked scores, as a softmax does, both become `MaskScores`, which returns the lowest quantized value
-instead. 1e9 before a minimum is handled likewise.
+In 8 bits -1e9 would destroy the scores: their scale would be 4e6. If all consumers ignore masked
+scores, as a softmax does, these become `MaskScores`, which returns the lowest quantized value
+instead. 1e9 before a minimum is handled in the same way.
 
 `PATTERNS` lists the operations that mask scores. `masked_score_limits.py` asks their consumers how
-low masked scores must be. Masks that Keras' layers pass on are another subject: `mask_tensors.py`.
+low masked scores must be. For masks that Keras' layers pass on, see `mask_tensors.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from keras_qat.lowering.patterns import (
 from keras_qat.lowering.read_operations import HIDES, read_operation
 
 CONSTANT_HIDES = -1e2
-"""Masked values of a constant mask. Its other values are known: they are a tenth at most."""
+"""Masked values of a constant mask. Its other values are at most a tenth of this."""
 
 COPIES = ("tile", "broadcast_to", "cast")
 
@@ -57,11 +57,11 @@ class _Mask:
     """1 if masked scores lie far below all others, -1 if far above."""
     tensor: Value | None = None
     is_hiding: bool = True
-    """Whether the tensor is not 0 where scores are masked."""
+    """Whether nonzero values of the tensor, not zeros, mask scores."""
     visible: NDArray[np.bool_] | None = None
-    """False where the constant masks scores."""
+    """False at the scores that the constant masks."""
     sum: Call | None = None
-    """A sum that is computed with other terms before its result is masked, not `scores`."""
+    """A sum to compute with other terms and then to mask, instead of `scores`."""
     replace: Callable[[Any], Any] = lambda term: term
     """Returns the new term for each term of that sum."""
     moves: tuple[Call, ...] = ()
@@ -149,7 +149,7 @@ def _read_added(match: Match, _: object = None) -> _Mask | None:
     moves = tuple(step for step in reversed(steps) if get_kind(step) != "cast")
     for call in moves:
         if shape != call.inputs[0].shape or len(call.inputs) > 1:
-            return None  # The terms of the sum are broadcast after the mask: it has other axes.
+            return None  # The sum is broadcast after masking, so the mask has other axes.
         shape = call.output.shape
     if not value.is_float or len(shape) != len(scores.shape):
         return None
@@ -175,9 +175,9 @@ def _read_constant(match: Match, _: object = None) -> _Mask | None:
 
 
 def _read_beside(match: Match, _: object) -> _Mask | None:
-    """Read `scores + (bias + mask * -1e9)`, as T5 adds its mask to relative positions.
+    """Read `scores + (bias + mask * -1e9)`, as in T5, which adds its mask to relative positions.
 
-    The bias may be another mask, of later steps, as in BART and OPT.
+    The bias may be a mask of later steps, as in BART and OPT.
     """
     found = match.found
     bias = found["bias"]
@@ -195,13 +195,13 @@ def _read_beside(match: Match, _: object) -> _Mask | None:
 
 
 def _read_alone(match: Match, constant: Any) -> _Mask | None:
-    """Read a constant mask that adds 0 to visible scores."""
+    """Read a constant mask that only adds 0 to visible scores."""
     mask = _read_constant(match._replace(found={**match.found, "constant": constant}))
     return None if mask is None or mask.sum else mask
 
 
 def _read_later(match: Match, masks: Mapping[Call, _Mask]) -> _Mask | None:
-    """Read `tf.where(mask, scores, -1e9) + bias`: the bias may as well be added first."""
+    """Read `tf.where(mask, scores, -1e9) + bias`. The bias can be added first."""
     masked, total = match.found["masked"], match.call
     mask = masks.get(masked.producer)
     if mask is None or mask.sum or mask.moves or masked.shape != total.output.shape:
@@ -229,7 +229,7 @@ PATTERNS: tuple[tuple[Pattern, Callable[[Match, Mapping[Call, _Mask]], _Mask | N
 
 
 def _drop_choice(x: tf.Tensor, end: float, mask: object) -> tf.Tensor:
-    """Compute `tf.where(mask, x, NaN)` by x, because integers hold no NaN."""
+    """Replace `tf.where(mask, x, NaN)` by x, because integers cannot be NaN."""
     require(math.isnan(end))
     return x
 
@@ -265,7 +265,7 @@ def _compute_with(call: Call, replace: Callable[[Any], Any], **options: str) -> 
 
 
 def _find_constant(term: Any) -> NDArray[np.floating] | None:
-    """Return a constant, also if it is copied for each example; None for other tensors."""
+    """Return a constant, which may be copied for each example; None for other tensors."""
     if not isinstance(term, Value):
         return read_array(term)
     is_copy = term.producer is not None and term.shape and get_kind(term.producer) in COPIES
@@ -282,7 +282,7 @@ def has_constant_mask(call: Call) -> bool:
 
 
 def _find_visible(term: NDArray[np.floating]) -> NDArray[np.bool_] | None:
-    """Return where a constant masks nothing; None if it is no mask."""
+    """Return which elements of a constant are not masked; None if it is no mask."""
     is_masked: NDArray[np.bool_] = term <= CONSTANT_HIDES
     if not is_masked.any() or is_masked.all():
         return None
@@ -291,7 +291,7 @@ def _find_visible(term: NDArray[np.floating]) -> NDArray[np.bool_] | None:
 
 
 def _make_constant(scores: Value, side: int, visible: NDArray[np.bool_]) -> _Mask | None:
-    """Return a mask for all examples, with the axes of the scores; None if there is none."""
+    """Return a constant mask for all examples with the axes of the scores, or None."""
     visible = np.atleast_2d(visible)
     while visible.ndim > 2 and visible.shape[0] == 1:
         visible = visible[0]

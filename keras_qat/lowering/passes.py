@@ -38,9 +38,9 @@ class Pass:
     """One step of lowering.
 
     Args:
-        name: its task, in a few words.
+        name: its task in a few words.
         run: returns the new graph.
-        after: a property of every graph after it.
+        after: a property that every graph has after this pass.
         always: whether it also runs for recipes that keep activations, such as `recipes.contrib`.
     """
 
@@ -89,13 +89,13 @@ def showing_passes(shows: bool = True) -> Iterator[None]:
 
 
 def set_shapes(graph: Graph, context: LoweringContext) -> Graph:
-    """Set the sizes that follow from the inputs of each call."""
+    """Set the sizes that can be inferred from the inputs of each call."""
     set_static_shapes(graph)
     return graph
 
 
 def fold_sizes(graph: Graph, context: LoweringContext) -> Graph:
-    """Replace integers that depend on known sizes alone by constants."""
+    """Replace integers that depend only on known sizes by constants."""
     set_static_shapes(graph)
     graph = fold_known_sizes(graph)
     set_static_shapes(graph)
@@ -103,10 +103,10 @@ def fold_sizes(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def check_weights(graph: Graph, context: LoweringContext) -> Graph:
-    """Raise for an operation that still reads a layer's weight.
+    """Raise an error if an operation still reads a layer's weight.
 
     Raises:
-        ValueError: for the first one.
+        ValueError: for the first such operation.
     """
     for call in graph.calls:
         if isinstance(call.layer, ReadsWeight):
@@ -115,7 +115,7 @@ def check_weights(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
-    """Keep the calls in float that replace NaN, if the model may get NaN."""
+    """Keep calls that replace NaN in float, if inputs may hold NaN."""
     if not context.has_float:
         return graph
     calls = [call for calls in find_nan_handling(graph).values() for call in calls]
@@ -126,7 +126,9 @@ RULES = HARD_SWISH, SOFTMAX_BY_HAND, LOG_SUM_EXP, MISSING_VALUES
 
 PASSES = (
     Pass("set shapes", set_shapes, "shapes that follow from inputs are known", always=True),
-    Pass("trace custom layers", trace_layers, "user code is calls of Keras layers and operations"),
+    Pass(
+        "trace custom layers", trace_layers, "user code is replaced by Keras layers and operations"
+    ),
     Pass("make weighted layers", make_weighted_layers, "products with weights are layers of Keras"),
     Pass("fold sizes", fold_sizes, "no operation computes with known sizes"),
     Pass("fold uniform constants", fold_uniform_constants, "no arithmetic on `zeros_like`, `fill`"),
@@ -142,7 +144,7 @@ PASSES = (
     Pass("recognize chains", recognize_chains, "chains of elementwise operations are tables"),
     Pass("move channels last", move_channels_last, "every layer has its channels last"),
     Pass("split layers", split_layers, "each call is one operator, if possible", always=True),
-    Pass("cast token ids", cast_token_ids, "so are the inputs of a TimeDistributed"),
+    Pass("cast token ids", cast_token_ids, "token ids in a TimeDistributed are int32"),
     Pass("scale tensors", scale_tensors, "concatenated tensors have similar ranges"),
     Pass(
         "name calls",

@@ -9,7 +9,7 @@ A pattern looks like the code that it stands for:
 
 It also matches other ways to write the same: operands of sums and products in another order, Keras
 layers (`Multiply`, `ReLU(6)`, `Activation`) in place of TensorFlow's functions, arguments by name,
-and constants in arrays. A tensor that a pattern names twice may be computed twice in the same way.
+and constants in arrays. If a pattern names a tensor twice, the graph may compute that tensor twice.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Pattern:
     """Describes a tensor or a constant. Arithmetic on patterns makes patterns of operations.
 
     Args:
-        kinds: operations, one of these computes the tensor; or "tensor", "argument" or "constant"
-            for any of these; or "any of" or "repeated".
+        kinds: the operations that may compute the tensor; or "tensor", "argument" or "constant" for
+            any of these; or "any of" or "repeated".
         operands: patterns of the operation's first arguments. All other arguments are ignored.
-        name: the name that the match has the tensor under.
+        name: the tensor's name in the match.
         limits: the lowest and the highest value of a constant; None for any.
     """
 
@@ -84,7 +84,7 @@ def argument(name: str) -> Pattern:
 
 
 def constant(name: str) -> Pattern:
-    """Return a pattern of any number, array or tensor whose elements all have one value."""
+    """Return a pattern of any number, or of an array or tensor of equal elements."""
     return Pattern(("constant",), name=name)
 
 
@@ -94,14 +94,14 @@ def between(low: float, high: float, name: str = "") -> Pattern:
 
 
 def _as_pattern(term: Pattern | float) -> Pattern:
-    """Return a pattern of a number within the tolerance; a pattern unchanged."""
+    """Return a number as a pattern of similar constants, and a pattern unchanged."""
     if isinstance(term, Pattern):
         return term
     return between(term - TOLERANCE * abs(term), term + TOLERANCE * abs(term))
 
 
 def operation(*kinds: str) -> Callable[..., Pattern]:
-    """Return a function that makes a pattern of an operation, of one of several kinds."""
+    """Return a function that makes patterns of an operation of one of these kinds."""
 
     def make(*terms: Pattern | float) -> Pattern:
         return Pattern(kinds, tuple(map(_as_pattern, terms)))
@@ -110,12 +110,12 @@ def operation(*kinds: str) -> Callable[..., Pattern]:
 
 
 def any_of(*patterns: Pattern) -> Pattern:
-    """Return a pattern that matches if one of several matches. They are tried in order."""
+    """Return a pattern that matches if one of several patterns does. They are tried in order."""
     return Pattern(("any of",), patterns)
 
 
 def repeated(step: Callable[[Pattern], Pattern], pattern: Pattern) -> Pattern:
-    """Return a pattern that matches with any number of steps after `pattern`."""
+    """Return a pattern of `pattern` followed by any number of `step`s."""
     return Pattern(("repeated",), (step(tensor("before")), pattern))
 
 
@@ -124,7 +124,7 @@ class Match(NamedTuple):
 
     Attributes:
         found: name in the pattern -> tensor, number or argument.
-        calls: the calls of the pattern's operations, the last one of the graph first.
+        calls: the calls of the pattern's operations, the last call of the graph first.
     """
 
     found: Mapping[str, Any]
@@ -201,7 +201,7 @@ class Matcher:
             match = match._replace(calls=(*match.calls, *found.calls))
 
     def _bind(self, name: str, operand: Any, match: Match) -> Match | None:
-        """Return the match with a name; None if another operand has that name already."""
+        """Return the match with a name added; None if another operand has that name already."""
         if not name:
             return match
         if name not in match.found:
@@ -213,17 +213,17 @@ class Matcher:
 
 
 class Rule(NamedTuple):
-    """Replaces the calls that a pattern matches, if nothing else reads results between them."""
+    """Replaces the calls that a pattern matches, if no other call reads intermediate results."""
 
     pattern: Pattern
     function: Callable[..., Any]
     """Computes the result, from tensors and arguments by their names in the pattern.
 
-    It is traced like an expansion, and raises `CannotExpand` if the calls have to stay.
+    It is traced like an expansion. It raises `CannotExpand` to leave the calls unchanged.
     """
 
     def rewrite(self, match: Match, context: LoweringContext) -> list[Call]:
-        """Return the calls that replace the last call of a match; none if it has to stay."""
+        """Return the calls that replace the last call of a match; none to leave it unchanged."""
 
         def compute() -> Any:
             found = {

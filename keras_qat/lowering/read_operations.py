@@ -31,7 +31,7 @@ ACTIVATIONS = {
     keras.activations.tanh: "tanh",
     tf.nn.relu6: "relu6",
 }
-"""Activation function -> the kind of operation that it is."""
+"""Activation function -> the kind of operation that computes it."""
 
 INVERSE = {"subtract": "add", "divide": "multiply"}
 """Operation -> the operation that computes the same with the inverse of a constant."""
@@ -45,13 +45,13 @@ CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
 SUMS = {"add": operator.add, "subtract": operator.sub}
 
 HIDES = -1e3
-"""Scores are masked if this value or a lower one is added to them, or replaces them."""
+"""Scores are masked if this or a lower value is added to them, or replaces them."""
 
 
 def read_operation(call: Call) -> tuple[str, list[Any]]:
     """Return the kind of operation that a call computes, and its arguments in order.
 
-    A layer that stands for an operation is of its kind. The kind of other layers is "".
+    A layer that stands for an operation has the kind of that operation. For other layers it is "".
     """
     layer = call.layer
     if is_operation(layer):
@@ -83,14 +83,14 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 class Uniform(NamedTuple):
-    """A tensor whose elements all have one value, or lie near it, far from all other tensors."""
+    """A tensor of equal elements, or of similar elements far from those of all other tensors."""
 
     value: float
     is_exact: bool = True
 
 
 def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
-    """Find the value that all elements of a tensor have or lie near, as of `ones_like(x) * -1e9`.
+    """Find the exact or approximate value of all elements, as of `ones_like(x) * -1e9`.
 
     A rule for `Facts.find`.
     """
@@ -109,7 +109,7 @@ def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
     exact = [term.value for term in terms if term is not None and term.is_exact]
     if kind in ("multiply", *FILLS) and len(exact) == len(terms):
         return Uniform(math.prod(exact))
-    # Only products read layers and arrays: the zero states of a cell are not folded.
+    # Only products accept layers and arrays, so the zero states of a cell are not folded.
     if kind in FILLS or not is_operation(value.producer.layer):
         return None
     pairs = list(zip(operands, terms, strict=True))

@@ -1,4 +1,4 @@
-"""Lowers recurrent layers that are bidirectional, return their state or read a mask."""
+"""Lowers recurrent layers that are bidirectional, return states, or read a mask."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _get_arguments(call: Call, direction: str) -> tuple[Any, ...]:
 
 
 def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a layer with a mask as an argument by a layer of `[sequence, mask]`.
+    """Replace a layer with a mask argument by a layer with the inputs `[sequence, mask]`.
 
     The call stays unchanged if that layer has no integer operator.
     """
@@ -100,9 +100,9 @@ def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
 def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
     """Pass the mask of a sequence to a recurrent layer as an argument, and return all calls.
 
-    A sequence without a mask gets one that is True for all steps: other calls of the layer have
-    masks, and all calls become the same operator. A layer without an integer operator that reads
-    a mask stays unchanged.
+    A sequence without a mask gets a mask that is True for all steps, because other calls of the
+    layer have masks, and all calls need the same operator. A layer without an integer operator that
+    reads a mask stays unchanged.
 
     Raises:
         CannotTrace: if the mask cannot be traced.
@@ -139,12 +139,12 @@ def _copy_with_mask(layer: layers.RNN) -> layers.RNN:
 
 
 def split_recurrent(call: Call, context: LoweringContext) -> list[Call]:
-    """Lower a layer with a mask as an argument, or a layer that returns its state."""
+    """Lower a layer with a mask argument, or a layer that returns states."""
     return merge_mask(call, context) or split_state(call, context)
 
 
 def split_state(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a layer that returns its state by one that does not, and its output's last step.
+    """Replace a layer that returns its state by a layer without, and take the last step.
 
     The call stays unchanged unless the layer without states has an integer operator.
     """
@@ -193,7 +193,7 @@ def _has_dropout(cell: layers.Layer) -> bool:
 
 
 def _drops_inputs(layer: layers.RNN) -> bool:
-    """Return whether a layer drops the same inputs in all steps, and no states."""
+    """Return whether a layer's dropout drops the same inputs in all steps, and no states."""
     has_one_mask = getattr(layer, "implementation", 2) == 2
     return type(layer) is not layers.RNN and has_one_mask and not layer.recurrent_dropout
 

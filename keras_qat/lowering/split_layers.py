@@ -1,4 +1,4 @@
-"""Splits layers that compute several operations into calls of one operator each.
+"""Splits layers that compute several operations into calls of single operators.
 
 For example, a layer with an activation becomes the layer and an activation layer, and a sum of
 three tensors becomes two sums. Later steps need to match only one variant.
@@ -97,7 +97,7 @@ LOWERINGS: dict[Any, Lowering] = {
     "einsum": _try_each(make_constant_weight),
     "matmul": _try_each(split_product, make_constant_weight),
     **dict.fromkeys(CONVOLUTIONS, _try_each(split_product)),
-    "conv1d_transpose": split_product,  # They read a shape, too.
+    "conv1d_transpose": split_product,  # These also read a shape.
     "conv2d_transpose": split_product,
     "gather": make_embedding,
     "embedding_lookup": make_embedding,
@@ -110,7 +110,7 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Activation: split_activation_layer,
 }
-"""`ALWAYS`, and lowerings that only TFLite's operators need, mostly of layers with weights.
+"""`ALWAYS`, and lowerings that recipes for other operators skip, mostly of layers with weights.
 
 Operations and layers without weights have expansions instead.
 """

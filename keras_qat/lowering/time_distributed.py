@@ -1,4 +1,4 @@
-"""Replaces TimeDistributed layers by layers that have each step as an example."""
+"""Replaces TimeDistributed layers by layers that process each step as an example."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
     It stays unchanged if the layer has no row, or if a size is known only at run time.
     """
     inner, parts = call.layer.layer, PartsBuilder(call, context)
-    weights = context.weights.get(call.layer)  # A copy has initial weights, and is not built.
+    weights = context.weights.get(call.layer)  # A copy would have initial weights.
     (sequence,), sizes = call.inputs, call.output.shape[1:]
     is_open = None in (*sequence.shape[1:], *sizes)
     if is_graph_model(inner):

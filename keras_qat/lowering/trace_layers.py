@@ -1,11 +1,11 @@
 """Traces custom layers: replaces each call by the calls of known layers inside it.
 
-These are Lambdas, custom layers and functions that a user passes as activations. A layer that
-cannot be traced stays opaque and computes in float.
+Custom layers include Lambdas and functions that a user passes as activations. A layer that cannot
+be traced stays opaque and computes in float.
 
-All calls of a layer share its weights, so they must agree on how it is traced. The needs of one
-call are often known only after another was traced. So all layers are traced in attempts, each with
-the results of earlier attempts, until nothing changes.
+All calls of a layer share its weights, so they must agree on how it is traced. The requirements of
+a call are often known only after another call was traced. So tracing of all layers is repeated,
+with the results of earlier attempts, until nothing changes.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from keras_qat.tracing.layer_weights import find_weight_holders
 class BorrowedWeights:
     """Records which layers read weights of other layers, such as tied embeddings.
 
-    The owner of such a weight is traced as well, so that both read one tensor.
+    The owner of such a weight is traced as well, so both layers read one tensor.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.lenders: dict[layers.Layer, list[layers.Layer]] = {}
         """Layer -> the owners of weights that it reads."""
         self.owners: dict[int, layers.Layer] = {}
-        """Id of a variable -> the layer that owns it, if other layers call the owner, too."""
+        """Id of a variable -> the layer that owns it, if other layers also call the owner."""
         self.outside: dict[layers.Layer, list[tf.Variable]] = {}
-        """Layer -> the variables that it reads but no layer holds. Keras does not train them."""
+        """Layer -> variables that it reads and that no layer holds. Keras does not train them."""
         self.changes = 0
         """How often the record changed."""
         self._refused: set[layers.Layer] = set()
@@ -103,7 +103,7 @@ class BorrowedWeights:
         return owners | {layer for layer, lenders in self.lenders.items() if owners & set(lenders)}
 
     def refuse(self, graph: Graph) -> bool:
-        """Note which owners stayed opaque in a graph, and return whether there are any.
+        """Note which owners of borrowed weights stayed opaque, and return whether there are any.
 
         Other layers cannot read the weights of an opaque layer.
         """
@@ -133,7 +133,7 @@ def trace_layers(graph: Graph, context: LoweringContext) -> Graph:
 
 @dataclasses.dataclass
 class _Agreement:
-    """What earlier attempts found out about the layers, for all calls of each."""
+    """Results of earlier attempts that hold for all calls of a layer."""
 
     borrowed: BorrowedWeights
     opaque: dict[layers.Layer, str] = dataclasses.field(default_factory=dict)
@@ -141,10 +141,10 @@ class _Agreement:
     unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Recurrent layers that are unrolled in every call."""
     apart: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """Layers with calls that compute different tensors of one weight. It stays a tensor."""
+    """Layers with calls that compute different tensors from one weight, so weights stay tensors."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
-        """Note where calls of a layer disagree, and return whether another attempt is needed."""
+        """Note on which points calls of a layer disagree, and return whether to try again."""
         layers_traced = attempt.inliner.counts.keys()
         opaque = {x: attempt.refused[x] for x in layers_traced & attempt.refused}
         opaque |= find_refused_cells(layers_traced, attempt.refused)
@@ -162,7 +162,7 @@ class _Attempt:
     """One attempt to trace all layers of a graph."""
 
     def __init__(self, read: Graph, context: LoweringContext, agreed: _Agreement) -> None:
-        # Copies, because values know which call computes them, and masks change arguments.
+        # Copies, because values hold their producer, and masks change arguments.
         calls, losses = (list(map(dataclasses.replace, x)) for x in (read.calls, read.loss_only))
         self.graph = dataclasses.replace(read, calls=calls, loss_only=losses)
         self.context, self.agreed, self.masks = context, agreed, MaskTensors(context)
@@ -193,7 +193,7 @@ class _Attempt:
     def _replace(self, call: Call, siblings: Sequence[Call] = ()) -> list[Call]:
         """Return the calls that replace a call, or the call itself.
 
-        `siblings` are the other calls inside the layers around it. Their names are taken.
+        `siblings` are the other calls inside the enclosing layers. Their names are taken.
         """
         self.masks.note(call)
         if self.context.may_trace(call) is False:
@@ -243,7 +243,7 @@ class _Attempt:
         if type(call.layer) is layers.Activation or not has_custom_activation(call.layer):
             return []
         parts, inner = split_activation(call, self.context), call.layer.activation
-        if getattr(inner, "weights", ()):  # A copy of the layer would not be built.
+        if getattr(inner, "weights", ()):  # A copied layer would not be built.
             parts[-1] = dataclasses.replace(parts[-1], layer=inner)
         return parts
 
@@ -286,7 +286,7 @@ class _Attempt:
             self.opaque[call.name] = self.refused[layer] = str(error)
 
     def _reads_masks(self, call: Call) -> bool:
-        """Return whether any call of a layer reads a mask: all become the same."""
+        """Return whether any call of a layer reads a mask. All calls are then traced alike."""
         self._masked.update([call.layer] if reads_mask(call) else ())
         return call.layer in self._masked
 

@@ -28,10 +28,10 @@ from keras_qat.ops.recurrent.unrolled import RELU
 from keras_qat.ops.registry import match
 
 CELLS = layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell, layers.StackedRNNCells
-"""Keras' cells, which are traced."""
+"""Keras' cells. They are traced."""
 
 UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
-"""Layers whose steps may become calls of their cell. Subclasses are not unrolled."""
+"""Layers whose steps may become calls of their cell. Subclasses stay unchanged."""
 
 
 def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
@@ -41,7 +41,7 @@ def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None
     """
     layer = call.layer
     if type(layer) is layers.Bidirectional:
-        if not hasattr(layer.forward_layer, "cell"):  # A custom layer that is not recurrent.
+        if not hasattr(layer.forward_layer, "cell"):  # It is a custom layer that is not recurrent.
             return functools.partial(_run_both_ways, layer)
         inner = Call(layer.forward_layer, call.args, call.kwargs, [], call.name)
         is_needed = anyway or find_float_reason(call) or _starts_out_of_range(inner)
@@ -56,7 +56,7 @@ def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None
 
 
 def _starts_out_of_range(call: Call) -> bool:
-    """Return whether an initial state may be out of range, so that the layer's row would clip it.
+    """Return whether an initial state may be out of range, so the layer's row would clip it.
 
     An input of the model is assumed to be a state that the layer itself has returned.
     """
@@ -75,7 +75,7 @@ BOUNDS: dict[Any, tuple[float, float]] = {
 
 
 def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
-    """Find the smallest and largest value of a tensor that its layers permit."""
+    """Find lower and upper bounds of a tensor from its layers."""
     call = value.producer
     if call is None:
         return 0.0, 0.0
@@ -96,7 +96,7 @@ def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
 def find_refused_cells(
     traced: Iterable[layers.Layer], refused: Mapping[layers.Layer, str]
 ) -> dict[layers.Layer, str]:
-    """Return the traced recurrent layers with a cell that stayed opaque -> the reason."""
+    """Return traced recurrent layers with a cell that stayed opaque -> the reason."""
     return {
         layer: refused[cell]
         for layer in traced
@@ -109,8 +109,8 @@ def find_refused_cells(
 def combine_gates(cell: layers.Layer) -> contextlib.AbstractContextManager[None]:
     """Return a block in which one of Keras' cells multiplies by the weights of all gates at once.
 
-    An LSTM then adds its bias to the product of the inputs, which one operator computes. Dropout
-    precedes the steps.
+    An LSTM then adds its bias to the product of the inputs, and one operator computes both. Dropout
+    is applied before the steps.
     """
     if type(cell) not in CELLS or type(cell) is layers.StackedRNNCells:
         return contextlib.nullcontext()
@@ -118,7 +118,7 @@ def combine_gates(cell: layers.Layer) -> contextlib.AbstractContextManager[None]
         return swap_attributes(cell, call=functools.partial(_run_lstm_step, cell))
     if (
         type(cell) is layers.GRUCell and not cell.reset_after
-    ):  # Else Keras splits off an empty tensor.
+    ):  # Otherwise Keras would split off an empty tensor.
         return swap_attributes(cell, implementation=1, dropout=0.0)
     return swap_attributes(cell, implementation=2, dropout=0.0)
 
@@ -138,10 +138,10 @@ def _run_lstm_step(
 def _run_steps(layer: layers.RNN, inputs: Any, mask: tf.Tensor | None = None, **_: object) -> Any:
     """Call the cell of a layer for each step of a sequence, from zeros or from initial states.
 
-    The sequence may be a structure of tensors, such as values and the time between them. If a
-    mask is False, the states stay, and the output is the previous output, or zeros.
+    The sequence may be a structure of tensors, such as values and the time between them. At steps
+    with a False mask the states do not change, and the output is the previous output or zeros.
     """
-    # Keras lists states after the sequence. Any other structure is the sequence itself.
+    # Keras lists states after the sequence. Any other structure is a sequence.
     sequence, *states = inputs if isinstance(inputs, list) else [inputs]
     cell = layer.cell
     sizes = cell.state_size if tf.nest.is_nested(cell.state_size) else [cell.state_size]

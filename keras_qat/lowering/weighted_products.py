@@ -72,7 +72,7 @@ def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
         if _is_plain(source):
             is_depthwise = layer_class is layers.DepthwiseConv2D
             options.update(_get_settings("depthwise" if is_depthwise else "kernel", kernel))
-        else:  # Keras lists a layer's own weights, here the bias, before weights inside.
+        else:  # Keras lists a layer's weights (the bias) before inner layers' weights.
             layer_class, variables = COMPUTED[layer_class], variables[::-1]
             options["source"] = clone(source)
         parts = PartsBuilder(end, context)
@@ -94,8 +94,8 @@ def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
 def split_product(call: Call, context: LoweringContext) -> list[Call]:
     """Replace a product with a constant by a layer that does not train.
 
-    A convolution with another tensor, or with a weight that several operations read, becomes a
-    product of patches with that tensor.
+    A convolution with a tensor that is no constant, or with a weight that several operations read,
+    becomes a product of patches and that tensor.
     """
     product = _read_product(call)
     if product is None:
@@ -129,9 +129,9 @@ def _multiply_patches(product: _Product, shape: Sequence[int | None]) -> tf.Tens
 
 
 def make_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
-    """Make a weight that does not train of a constant with more than two axes.
+    """Turn a constant with more than two axes into a weight that does not train.
 
-    The product of a tensor and several constant matrices is then a product of two tensors.
+    A product with several constant matrices then becomes a product of two tensors.
     """
     arguments = [*call.args, *call.kwargs.values()]
     constants = [leaf for leaf in arguments if getattr(read_array(leaf), "ndim", 0) > 2]
@@ -171,7 +171,7 @@ def split_separable(call: Call, context: LoweringContext) -> list[Call]:
     shared = {name: getattr(layer, name) for name in ("data_format", "trainable")}
     shared["dtype"] = layer.dtype_policy
     options, padding = {name: getattr(layer, name) for name in OF_DEPTHWISE}, []
-    if layer.padding == "causal":  # A DepthwiseConv1D does not support it.
+    if layer.padding == "causal":  # DepthwiseConv1D does not support this.
         before = (layer.kernel_size[0] - 1) * layer.dilation_rate[0]
         padding = [parts.new("pad", layers.ZeroPadding1D, (before, 0))]
         options["padding"] = "valid"
@@ -217,12 +217,12 @@ def _get_settings(prefix: str, weight: Value) -> dict[str, Any]:
 
 
 def _is_plain(source: WeightTensor) -> bool:
-    """Return whether a tensor is a single weight that trains, and not computed from others."""
+    """Return whether a tensor is a trainable weight itself, not computed from weights."""
     return source.expression is None and not source.frozen
 
 
 def _is_weight(value: object) -> bool:
-    """Return whether a value is a weight, or computed from weights alone."""
+    """Return whether a value is a weight, or computed only from weights."""
     producer = value.producer if isinstance(value, Value) else None
     return producer is not None and isinstance(producer.layer, WeightTensor)
 
@@ -254,7 +254,7 @@ def _read_convolution(call: Call, depthwise: bool = False) -> _Product | None:
     kernel = _read_kernel(kernel)
     if kernel is None or None in kernel.shape:
         return None
-    axes, padding = len(kernel.shape) - 2, padding or "VALID"  # As tf.nn.convolution has it.
+    axes, padding = len(kernel.shape) - 2, padding or "VALID"  # The format of tf.nn.convolution.
     if axes not in (1, 2) or not isinstance(x, Value) or len(x.shape) != axes + 2:
         return None
     sizes = [read_window(1 if option is None else option, axes) for option in (strides, dilation)]

@@ -1,1 +1,1 @@
-"""Operators: a row each, in a file for each family of them."""
+"""Operators: one row each, in a file for each family of operators."""

@@ -91,8 +91,8 @@ def _prepare_bounded(
 
     Args:
         function: the function.
-        of_tflite: the same in the operations of TFLite's table.
-        of_micro: the same in fixed point, as in TFLite Micro, with 4 integer bits. Larger inputs
+        of_tflite: the function, in the operations that compute TFLite's table.
+        of_micro: the function in fixed point with 4 integer bits, as in TFLite Micro. Larger inputs
             than 15 divided by the power of two above a step, rounded down, become the ends of the
             range. It is 0 for steps of 8 and more, for which 0 is at the lower end too.
     """
@@ -115,7 +115,7 @@ def _prepare_bounded(
 
 
 FARTHEST = 4.0
-"""The largest 16-bit scale. From 5.3 on, products overflow in TFLite's kernels."""
+"""The largest 16-bit scale of inputs. From 5.3 on, products overflow in TFLite's kernels."""
 
 
 def _make_bounded(
@@ -192,7 +192,7 @@ ACTIVATIONS: tuple[Op, ...] = (
     lookup_row(
         "hard_swish",
         lambda x: x * tf.clip_by_value(x + 3.0, 0.0, 6.0) / 6.0,
-        "x * relu6(x + 3) / 6, also in operations",
+        "x * relu6(x + 3) / 6, also if written as operations",
         layers=(HardSwish,),
         kernel=Kernel(
             "HARD_SWISH",

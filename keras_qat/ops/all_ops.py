@@ -1,4 +1,4 @@
-"""The list of all operators. Where several rows list a layer, the first that accepts it has it."""
+"""The list of all operators. If several rows list a layer, the first that accepts it is used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Composed operators: one description of the steps prepares, computes and emits other rows.
+"""Composed operators: one description of steps prepares, computes and emits other rows.
 
-A description calls a `Machine`, which does one of the three. `compose` makes the functions of a row
-from a description that ends in a requantization to the output.
+A description calls a `Machine` that prepares, computes or emits. `compose` makes the functions of a
+row from a description; the result is requantized to the output.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.ops.weights import Weights
 
 Quantized = tuple[Any, QuantParams]
-"""Quantized values relative to their zero point, or a tensor of a file, and their parameters."""
+"""Quantized values relative to their zero point, or a tensor of a file; and their parameters."""
 
 WIDE = QuantParams(None, None, 16)
 """Placeholder for 16-bit quantization parameters that are already prepared."""
@@ -44,7 +44,7 @@ def wide_params(scale: tf.Tensor) -> QuantParams:
 
 
 def integer_params(bits: int) -> QuantParams:
-    """Returns parameters of integers that stand for themselves, in 16 or 32 bits."""
+    """Returns parameters with the scale 1 for plain integers of 16 or 32 bits."""
     return QuantParams(np.float32(1), 0, bits)
 
 
@@ -55,8 +55,8 @@ def _make_integer_row(code: str, function: Callable[[Any, Any], Any]) -> Op:
     return Op(code.lower(), lambda a: function(*a.q), lambda e: e.add(code))
 
 
-# On integers of 32 bits, which kernels neither scale nor round. Unlike 16-bit kernels, they are as
-# fast as float kernels in all runtimes.
+# Kernels neither scale nor round 32-bit integers, and are as fast as float kernels in all runtimes,
+# unlike 16-bit kernels.
 SUM = _make_integer_row("ADD", lambda x, y: x + y)
 PRODUCT = _make_integer_row("MUL", product)
 LARGER = _make_integer_row("MAXIMUM", tf.maximum)
@@ -71,7 +71,7 @@ def compute_wide_scale(output: QuantParams) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """A row that is run once. The fields are arguments of `Machine.run`."""
+    """One run of a row. The fields are the arguments of `Machine.run`."""
 
     op: Op
     inputs: list[Quantized]
@@ -82,7 +82,7 @@ class _Step:
     shape: Shape | None
 
     def make_arguments(self, a: Arguments, **fields: Any) -> Arguments:
-        """Returns the arguments of the row, given the composed operator's."""
+        """Returns the arguments of the row, given the arguments `a` of the composed operator."""
         fields = {"params": [params for _, params in self.inputs], "output": self.params, **fields}
         return dataclasses.replace(
             a,
@@ -94,7 +94,7 @@ class _Step:
 
 
 class Machine(abc.ABC):
-    """Runs rows on its kind of quantized values."""
+    """Runs rows. Each subclass has its kind of quantized values."""
 
     def run(
         self,
@@ -138,7 +138,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:
-        """Reads quantized values, including the zero point, with parameters of 16 or 32 bits."""
+        """Reads quantized values, including the zero point, as integers of 16 or 32 bits."""
 
     @abc.abstractmethod
     def reshape(self, x: Quantized, shape: Shape) -> Quantized:
@@ -153,7 +153,7 @@ class Machine(abc.ABC):
 
 
 class Preparing(Machine):
-    """Prepares rows, in order, and computes nothing: tensors are `TensorSpec`s.
+    """Prepares rows in order, without computing them. Tensors are `TensorSpec`s.
 
     Args:
         a: the arguments of the composed operator.
@@ -213,7 +213,7 @@ class Computing(Machine):
 
     Args:
         a: the arguments of the composed operator.
-        prepared: what `Preparing` has found for the same steps.
+        prepared: the results of `Preparing` for the same steps.
     """
 
     def __init__(self, a: Arguments, prepared: Iterable[Any]) -> None:
@@ -256,7 +256,7 @@ class Emitting(Machine):
 
     Args:
         e: the emission of the composed operator.
-        image: height and width of results of convolutions, by default the same as of their inputs.
+        image: height and width of the results of convolutions, by default those of their inputs.
     """
 
     def __init__(self, e: Emission, image: Shape = ()) -> None:
@@ -316,7 +316,7 @@ class Emitting(Machine):
         e, number, params = self.e, next(self.counter), _as_numbers(params)
         indices, _ = x if x[1].bits == 32 else self.reinterpret(x, INTEGERS)
         target = e.temporary(str(number), e.shape(x[0]), params)
-        if x[1].bits <= 8:  # Positions count from 0.
+        if x[1].bits <= 8:  # Table positions begin at 0.
             half, quantized = e.constant("half", -x[1].lowest), indices
             indices = e.temporary(f"{number}/positions", e.shape(x[0]), "int32")
             e.add("ADD", [quantized, half], [indices])
@@ -332,10 +332,10 @@ def _as_numbers(params: QuantParams) -> QuantParams:
 
 
 Description = Callable[[Machine, list[Quantized], QuantParams, Attributes, Shape], Quantized]
-"""Runs the rows of an operator on its inputs, up to a result with other parameters than the output.
+"""Runs the rows of an operator on its inputs. The result may have other parameters than the output.
 
-The arguments also are the output's parameters, the attributes, and the output's shape. The
-parameters have no scale, and the shape is (), if everything is prepared."""
+Further arguments are the output's parameters, the attributes, and the output's shape. If everything
+is prepared, the parameters have no scale and the shape is ()."""
 
 
 def get_inputs(a: Arguments) -> list[Quantized]:
@@ -358,7 +358,7 @@ def prepare_each(a: Arguments, inputs: Sequence[Quantized], params: QuantParams)
 
 
 def compose(describe: Description) -> dict[str, Any]:
-    """Returns the functions of a row that requantizes the result of a description."""
+    """Returns the functions of a row that runs a description and requantizes its result."""
 
     def prepare(a: Arguments) -> list[Any]:
         prepared: list[Any] = []

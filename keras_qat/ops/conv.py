@@ -89,9 +89,9 @@ def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
 
 @_for_sequences
 def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Computes `convolve` of one group as a product of matrices: of all patches, and weights.
+    """Computes `convolve` of one group as a product of two matrices: all patches, and the weights.
 
-    The patches are a copy of the images for each pixel of the kernel.
+    The patches need the memory of one copy of the images for each pixel of the kernel.
     """
     *sizes, inputs, outputs = kernel.shape
     sides, spans = [], []
@@ -169,7 +169,7 @@ def _emit_depthwise(e: Emission) -> None:
 
 
 def _find_kernel_size(call: Call) -> tuple[int, ...]:
-    """Return the size of a kernel along the axes of images, which custom layers may not have."""
+    """Return the size of a kernel along the axes of images. Custom layers may lack it."""
     layer = call.layer
     return layer.kernel_size if hasattr(layer, "kernel_size") else layer.weights[0].shape[:-2]
 
@@ -305,8 +305,8 @@ def _emit_transpose(e: Emission) -> None:
 def _emit_output_shape(e: Emission, x: int, image: int) -> int:
     """Return a tensor with the output's shape, computed from `x` if the model does not know it.
 
-    It is also computed if only `batch_size` determines the shape. Otherwise XNNPACK would compute
-    the operator, and round differently from the model.
+    It is also computed if the shape is only known because of `batch_size`. Otherwise XNNPACK would
+    compute the operator, and round differently from the model.
     """
     shape = e.shape(image)
     if None not in shape and _is_known(e.node):

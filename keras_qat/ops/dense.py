@@ -1,10 +1,10 @@
 """Products with a matrix of weights, for Dense and EinsumDense.
 
 They are emitted in one of two variants. `fully_connected` is FULLY_CONNECTED, which every delegate
-supports. With a scale for each channel it is recent: runtimes before TensorFlow 2.17 compute its
-int8 reference kernel, and those before LiteRT 1.2 its int16 kernels, with uninitialized multipliers
-and without an error. `convolution` is a CONV_2D of images with one pixel, which all of them compute
-in the same way. It is the variant for int16, and for an old TensorFlow.
+supports. Its scales per channel are recent: the int8 reference kernel before TensorFlow 2.17, and
+the int16 kernels before LiteRT 1.2, read uninitialized multipliers without an error. `convolution`
+is a CONV_2D of images with one pixel, which all runtimes compute in the same way. It is used for
+int16, and with an old TensorFlow.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ DENSE = Op(
 )
 
 
-# EinsumDense. Rows of the matrices are axes that stay, and columns are axes of the result.
+# EinsumDense. Rows are the input's axes that remain, and columns are the axes that the weights add.
 
 
 def _read_einsum(call: Call) -> Attributes:
@@ -123,7 +123,7 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 
 
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
-    """Accept weights that end in `count` axes of the result, in order.
+    """Accept weights whose last axes are `count` axes of the result, in order.
 
     Other equations are left to the row with one scale for all weights.
     """

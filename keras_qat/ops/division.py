@@ -1,4 +1,4 @@
-"""Quotients of two tensors: a table of 1 / y in 16 bits, and a product with it.
+"""Quotients of two tensors: x is multiplied by 1 / y from a 16-bit table.
 
 TFLite has no int8 kernel for division.
 """

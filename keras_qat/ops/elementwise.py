@@ -33,7 +33,7 @@ class _NativeScale:
     Args:
         is_wider: whether it is wider than the output's.
         ends: the lowest and the highest value relative to the zero point.
-        conversion: from it to the output's scale.
+        conversion: converts from it to the output's scale.
     """
 
     is_wider: Predicate
@@ -100,8 +100,8 @@ def _computes_in_float32(a: Arguments) -> bool:
 def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     """Return the output's parameters, or wider ones if an input's scale is far wider.
 
-    With the output's parameters, TFLite's kernels would end the process, because their multipliers
-    have to be below 1, or overflow at 16 bits in int8. XNNPACK leaves such sums to TFLite.
+    With the output's parameters, TFLite's kernels would abort, because their multipliers have to be
+    below 1, or int8 kernels would overflow at 16 bits. XNNPACK leaves such sums to TFLite.
     """
     widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
@@ -132,8 +132,8 @@ def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
 def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ...]:
     """Prepare `_add_once`: the larger ratio becomes a multiplier of 21 bits.
 
-    The last result is whether XNNPACK computes the sum. It leaves ratios below 2^-10 to TFLite, and
-    from 2^8 on, which `_find_native` excludes.
+    The last result is whether XNNPACK computes the sum. XNNPACK leaves ratios below 2^-10 to
+    TFLite. It also leaves ratios from 2^8 on, but `_find_native` excludes them.
     """
     ratios = [single(scale / output) for scale in (a, b)]
     bits = 20 - fixed_point.get_exponent(tf.maximum(*ratios))
@@ -241,7 +241,7 @@ def _prepare_multiply(a: Arguments) -> _Product | tuple[tf.Tensor, tf.Tensor]:
 
 
 def _multiply(a: Arguments) -> tf.Tensor:
-    """Compute a * b, multiplied by the ratio of scales in float32 or in fixed point.
+    """Compute a * b times the ratio of scales, which is applied in float32 or in fixed point.
 
     XNNPACK computes a tensor times itself by a table of squares.
     """
@@ -263,7 +263,7 @@ def _multiply(a: Arguments) -> tf.Tensor:
 
 
 def accepts_two(rank: int, call: Call, attributes: Attributes, floats: bool = True) -> str | None:
-    """Accepts two inputs, which are broadcast if they have at most `rank` axes.
+    """Accepts two inputs. They may be broadcast if they have at most `rank` axes.
 
     With `floats`, the output has to be float values.
     """
@@ -288,7 +288,8 @@ def _emit_multiply(e: Emission) -> None:
 def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **options: Any) -> None:
     """Add an operator, if necessary in a wider scale that a QUANTIZE converts.
 
-    Then a ReLU6 that ends inside the range is a separate operator: few wider steps end at 6.
+    A ReLU6 that clips inside the range is then a separate operator, because the wider scale may
+    lack 6.
     """
     output = e.params
     inputs = tuple(x.params for x in e.node.inputs if x.params)
@@ -313,7 +314,7 @@ def _find_wider_scale(
 ) -> np.float32 | None:
     """Return the scale that an operator needs if it is wider than the output's, else None.
 
-    All steps of a recurrent layer ask with the same parameters.
+    Cached, because all steps of a recurrent layer have the same parameters.
     """
     native = find_native([params.as_tensors() for params in inputs], output.as_tensors())
     return np.float32(native.scale) if bool(native.scale > output.scale) else None
@@ -364,7 +365,7 @@ MULTIPLY = dataclasses.replace(
 
 
 def _make_extremum(name: str, function: Callable[[Any, Any], Any], layer: type) -> Op:
-    """Return the row of an extremum of quantized values, which share their parameters."""
+    """Return the row of an extremum of two tensors with the same parameters."""
     return dataclasses.replace(
         ADD,
         name=name,

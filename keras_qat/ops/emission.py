@@ -29,8 +29,7 @@ class Emission:
         builder: the file that is being built.
         node: the node.
         inputs: index of the tensor of each input, including constants of the call.
-        outputs: indices of the output tensors, with the quantization parameters of the operator's
-            kernels.
+        outputs: indices of the output tensors, which have the parameters that the kernels require.
     """
 
     builder: Builder
@@ -69,7 +68,7 @@ class Emission:
 
     @property
     def source(self) -> int:
-        """The tensor that an operator moves. Other inputs are integers, such as indices."""
+        """The tensor whose values an operator moves. Other inputs are integers, such as indices."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
         return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 
@@ -89,7 +88,7 @@ class Emission:
         return Activation.RELU6 if self.ends_at_6(self.node.maximum) else Activation.RELU
 
     def ends_at_6(self, maximum: float) -> bool:
-        """Whether a ReLU clips at 6 inside the range. Kernels refuse a 6 far outside of it."""
+        """Whether a ReLU clips at 6 inside the range. Kernels refuse 6 far outside of it."""
         params = self.params
         return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
 
@@ -102,7 +101,7 @@ class Emission:
     ) -> None:
         """Adds an operator, by default with all inputs and outputs of the node.
 
-        `options` without a value keep the schema's defaults; `intermediates` may be among them.
+        `options` that are None keep the schema's defaults. `intermediates` may be one of them.
         """
         self.builder.operator(
             code,
@@ -114,7 +113,7 @@ class Emission:
     def constant(
         self, name: str, values: Any, params: QuantParams | None = None, **options: Any
     ) -> int:
-        """Adds a constant: an array, or integers as int32. Its name starts with the node's.
+        """Adds a constant: an array, or integers as int32. Its name starts with the node's name.
 
         `options` are arguments of `Builder.constant`.
         """
@@ -150,7 +149,7 @@ class Emission:
     def reshape(self, source: int, target: int) -> None:
         """Adds a RESHAPE of one tensor to the shape of another.
 
-        Several sizes may be unknown if they are the first ones of both tensors.
+        Several sizes may be unknown if they are the first sizes of both tensors.
         """
         sizes = self.builder.sizes(target)
         if sizes.count(-1) > 1:
@@ -184,7 +183,7 @@ class Emission:
         return target
 
     def _reshape_after_unknown(self, source: int, target: int, sizes: list[int]) -> None:
-        """Reshape the axes after those with unknown sizes, which are read at run time."""
+        """Reshape the axes after the axes of unknown size. Their sizes are read at run time."""
         same = 0
         for before, after in zip(self.shape(source), self.shape(target), strict=False):
             if before != after:
@@ -192,9 +191,9 @@ class Emission:
             same += 1
         if sizes[same:].count(-1) > 1:
             raise NotImplementedError(
-                f"'{self.node.name}' needs a reshape to several open sizes, "
-                f"{[int(size) for size in sizes]}, of which files know one. Give the model's "
-                f"keras.Input its sizes: keras.Input((128,)) instead of keras.Input((None,))."
+                f"'{self.node.name}' needs a reshape to several unknown sizes, "
+                f"{[int(size) for size in sizes]}, but a file can have only one. Specify the sizes "
+                f"of the model's keras.Input: keras.Input((128,)) instead of keras.Input((None,))."
             )
         all_sizes = self.temporary("sizes", (len(self.shape(source)),), "int32")
         first = self.temporary("sizes/kept", (same,), "int32")
@@ -214,7 +213,7 @@ ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}
 
 
 def as_pair(sizes: Any) -> tuple[int, int]:
-    """Returns a size for each axis of an image, given one number or one or two sizes."""
+    """Returns sizes for both axes of an image, given one size, or a list of one or two."""
     if isinstance(sizes, int):
         return sizes, sizes
     return (1, int(sizes[0])) if len(sizes) == 1 else (int(sizes[0]), int(sizes[1]))
@@ -223,7 +222,7 @@ def as_pair(sizes: Any) -> tuple[int, int]:
 def _image_shape(shape: Shape) -> Shape:
     """Return the shape of an image: [batch, 1, steps, channels] for [batch, steps, channels].
 
-    Images keep their shape. In other tensors each vector of channels becomes an image.
+    Images keep their shape. In other tensors each vector of channels becomes a one-pixel image.
     """
     if len(shape) == 3:
         return shape[0], 1, *shape[1:]
@@ -249,7 +248,7 @@ def as_image(e: Emission, source: int) -> int:
 
 
 def make_image_output(e: Emission, target: int) -> int:
-    """Returns the image that `emit_from_image` turns into `target`; or `target` itself."""
+    """Returns the image that `emit_from_image` will reshape to `target`, or `target` itself."""
     shape = e.shape(target)
     return target if len(shape) == 4 else e.temporary("image_output", _image_shape(shape), target)
 

@@ -1,4 +1,4 @@
-"""Functions of one value that are computed by tables."""
+"""Functions of one value that are computed by lookup tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators that compute one quantized value from another: tables.
+"""Operators that map each quantized value to another: lookup tables.
 
 A new operator of this kind is one `lookup_row` with a float function. If TFLite has no integer
 kernel for it, the file holds the table and looks it up: CAST, ADD, GATHER.
@@ -22,8 +22,9 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op, Prepare
 
 Table = Callable[[Arguments], tf.Tensor]
-"""Computes the entries of a table in float64, like an `Op.compute` that is not prepared. `q` holds
-all values of the input's type relative to the zero point. There is no call."""
+"""Computes the entries of a table in float64, like an `Op.compute` without `prepare`. In its
+`Arguments`, `q` holds all values of the input's type relative to the zero point. There is no
+`call`."""
 
 
 def list_values(x: QuantParams) -> tf.Tensor:
@@ -35,7 +36,7 @@ def list_values(x: QuantParams) -> tf.Tensor:
 def _make_tabulator(
     table: Table, family: KernelFamily
 ) -> Callable[[QuantParams, QuantParams, Attributes], tf.Tensor]:
-    """Return a function that computes a table from the parameters of input and output."""
+    """Return a function that computes a table from the parameters of the input and the output."""
 
     @trace_once
     def compute(
@@ -60,8 +61,8 @@ class Entries:
 
     Args:
         values: the output for each value of the input, the lowest first.
-        first: the offset from values relative to the zero point to positions, which count from 0.
-        of_eights: another table, for all values except the last `size % 8`; or None.
+        first: the offset from values relative to the zero point to positions, which begin at 0.
+        of_eights: another table, for all except the last `size % 8` values of a tensor; or None.
     """
 
     values: tf.Tensor
@@ -70,7 +71,7 @@ class Entries:
 
 
 def make_entries(x: QuantParams, dtype: tf.DType, *tables: tf.Tensor) -> Entries:
-    """Returns the entries of one or two tables for an input with these parameters."""
+    """Returns the `Entries` of `x`, one or two tables, for an input with these parameters."""
     values, *of_eights = (tf.cast(table, dtype) for table in tables)
     return Entries(values, tf.cast(x.zero_point - x.lowest, dtype), *of_eights)
 
@@ -110,7 +111,7 @@ def compute_by_table(a: Arguments) -> tf.Tensor:
 
 
 def emit_positions(e: Emission, size: int) -> int:
-    """Adds the positions of the input's values in a table, which count from 0."""
+    """Adds the positions, which begin at 0, of the input's values in a table."""
     shape = e.shape(e.inputs[0])
     cast, positions = (e.temporary(name, shape, "int32") for name in ("cast", "places"))
     e.cast(e.inputs[0], cast)
@@ -163,7 +164,7 @@ class Kernel:
     Args:
         code: its name in TFLite.
         table: its table.
-        of_neon: its table in ARM's vector instructions, if that is different.
+        of_neon: its table for ARM's vector instructions, if different.
         fits: whether it computes with these attributes.
         fields: returns the options for attributes.
         supports: whether it supports these parameters of input and output.

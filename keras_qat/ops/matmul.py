@@ -41,12 +41,12 @@ class Axes:
 
     @property
     def rows(self) -> str:
-        """The axes of the first tensor alone."""
+        """The axes that only the first tensor has."""
         return "".join(a for a in self.first if a not in self.second)
 
     @property
     def columns(self) -> str:
-        """The axes of the second tensor alone."""
+        """The axes that only the second tensor has."""
         return "".join(a for a in self.second if a not in self.first)
 
     @property
@@ -56,7 +56,7 @@ class Axes:
 
     @property
     def are_matrices(self) -> bool:
-        """Whether a product of matrices computes the equation."""
+        """Whether a product of matrices can compute the equation."""
         terms = (self.first, self.second, self.output)
         stay = set(self.batch + self.rows + self.columns)
         return all(len(set(term)) == len(term) for term in terms) and stay == set(self.output)
@@ -87,7 +87,7 @@ def emit_product(
         e: the operator.
         add: adds the product, given its output.
         shape: shape of the product.
-        full: its shape with all axes of the output, before they are merged for matrices.
+        full: the product's shape with all axes of the output, before merging for matrices.
         order: the order of these axes in the output.
     """
     (output,) = e.outputs
@@ -104,7 +104,7 @@ EXACT_DEPTH = 2**24 // 255**2
 """The number of int8 products, relative to the zero points, that float32 adds up exactly."""
 
 MAX_AXES = 5
-"""The most axes of an input of the TFLite kernel, including two of the matrices."""
+"""The maximum number of axes of the TFLite kernel's inputs, including both of the matrices."""
 
 
 def _prepare(a: Arguments) -> Multiplier:
@@ -155,7 +155,7 @@ def _matmul_attributes(call: Call) -> Attributes:
 def _emit_matmul(e: Emission) -> None:
     first, second = e.inputs
     turned, adjoint = e.attributes["transposed"]
-    if turned:  # XNNPACK only supports the second one transposed.
+    if turned:  # XNNPACK only supports a transposed second matrix.
         rank = len(e.shape(first))
         first = e.transpose(first, (*range(rank - 2), rank - 1, rank - 2))
     _multiply_matrices(e, first, second, e.outputs[0], adjoint)
@@ -193,7 +193,7 @@ ROW_PRODUCTS = dataclasses.replace(
     doc="the product of each row of one tensor with a row of another, in 16 bits",
     kinds=(),
 )
-"""Used inside composed operators: both tensors hold matrices of one row."""
+"""For composed operators: both tensors hold matrices of one row."""
 
 
 def _find_equation(call: Call) -> str:
@@ -266,7 +266,7 @@ def _emit_contract(e: Emission) -> None:
     """Add TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and the reverse."""
     axes, (first, second) = parse_equation(e.attributes["equation"]), e.inputs
     sizes = _find_sizes(axes, e.shape(first), e.shape(second))
-    # Whether the summed axes come last in the second tensor.
+    # Whether the summed axes are the last axes of the second tensor.
     turned = axes.second == axes.batch + axes.columns + axes.sum_axes
 
     def make_matrices(source: int, term: str, axis_groups: tuple[str, str], name: str) -> int:

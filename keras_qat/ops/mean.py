@@ -31,12 +31,12 @@ Sizes = Sequence[int | None]
 
 
 class Step(NamedTuple):
-    """A mean of some of the values, before the mean of all results.
+    """One step of a mean: means of parts of the values, before the mean of all results.
 
     Args:
         axes: the axes of the mean, which then have size 1.
-        parts: number of parts of the axis, to average each of them; 0 to average the axes. The last
-            part is padded with zeros: at most 1 / `MOST_WIDE` of all values.
+        parts: number of parts of the axis that are averaged separately; 0 to average the axes. The
+            last part is padded with zeros, at most 1 / `MOST_WIDE` of all values.
         size: the size of each part.
     """
 
@@ -46,11 +46,11 @@ class Step(NamedTuple):
 
     @property
     def mean_axes(self) -> tuple[int, ...]:
-        """The axes of the mean after `split`."""
+        """The axes of the mean in the result of `split`."""
         return (self.axes[0] + 1,) if self.parts else self.axes
 
     def padding(self, shape: Sizes) -> list[tuple[int, int]]:
-        """Returns the zeros that pad the last part, for all axes."""
+        """Returns how many zeros pad each axis, for the last part."""
         (axis,) = self.axes
         return [
             (0, self.parts * self.size - size if index == axis and size else 0)
@@ -69,7 +69,7 @@ class Step(NamedTuple):
 
 
 def wide_steps(shape: Sizes, axes: Sequence[int]) -> Iterator[Step]:
-    """Returns the steps before the last mean of 16-bit values, which is along all axes."""
+    """Returns the steps of a mean of 16-bit values before its last step."""
     sizes = {axis: shape[axis] for axis in axes}
     if None in sizes.values():
         return
@@ -88,7 +88,7 @@ def wide_steps(shape: Sizes, axes: Sequence[int]) -> Iterator[Step]:
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Return the factor of sums, for XNNPACK without the count if that is unknown."""
+    """Return the factor of sums. For XNNPACK it lacks the count if that is unknown."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)
@@ -151,8 +151,8 @@ def _mean(a: Arguments) -> Any:
 def _mean_at_once(a: Arguments) -> Any:
     """Compute means along axes.
 
-    XNNPACK multiplies the sum, including zero points, by a float32 factor, and adds an offset; ARM
-    rounds both once. TFLite divides a shifted 31-bit multiplier by the number of values.
+    XNNPACK multiplies the sum, including zero points, by a float32 factor, and adds an offset. ARM
+    rounds only once for both. TFLite divides a shifted 31-bit multiplier by the number of values.
     """
     (x,), (params,) = a.q, a.params
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]

@@ -1,4 +1,4 @@
-"""Computes like onnxruntime's kernels (MLAS) if they differ from all other kernels.
+"""The arithmetic of onnxruntime's kernels (MLAS) that differs from all other kernels.
 
 They compute in float32, add the output's uint8 zero point, and then round.
 """
@@ -29,12 +29,12 @@ def _zero_point(params: QuantParams) -> tf.Tensor:
 
 
 def _round(x: tf.Tensor, zero_point: tf.Tensor, dtype: tf.DType, halves: Rounding) -> tf.Tensor:
-    """Round values that include the zero point, and subtracts it."""
+    """Round values that include the zero point, and subtract it."""
     return tf.cast(halves(x) - zero_point, dtype)
 
 
 def prepare_sum(a: Arguments) -> tuple[tf.Tensor, ...]:
-    """Prepares `add`: both ratios of scales, both zero points, the offset, the output's."""
+    """Prepares `add`: ratios of scales, zero points, the offset, the output's zero point."""
     ratios = [single(quotient(x.scale, a.output.scale)) for x in a.params]
     zero_points = [_zero_point(x) for x in a.params]
     (first, second), (zero_1, zero_2) = ratios, zero_points
@@ -71,7 +71,7 @@ class Softmax:
     """The prepared parameters of softmax.
 
     Args:
-        table: exponentials of 0 to 255 steps below the largest value.
+        table: exponentials of values 0 to 255 steps below the largest value.
         levels: the number of quantized values up to 1.
         zero_point: the output's.
     """
@@ -84,7 +84,7 @@ class Softmax:
 def prepare_softmax(a: Arguments, count: int) -> Softmax:
     """Prepares `softmax` of `count` values at a time."""
     (x,) = a.params
-    # All exponentials together reach the largest float32 number.
+    # The sum of all exponentials reaches at most the largest float32 value.
     most = max(0.0, math.log(float(np.finfo(np.float32).max) / count) - 5.0)
     steps = quotient(tf.constant(most, tf.float64), x.scale) - tf.range(256, dtype=tf.float64)
     table = tf.cast(tf.exp(product(steps, x.scale)), tf.float32)
@@ -101,6 +101,6 @@ def softmax(q: tf.Tensor, prepared: Softmax, axis: int) -> tf.Tensor:
 
 
 def sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Adds up values along an axis in order, on which their sum in float32 depends."""
+    """Adds up values along an axis in order, because the sum in float32 depends on the order."""
     sums = tf.cumsum(x, axis)
     return tf.gather(sums, tf.shape(sums)[axis] + tf.constant([-1]), axis=axis)

@@ -1,6 +1,6 @@
 """Helpers of operators that only move values, and operators that do nothing at inference.
 
-TFLite's converter emits layers that no other function emits (`emit_by_converter`).
+`emit_by_converter` uses TFLite's converter for layers that no other function emits.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from keras_qat.tflite.splice import splice_model
 from keras_qat.tracing.replaced_functions import OwnGradient
 
 Part = tuple[int | None, int | None, int]
-"""Begin, end and step along an axis, with None for the ends of the axis."""
+"""Begin, end and step along an axis. None stands for the ends of the axis."""
 
 MAX_SLICED = 5
 """The maximum number of axes of TFLite's slicing operators."""
 
 
 def call_on_values(a: Arguments) -> Any:
-    """Calls the layer on values relative to the zero point, which keeps zeros."""
+    """Calls the layer on values relative to the zero point, so zeros stay zeros."""
 
     def convert(value: Any) -> Any:
         return tf.cast(value, a.q[0].dtype) if value.dtype.is_floating else value
@@ -46,7 +46,7 @@ def transpose(x: Any, order: Sequence[int]) -> Any:
 
 
 def get_source(call: Call) -> Any:
-    """Returns the tensor that a call changes, which Keras passes by position."""
+    """Returns the tensor that a call changes: the input that Keras passes by position."""
     return call.args[0]
 
 
@@ -68,9 +68,9 @@ def read_integer(argument: Any, default: int | None = None) -> int | None:
 
 
 def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
-    """Returns sizes along the `axes` axes between batch and channels, given one or more sizes.
+    """Returns the sizes of a window along `axes` axes between batch and channels.
 
-    The result is None if they are unknown, or if the sizes of batch and channels are not 1.
+    Returns None if they are unknown, or if the window has a batch or channel size other than 1.
     """
     sizes = read_integers(option)
     if sizes is None or len(sizes) == axes:
@@ -94,7 +94,7 @@ def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
-    """Returns the row of an operator that only moves values, and refuses options that are None."""
+    """Returns the row of an operator that only moves values. It refuses options that are None."""
     more: Callable[..., str | None] = fields.pop("accepts", lambda call, attributes: None)
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
@@ -111,7 +111,7 @@ def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
 def emit_slice(
     e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
 ) -> None:
-    """Adds a STRIDED_SLICE with one part of each axis, and one entry of the `dropped` axes."""
+    """Adds a STRIDED_SLICE with a part of each axis. It removes the `dropped` axes."""
     begins, ends, steps = ([part[field] for part in parts] for field in range(3))
     for axis in dropped:
         ends[axis] = (begins[axis] or 0) + 1
@@ -195,7 +195,7 @@ def _quantize(model: Any, params: QuantParams, node: Node) -> None:
             name = OPERATORS[operator_code(model.operatorCodes[operator.opcodeIndex])]
             read = floats.intersection(map(int, [*operator.inputs, *operator.outputs]))
             if read and name not in MOVES:
-                raise _make_error(node, f"TFLite's converter makes {name} of it")
+                raise _make_error(node, f"TFLite's converter turns it into {name}")
         for index in floats:
             if not _quantize_constant(model, graph.tensors[index], params):
                 raise _make_error(node, "it has constants that are not 0")
@@ -210,7 +210,7 @@ def _quantize(model: Any, params: QuantParams, node: Node) -> None:
 
 def _make_error(node: Node, why: str) -> ValueError:
     kind = type(node.call.layer).__name__
-    return ValueError(f"{node.name}: {kind} does more than to move its values: {why}.")
+    return ValueError(f"{node.name}: {kind} does more than move its values: {why}.")
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
@@ -236,7 +236,7 @@ def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
 
 IDENTITY = make_movement(
     "identity",
-    "nothing at inference: layers that regularize or augment in training, or pass on a mask",
+    "nothing at inference: layers that regularize or augment in training, or that pass on a mask",
     lambda e: e.builder.copy(e.source, e.outputs[0]),
     compute=lambda a: a.q[0],
     accepts=_accepts_identity,

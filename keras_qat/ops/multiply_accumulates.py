@@ -13,8 +13,7 @@ from keras_qat.ops.registry import find_row, find_rows, match
 def count_products(call: Call) -> int | None:
     """Returns the multiply-accumulates of a call for one example; None if sizes are unknown.
 
-    It assumes that a layer without a row multiplies each matrix of weights once for each position
-    of its output.
+    It assumes that a layer without a row multiplies each weight matrix once per output position.
     """
     layer = call.layer
     if row := match(call).op or next(iter(find_rows(call)), None) or find_row(layer):
@@ -25,7 +24,7 @@ def count_products(call: Call) -> int | None:
 
 
 def integer_share(counts: Iterable[tuple[bool, int | None]]) -> float | None:
-    """Returns the share of multiply-accumulates in integers; None if one is unknown, or all are 0.
+    """Returns the share of multiply-accumulates in integers; None if unknown or all are 0.
 
     Args:
         counts: whether each call computes in integers, and its multiply-accumulates.

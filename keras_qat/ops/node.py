@@ -47,7 +47,7 @@ class Tensor:
         sizes = [1 if axis == 0 and size is None else size for axis, size in enumerate(self.shape)]
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
-            raise ValueError(f"The shape of '{self.name}' is not known: {list(self.shape)}.")
+            raise ValueError(f"The shape of '{self.name}' is unknown: {list(self.shape)}.")
         return math.prod(known)
 
 
@@ -75,7 +75,7 @@ class Node:
         name: the layer's path, with a suffix from its second call on.
         op: the operator; None if it computes in float, between DEQUANTIZE and QUANTIZE.
         attributes: the operator's options.
-        call: the call that the node computes, of the layer without its wrapper.
+        call: the call that the node computes, with the layer inside the wrapper.
         inputs: the inputs, in the order of the call's arguments.
         outputs: the outputs.
         weights: the weights of a weighted operator.

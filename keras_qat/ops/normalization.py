@@ -4,10 +4,10 @@ With the quantized values q of a row, their mean, and the inverse G of their sta
 
     y = (q - mean) * G * gamma + beta
 
-is a chain of products and sums, which is rounded once, at its end. Mean and variance have 16 bits.
-G is looked up in a table that all layers share, because it does not depend on a scale.
+is a chain of products and sums that is rounded once, at its end. Mean and variance have 16 bits. G
+does not depend on a scale, so all layers share one table of it.
 
-Layers compute in float unless this is requested, or the target has no float.
+By default layers compute in float, unless the target has no float.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ LARGEST = 2.0**31
 """The smallest integer beyond 32 bits."""
 
 FINE = 2048
-"""Smaller variances each have an entry in the table; of the others, 16 share one."""
+"""Each smaller variance has its own table entry. Larger variances share entries, 16 each."""
 
 LEAST_WEIGHTS = 200.0
-"""Gamma has at least as many steps. The remaining bits are fractional bits of the mean."""
+"""Gamma has at least this many steps. The remaining bits are fractional bits of the mean."""
 
 
 def _tabulate_inverses() -> np.ndarray:
     """Return 32767 / sqrt(variance) for the positions that `_invert` computes.
 
-    The first positions are unused. Then follow small variances, and the shared entries.
+    The first positions are unused. Entries of small variances follow, then the shared entries.
     """
     shared = np.arange(MOST // 16 + 3)[FINE // 16 + 1 :] * 16
     variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])
@@ -79,8 +79,8 @@ class _View(NamedTuple):
 
     Args:
         split: their shape with groups as an axis.
-        order: the order of axes that puts values normalized together last.
-        rows: the shape with these values as a matrix of one row.
+        order: the order of axes with the normalized axes last.
+        rows: the shape with the values that are normalized together as a matrix of one row.
         shape: the shape for the multiplication by gamma.
         weights: the shape of gamma and beta.
     """
@@ -117,7 +117,7 @@ def _arrange(shape: Any, attributes: Attributes) -> _View:
     count, size = math.prod(pixels), channels // groups
     rows, weights = (batch, groups, 1, count * size), (groups, 1, size)
     shape = (batch, groups, count, size)
-    if groups == 1 or count == 1:  # The order of values in memory stays.
+    if groups == 1 or count == 1:  # The order of values in memory does not change.
         return _View(shape, (0, 1, 2, 3), rows, shape, weights)
     return _View((batch, count, groups, size), (0, 2, 1, 3), rows, shape, weights)
 
@@ -127,9 +127,9 @@ class _Stages:
     """The quantization parameters of all stages, and the constants.
 
     Args:
-        mean: parameters of the negated means of quantized values, and of differences from them.
+        mean: parameters of the negated means of quantized values, and of differences from means.
         variance: parameters of the sums of squared differences, in 16 bits.
-        shared: the same with a 16 times larger scale.
+        shared: `variance` with a 16 times larger scale.
         epsilon: the layer's epsilon, in steps of `variance` and of `shared`.
         scaled: parameters of the results in 32 bits.
         gamma, beta: integers; None without such a weight.
@@ -159,7 +159,7 @@ def _find_stages(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _St
     added = tf.minimum(quotient(quotient(epsilon, scale), scale), 1e30)
     variance = quotient(2.0**14 + added, MOST)
     steps = round_half_away(quotient(added, variance))
-    # Rounding makes a variance at most two steps smaller than it is.
+    # Rounding makes a variance at most two steps too small.
     largest = tf.minimum(
         tf.sqrt(3.0 * view.size * variance), 255.0 / tf.sqrt(tf.maximum(steps - 2.0, 1.0))
     )
@@ -249,7 +249,7 @@ def _make_function(
         view: the arrangement of values.
         family: the kernel family.
         bits: bits of input and output.
-        has: whether there are gamma and beta.
+        has: whether gamma and whether beta exist.
     """
     of_x, output = (QuantParams(None, None, count) for count in bits)
     no_call: Any = None

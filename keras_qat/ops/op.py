@@ -1,4 +1,4 @@
-"""An operator: one row with all that is known about it.
+"""An operator: one row with everything that the library knows about it.
 
 Placement, inference, simulation, the exporters, the page of operators and the generated tests read
 rows. None of them asks a layer for its options. A new operator is a new row.
@@ -40,7 +40,7 @@ class SharedRange:
     """The output and all inputs have the same quantization parameters.
 
     Args:
-        rounds: whether results lie between quantized values and are rounded again.
+        rounds: whether results may lie between quantized values, so they are rounded.
     """
 
     rounds: bool = False
@@ -53,7 +53,7 @@ class FixedRange:
     Args:
         minimum, maximum: float values of the lowest and the highest int8 value.
         wide: float values of the lowest and the highest int16 value.
-        is_bound: whether no result is below the lowest value.
+        is_bound: whether the lowest value is a lower bound of all results.
     """
 
     minimum: float
@@ -119,16 +119,17 @@ class Arguments:
 
 
 def get_held_dtype(params: QuantParams) -> tf.DType:
-    """Returns the type that holds quantized values relative to the zero point."""
+    """Returns the float type that holds quantized values relative to the zero point."""
     return tf.float64 if params.bits > 8 else tf.float32
 
 
 Prepare = Callable[[Arguments], Any]
-"""Computes the parameters that depend on ranges and weights alone, in any structure.
+"""Computes the parameters that depend only on ranges and weights, in any structure.
 
-`q` then holds the shapes and types of the inputs as `tf.TensorSpec`s, one object for each tensor.
-It computes in TensorFlow: eagerly, whenever ranges or weights have changed, or in a graph that
-reads both each time. `compute` reads the result as `prepared`, but neither weights nor scales."""
+In its arguments `q` holds the shapes and types of the inputs as `tf.TensorSpec`s, one object for
+each tensor. It computes in TensorFlow: eagerly, whenever ranges or weights have changed, or in a
+graph that reads both each time. `compute` reads the result as `prepared`, but no weights and
+scales."""
 
 Compute = Callable[[Arguments], Any]
 """Computes the output's quantized values relative to its zero point, or a structure of outputs.
@@ -148,52 +149,53 @@ class Op:
         doc: its description on the page of operators.
         layers: the Keras layer classes that it computes. If several rows list a class, the first
             row that accepts a call computes it.
-        paths: module paths of layer classes that Keras does not export, as of `get_class_path`.
+        paths: module paths, as from `get_class_path`, of layer classes that Keras does not export.
         kinds: the kinds of operations on symbolic tensors that it computes.
         functions: the activation functions that it computes.
         attributes: reads the options of a call. All other code uses its result.
         needs: names of the attributes that `register_op` requires.
         defaults: default values of the other attributes.
-        accepts: returns the reason why a call has no integer kernel, in a few words that `plan`
-            prints, or "" if another row returns the reason; None if there is a kernel.
+        accepts: returns None if a call has an integer kernel. Otherwise returns the reason, in a
+            few words that `plan` prints, or "" if another row returns the reason.
         max_axes: the maximum number of axes of an input.
-        integers: types of integers that kernels compute as well, all by default.
+        integers: integer types that kernels compute too; all by default.
         bits: bits of activations for which there are kernels; 8 stands for 2 to 8.
-        families: bits -> whether a kernel family has kernels for them, if not all have.
+        families: bits -> function of a kernel family: whether it has kernels for these bits. Needed
+            only if not all families have kernels.
         on_request: whether its layers compute in float without an override `quantize=True`.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
-            from the end, or `()` for one scale for all.
+            from the end, or `()` for one scale per tensor.
         trains_weights: whether training computes with quantized weights, in a wrapper.
         supports_int4: whether there are kernels for weights of 4 bits.
         folds_batch_norm: whether to fold a BatchNormalization after it into its weights.
         can_merge_relu: whether kernels can compute a ReLU after it.
         clips: whether it is a ReLU that the operator before it can compute.
-        elementwise: whether it computes all axes alike, wherever the channels are.
-        alias: whether its output is its input at run time, without a computation.
+        elementwise: whether it treats all axes alike, regardless of the channels' position.
+        alias: whether its output is its input, without any computation at run time.
         only_rounds: whether it only rounds float values.
-        is_constant: whether files hold its output, and only its range depends on the input.
+        is_constant: whether its output is constant in files. The input only affects its range.
         reads_only_weights: whether it computes from weights alone, without the values of its
             inputs. Its range is then the current minimum and maximum of the result.
-        has_mark: whether its output may contain one outlier as a mark.
+        has_mark: whether its output may contain one outlier that marks masked entries.
         is_table: whether its inputs are indices, which are not quantized. If it has weights, they
             are a table of entries with the quantization parameters of the output.
         gates: number of gates in the columns of its weights, each with a scale. With several gates,
             training simulates the gates and the states between steps.
         multiplies_tensors: whether it adds up products of two tensors.
         falls_back_to_input_range: whether an output without a quantizer has the range of the
-            inputs, as means in `recipes.contrib` do.
+            inputs, as for means in `recipes.contrib`.
         quantizes_constants: whether constants among the arguments are quantized like inputs.
         inner: returns the ranges of tensors inside the operator, by name.
-        symmetric: indices of inputs for which the zero point 0 makes kernels faster.
+        symmetric: indices of inputs whose zero point should be 0, which makes kernels faster.
         converts: index of an input -> the range that it is converted to. If only such operators
             read an input of the model, it has that range from the start.
-        prepare: computes the parameters that depend on ranges and weights alone, once for many
+        prepare: computes the parameters that depend only on ranges and weights, once for many
             batches. Without it, `compute` reads ranges and weights.
         compute: the integer implementation, for every kernel family and all `bits`.
         emit: adds the operator to a TFLite file.
-        onnx_kernel: whether onnxruntime has an integer kernel, apart from operators that have
-            weights or only move values. It computes all other operators in float.
+        onnx_kernel: whether onnxruntime has an integer kernel. Operators that have weights or only
+            move values do not need this. All others are computed in float.
         products: counts the multiply-accumulates of a call for one example; None if a size is
             unknown.
     """
@@ -262,7 +264,7 @@ class Op:
         return bits in self.bits and (family is None or has_some(family))
 
     def only_families(self, bits: int) -> tuple[str, ...]:
-        """Returns the families that have kernels for this many bits, by name; () if all have."""
+        """Returns the names of families with kernels for this many bits; () for all."""
         if bits not in self.families:
             return ()
         return tuple(name for name, family in FAMILIES.items() if self.families[bits](family))

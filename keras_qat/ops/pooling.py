@@ -1,4 +1,4 @@
-"""The largest value or the mean of windows, the largest values of axes, and their indices."""
+"""Maxima and means of windows, extrema along axes, and their indices."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _average(a: Arguments) -> tf.Tensor:
     """Average the quantized values, rounding halves away from zero."""
     (x,), zero_point = a.q, a.prepared
     averages = a.run_layer([tf.cast(x, tf.float64)]) + zero_point
-    # Halves have a rounding error far below the distance to the next quotient of integers.
+    # The rounding error of halves is far below the distance to the next quotient of integers.
     away = tf.sign(averages) * tf.floor(tf.abs(averages) + 0.5 + 1e-7)
     return tf.cast(away - zero_point, x.dtype)
 
@@ -101,7 +101,7 @@ AVERAGE_POOLING = dataclasses.replace(
 
 
 def _reduce_attributes(call: Call) -> Attributes:
-    """Return the `axes`, and `keepdims`: whether they stay, with size 1."""
+    """Return the `axes`, and `keepdims`: whether these axes remain, with size 1."""
     layer, rank = call.layer, get_rank(call)
     if not get_kind(call):
         start = 2 if layer.data_format == "channels_first" else 1

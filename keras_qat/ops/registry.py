@@ -20,7 +20,7 @@ Layer: TypeAlias = keras.layers.Layer
 
 
 class Match(NamedTuple):
-    """The operator of a call; None, with the reason, for a call that computes in float."""
+    """The operator of a call; or None and the reason, for a call that computes in float."""
 
     op: Op | None
     attributes: Attributes
@@ -50,7 +50,7 @@ def match(call: Call) -> Match:
 
 
 def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
-    """Raise a `ValueError` unless a layer has the registered weights, and at most a bias more."""
+    """Raise a `ValueError` unless a layer has exactly the registered weights and perhaps a bias."""
     names = [
         name
         for name, value in vars(layer).items()
@@ -69,8 +69,8 @@ def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
     if paths and others:
         raise ValueError(
             f"{type(layer).__name__} was registered with weights in {', '.join(paths)}, but layer "
-            f"'{layer.name}' has weights in {', '.join(others)} too. Name all of them; "
-            f"only an attribute called `bias` can be omitted."
+            f"'{layer.name}' has weights in {', '.join(others)} too. List them in `weights`, too. "
+            f"Only an attribute called `bias` can be omitted."
         )
 
 
@@ -81,7 +81,7 @@ def find_rows(call: Call) -> list[Op]:
         return _BY_KEY.get(get_kind(layer), [])
     rows = _BY_KEY.get(type(layer)) or _BY_KEY.get(get_class_path(layer), [])
     if not rows and type(layer).__name__ == "Activation":
-        with contextlib.suppress(TypeError):  # Some callables have no hash.
+        with contextlib.suppress(TypeError):  # Some callables are not hashable.
             rows = _BY_KEY.get(layer.activation, [])
     return rows
 
@@ -114,7 +114,7 @@ def find_op(call: Call) -> Op | None:
 
 
 def find_row(layer: Layer) -> Op | None:
-    """Returns the row that lists a layer's class, or one of its bases, for any of its calls."""
+    """Returns the row that lists a layer's class or one of its base classes."""
     own = next((op for op in ROWS if type(layer) in op.layers), None)
     return own or next((op for op in ROWS if isinstance(layer, op.layers)), None)
 
@@ -184,11 +184,11 @@ WEIGHTS_ONLY: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((layers.LSTM, layers.GRU, layers.SimpleRNN), _OF_CELL),
     **dict.fromkeys((layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D), _OF_CELL),
 }
-"""Layer class without int8 operators -> paths of its weights that files hold in 8 bits."""
+"""Layer class without int8 operators -> paths of the weights that files store in 8 bits."""
 
 
 def weights_only(layer: Layer) -> tuple[str, ...]:
-    """Returns the paths of weights that a layer in float holds in 8 bits."""
+    """Returns the paths of the weights that files store in 8 bits for a layer in float."""
     inner: dict[str, Layer] = {}
     if isinstance(layer, layers.Bidirectional):
         inner = {name: getattr(layer, name) for name in ("forward_layer", "backward_layer")}
@@ -222,7 +222,7 @@ def register_op(
     attributes: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     weights: dict[str, tuple[int, ...]] | None = None,
 ) -> Registration:
-    """Registers the operator that computes a custom layer. Other custom layers compute in float.
+    """Registers the operator that computes a custom layer.
 
     Register the class with Keras too (`keras.utils.register_keras_serializable`), so that saved
     models load. Registrations are not saved: repeat them before you export a loaded model.
@@ -240,8 +240,8 @@ def register_op(
         The registration. Its `undo()` or the end of a `with` block reverts it.
 
     Raises:
-        ValueError: on an unknown operator, missing or unknown attributes, or output channels that
-            the operator does not have.
+        ValueError: if the operator is unknown, attributes are missing or unknown, or the output
+            channels are not the operator's.
 
     Example:
         >>> axis_of = lambda layer: {"axis": layer.dim}
@@ -279,12 +279,12 @@ def _check_class(layer_class: object) -> None:
 
 
 def _check_axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple[int, ...]]:
-    """Return the axes of output channels, which have to be the operator's, or none."""
+    """Return the axes of output channels, which have to be the operator's or empty."""
     for name, axes in weights.items():
         if not isinstance(axes, (tuple, list)) or not all(axis < 0 for axis in axes):
             raise ValueError(
                 f"weights={{{name!r}: {axes!r}}}: pass the axes of the output channels as a tuple, "
-                f"counted from the end: (-1,), or () for one scale for all."
+                f"counted from the end: (-1,), or () for one scale per tensor."
             )
         if tuple(axes) not in ((), *row.weights.values()):
             raise ValueError(
@@ -297,7 +297,7 @@ def _check_axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple
 def _add_attributes(
     op: Op, layer_class: type, source: Callable[[Layer], Mapping[str, Any]] | Mapping[str, Any]
 ) -> Op:
-    """Return a row for a custom layer with the user's attributes, or a function that reads them.
+    """Return a row for a custom layer with the user's attributes, or the function for them.
 
     Raises:
         ValueError: on an unknown or missing attribute.

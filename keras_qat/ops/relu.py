@@ -36,9 +36,9 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _tabulate_relu(a: Arguments) -> tf.Tensor:
-    """Compute the table of a separate ReLU, which XNNPACK leaves to TFLite.
+    """Compute the table of a separate ReLU. XNNPACK leaves it to TFLite.
 
-    The end of the output's range implements any maximum except 6.
+    Any maximum except 6 is the end of the output's range.
     """
     factor = to_fixed_point(ratio(a.family, a.params[0].scale, by=a.output.scale))
     result = tf.maximum(tf.cast(multiply(tf.cast(a.q[0], tf.int64), factor), tf.float64), 0.0)
@@ -48,7 +48,7 @@ def _tabulate_relu(a: Arguments) -> tf.Tensor:
 
 
 def _emit_relu(e: Emission) -> None:
-    """Add RELU, and a MINIMUM if it ends inside of the range.
+    """Add RELU, and a MINIMUM if its maximum is inside the range.
 
     TFLite Micro's RELU6 does not convert between scales.
     """
@@ -83,7 +83,7 @@ def _leaky_attributes(call: Call) -> Attributes:
     slope = getattr(call.layer, "negative_slope", getattr(call.layer, "alpha", None))
     if is_operation(call.layer):
         slope = get_argument(call, "alpha")
-    # The default of tf.nn.leaky_relu is 0.2.
+    # The default slope of tf.nn.leaky_relu.
     return {"slope": float(np.float32(0.2 if slope is None else read_scalar(slope) or 0.0))}
 
 
@@ -115,7 +115,7 @@ def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
 
 
 def _tabulate_exact_leaky_relu(a: Arguments) -> tf.Tensor:
-    """Compute TFLite's table: a product above zero, and one below that includes the slope."""
+    """Compute TFLite's table, with one multiplier above zero and one with the slope below zero."""
     steps, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
     above = to_fixed_point(ratio(a.family, scale, by=a.output.scale))
     below = to_fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))

@@ -21,7 +21,7 @@ def _multiplies_by_inverse(a: Arguments) -> bool:
 
 
 def _quantize(a: Arguments) -> tf.Tensor:
-    """Quantize float values: halves to even, or away from zero in TFLite's kernel."""
+    """Quantize float values. Halves round to even, in TFLite's kernel away from zero."""
     x = tf.cast(a.q[0], tf.float64)
     if _multiplies_by_inverse(a):
         return tf.cast(tf.round(single(x * a.prepared)), tf.float32)
@@ -37,7 +37,7 @@ class Multiplier(NamedTuple):
         fixed: the ratio in fixed point; None if it is never used.
         other: the factor of the family's own kernel; None if there is no such kernel.
         is_other: whether the family's kernel is used.
-        steps: int16 steps for each int8 step, if values pass through int16.
+        steps: int16 steps per int8 step, if values are converted to int16 in between.
     """
 
     fixed: Any
@@ -88,10 +88,10 @@ def prepare_requantization(
 
 
 def requantize(q: tf.Tensor, multiplier: Multiplier) -> tf.Tensor:
-    """Expresses the same float values with other parameters, relative to the zero points.
+    """Converts quantized values, relative to the zero points, to other parameters.
 
-    256ths are rounded once, halves up. 31-bit multipliers are rounded twice, and float values once,
-    as the family rounds halves.
+    Products in 256ths are rounded once, halves up. 31-bit multipliers round twice. Products in
+    float are rounded once, with the family's rounding of halves.
     """
 
     def compute(factor: Any) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Operators that reshape, transpose or pad tensors, and the operator that returns a shape."""
+"""Operators that reshape, transpose or pad tensors, or return their shape."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ ORDER = (0, 1, 3, 2, 4, 5)
 
 
 def _emit_blocks(code: str, e: Emission) -> None:
-    # There are no 16-bit kernels, so it is a transposition.
+    # There are no 16-bit kernels, so 16 bits use a transposition.
     source, (target,), size = e.source, e.outputs, e.attributes["size"]
     if not e.wide:
         e.add(code, [source], blockSize=size)
@@ -158,7 +158,7 @@ SIZE = dataclasses.replace(
 )
 
 
-# Padding with zeros, which are exact in any range, or with copies.
+# Pads with zeros, which every range holds exactly, or with copies.
 
 MODES = {"REFLECT": 0, "SYMMETRIC": 1}
 """Padding mode -> its value in a file."""
@@ -167,7 +167,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def read_paddings(layer: Any, options: Any, rank: int) -> Pairs:
-    """Returns two sizes for each of `rank` axes, with zeros for batch and channels.
+    """Returns two paddings for each of `rank` axes; 0 for batch and channels.
 
     `options` are the layer's pairs, or a single pair for one axis.
     """

@@ -1,4 +1,4 @@
-"""Comparisons, selections between two tensors, and float values of integers and booleans."""
+"""Comparisons, selections between two tensors, and casts of integers and booleans to float."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _make_comparison(name: str, code: str, sign: str) -> Op:
     def emit(e: Emission) -> None:
         params, targets = e.all_params, []
         sources: list[Any] = list(e.inputs)
-        if params[0] != params[1]:  # Otherwise they share a grid.
+        if params[0] != params[1]:  # Otherwise both have the same scale.
             inputs = list(zip(e.inputs, params, strict=True))
             sources = requantize_each(Emitting(e), inputs, _find_common(params))
         for index, source in enumerate(sources):  # Kernels would round int8 again.
@@ -73,7 +73,7 @@ def _make_comparison(name: str, code: str, sign: str) -> Op:
 def _accepts_comparison(call: Call, attributes: Attributes) -> str | None:
     if not all(value.is_float for value in call.inputs):
         return ""
-    on_one_grid = any(set(value.shape) == {1} for value in call.inputs)  # With a number, OnGrid.
+    on_one_grid = any(set(value.shape) == {1} for value in call.inputs)  # See `OnGrid`.
     return (None if on_one_grid else NO_WIDE) or accepts_two(4, call, attributes, False)
 
 
@@ -123,7 +123,7 @@ _INTEGERS = integer_params(16)
 
 
 def _find_limit(output: QuantParams) -> tf.Tensor:
-    """Return an integer beyond the output's range. Larger ones would overflow in kernels."""
+    """Return an integer beyond the output's range. Larger integers would overflow in kernels."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 
@@ -140,7 +140,7 @@ def _cast(a: Arguments) -> tf.Tensor:
 
 
 def _emit_cast(e: Emission) -> None:
-    """Add integers of 32 bits with the scale 1, clipped beyond the range, and QUANTIZE.
+    """Add 32-bit integers with the scale 1, clipped beyond the range, and QUANTIZE.
 
     QUANTIZE supports uint8 pixels directly.
     """
@@ -246,7 +246,7 @@ ONE_HOT = Op(
 )
 
 
-# Masked attention scores are the lowest value, so their weight is 0, or the highest for minima.
+# Masked attention scores become the lowest value, so their weight is 0; for minima the highest.
 
 
 def _prepare_masking(a: Arguments) -> tuple[Multiplier, Any]:

@@ -31,7 +31,7 @@ FULL_SLICE = dict.fromkeys(("start", "stop", "step"))
 
 
 def items_for_axes(indices: Any, rank: int) -> list[Any]:
-    """Returns the items of `x[indices]`, one for each axis of `x` and each new one."""
+    """Returns the items of `x[indices]`, one for each axis of `x` and each new axis."""
     items = list(indices) if isinstance(indices, (list, tuple)) else [indices]
     missing = rank - sum(item is not None and item is not Ellipsis for item in items)
     position = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
@@ -207,7 +207,7 @@ GATHER = make_movement(
 
 
 def _concatenate_attributes(call: Call) -> Attributes:
-    """Return the `axis`, and constants among integer tensors as `numbers`, by position."""
+    """Return the `axis`, and as `numbers` constants among integer tensors, by position."""
     axis = get_argument(call, "axis") or 0 if get_kind(call) else call.layer.axis
     axes, rank = read_integers(axis), len(call.output.shape)
     parts = get_source(call)

@@ -1,13 +1,13 @@
-"""Softmax, and vectors of length 1: kernels that XNNPACK leaves to TFLite.
+"""Softmax, and scaling to unit length: kernels that XNNPACK leaves to TFLite.
 
 There are four kernels of softmax: with exponentials from a table in float32, from a table of
 uint16, in fixed point, and in int16.
 
 A softmax of many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its output has a quantizer. If
-512 values are nearly equal, each result is 1/512, less than a step of 1/256. TFLite's
-8-bit reference kernel even ends the process if exponentials add up to 512 or more. With 64 values
-each result is four steps, which leaves 20 dB. But XNNPACK is five times as fast with 8 bits, so
-they are kept for fewer than 512 values, unless the tensor is small.
+512 values are nearly equal, each result is 1/512, less than a step of 1/256. TFLite's 8-bit
+reference kernel even aborts if exponentials add up to 512 or more. With 64 values each result is
+four steps, which leaves an SQNR of 20 dB. But XNNPACK is five times as fast with 8 bits, so softmax
+of fewer than 512 values keeps 8 bits, unless the tensor is small.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ HIGHEST = 2**15 - 1
 """The largest int16 value, which stands for 1 in the tables."""
 
 LEAST_SCALE = 2.0**-25
-"""The smallest scale of int8 inputs. TFLite's reference kernel ends the process at half of it."""
+"""The smallest scale of int8 inputs. TFLite's reference kernel aborts at half of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Prepared:
 
     Args:
         is_wider: whether inputs are requantized to the smallest scale that the kernel supports.
-        conversion: from the input's scale to that one.
+        conversion: converts from the input's scale to the smallest one.
         table: the exponentials, if they are looked up.
         output: the output's scale, if exponentials are looked up.
         factor: multiplier and bits for differences, if they are in fixed point.
@@ -137,7 +137,7 @@ def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tens
     exponentials = exponential(differences, 5)
     terms = tf.where(counts, divide(exponentials, tf.constant(12, tf.int64)), zero)
     sums = tf.reduce_sum(terms, axis, keepdims=True)
-    # The sum as 2^length * (1 + fraction), in Q12.
+    # Expresses the sum as 2^length * (1 + fraction), in Q12.
     length = get_exponent(tf.cast(sums, tf.float64)) + 1
     inverse = saturate(shift(reciprocal(shift(sums, 32 - length) - 2**31), 1), 31)
     quantized = divide(high_product(inverse, exponentials), length + 3)
@@ -181,7 +181,7 @@ def _one_over_one_plus(x: np.ndarray) -> np.ndarray:
 def _tabulate(
     function: Callable[[np.ndarray], np.ndarray], scale: float, zero_point: int, precise: Any
 ) -> np.ndarray:
-    """Tabulate a function at 513 points, in 32768ths, less half of the error between them."""
+    """Tabulate a function at 513 points, in 32768ths, minus half of the interpolation error."""
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)
     inverse = precise(65536 / (2 / 65535 * 65535))
@@ -234,7 +234,7 @@ def _widen_scale(e: Emission) -> int:
 
 
 def _emit(e: Emission) -> None:
-    """Add SOFTMAX, which is along the last axis. Another axis is transposed there and back."""
+    """Add SOFTMAX along the last axis. Another axis is transposed there and back."""
     axis, source, (target,) = e.attributes["axis"], _widen_scale(e), e.outputs
     order = list(range(len(e.shape(source))))
     order[axis], order[-1] = order[-1], order[axis]
@@ -263,10 +263,10 @@ SOFTMAX = Op(
 
 
 MANY = 511
-"""With more values, the mean of the results is at most half a step of 8 bits."""
+"""With more values than this, the mean of the results is at most half a step of 8 bits."""
 SOME, FEW_IN_ALL = 63, 2**13
-"""With more values, the mean is at most four steps. In a tensor of so few values, 16 bits cost at
-most 0.1 ms."""
+"""With more values than this, the mean is at most four steps. In a tensor of at most that many
+values, 16 bits cost at most 0.1 ms."""
 
 SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 """Parameters of the results of the 16-bit kernel."""
@@ -275,7 +275,7 @@ SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 def _compute_shares(
     m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
-    """Run the rows up to the results in 16 bits. Each 8-bit step of the input is 128 steps."""
+    """Run the rows up to the 16-bit results. A step of the 8-bit input is 128 steps of 16 bits."""
     (x,) = inputs
     if x[1].bits < 16:
         is_prepared = output.scale is None
@@ -296,7 +296,7 @@ SOFTMAX_OF_MANY = Op(
 
 
 LARGEST_EPSILON = 1e-5
-"""Kernels have no epsilon, which would show in results if it were larger."""
+"""Kernels have no epsilon. A larger epsilon would change results."""
 
 
 def _unit_norm(a: Arguments) -> tf.Tensor:

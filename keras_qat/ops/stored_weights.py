@@ -17,7 +17,7 @@ from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange, get_held_dt
 from keras_qat.ops.weights import map_rows
 
 INDICES = ("int32", "int64")
-"""Types of indices that GATHER supports; others are converted."""
+"""Types of indices that GATHER supports. Other types are converted."""
 
 
 def _store(values: np.ndarray, params: QuantParams) -> np.ndarray:
@@ -57,7 +57,7 @@ EMBEDDING = Op(
     _compute,
     _emit,
     prepare=_prepare,
-    doc="rows of a table of weights, quantized like the output",
+    doc="rows of a table of weights that is quantized like the output",
     layers=(layers.Embedding,),
     weights={"embeddings": ()},
     is_table=True,
@@ -85,7 +85,7 @@ def _quantize(layer: OnGrid | WeightTensor, params: QuantParams) -> tf.Tensor:
 
 
 def _weight(a: Arguments) -> tf.Tensor:
-    if a.output is None:  # Integers.
+    if a.output is None:  # Integers need no quantization.
         return a.call.layer.value()
     return tf.cast(_quantize(a.call.layer, a.output), get_held_dtype(a.output))
 

@@ -26,7 +26,7 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes
 
 Entries = list[tuple[int, Any]]
-"""Axes, each with the indices of its entries, or the number of copies of an unknown size."""
+"""Axis -> the indices of its entries, or the number of copies if its size is unknown."""
 
 
 def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
@@ -97,7 +97,7 @@ def _emit_broadcast(e: Emission) -> None:
 
 BROADCAST = make_movement(
     "broadcast",
-    "copies of a tensor along axes of size 1",
+    "a tensor repeated along axes of size 1",
     _emit_broadcast,
     layers=(layers.RepeatVector,),
     kinds=("broadcast_to",),
@@ -107,7 +107,7 @@ BROADCAST = make_movement(
 
 
 def _repeat_attributes(call: Call) -> Attributes:
-    """Return `times`: axes, with the number of repetitions of all entries or of each one."""
+    """Return `times`: axis -> the number of repetitions of all entries or of each entry."""
     layer, rank = call.layer, get_rank(call)
     if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
@@ -171,7 +171,7 @@ def _emit_reverse(e: Emission) -> None:
 
 
 SLICED_ANYWHERE = 4
-"""Number of axes that all runtimes can slice."""
+"""Maximum number of axes that all runtimes can slice."""
 
 
 REVERSE = make_movement(
@@ -188,7 +188,7 @@ REVERSE = make_movement(
 
 
 def _roll_attributes(call: Call) -> Attributes:
-    """Return `shifts`: axes with their number of elements to shift."""
+    """Return `shifts`: axis -> the number of elements to shift by."""
     options = get_operands(call, "shift", "axis")
     if isinstance(call.layer, Roll):
         options = [call.layer.shifts, call.layer.axes]

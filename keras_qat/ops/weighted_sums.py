@@ -1,7 +1,7 @@
 """Exact sums of products with quantized weights, and how kernels rescale them.
 
 All weighted operators add up integers, add a bias, and multiply by input scale x weight scale /
-output scale, which each kernel rounds in its own way.
+output scale. Each kernel rounds the result differently.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from keras_qat.ops.weights import Weights, compute_reach, count_terms
 from keras_qat.tflite.weight_packing import pack_nibbles
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
-"""Whether TensorFlow's runtime has all kernels for weights with a scale for each channel. Older
-runtimes have no such FULLY_CONNECTED, and no such TRANSPOSE_CONV in XNNPACK."""
+"""Whether TensorFlow's runtime has all kernels for weights with a scale per channel. Older runtimes
+lack them for FULLY_CONNECTED, and for TRANSPOSE_CONV in XNNPACK."""
 
 Rounding = Literal["fixed", "double", "up", "eights"]
-"""How TFLite's kernel multiplies sums of int8. `fixed`: by 31 bits, rounded twice. `double`: in
-double precision, rounded once, halves away from zero, with int16 too. `up` and `eights`: like
-`fixed`, but halves up in optimized kernels if XNNPACK does not compute an operator, for all
-channels or for groups of eight."""
+"""How TFLite's kernel multiplies int8 sums. `fixed`: by 31 bits, rounded twice. `double`: in double
+precision, rounded once, halves away from zero, also for int16. `up` and `eights`: like `fixed`, but
+optimized kernels round halves up, for all channels or for groups of eight, without XNNPACK."""
 
 INT8_MAX = 127
 """The largest quantized value of a weight."""
@@ -53,7 +52,7 @@ class Sums:
         bias: one value for each output channel, or None.
         channels: axes of the weights that are output channels, counted from the end.
         factor: the factor of the sums: in float32 or float64, or in fixed point.
-        rounding: how they are multiplied; "family": in float32, like the family's kernels.
+        rounding: how the sums are multiplied; "family": in float32, like the family's kernels.
         fits: whether float32 holds all sums of products.
     """
 
@@ -78,8 +77,8 @@ def prepare_sums(
         channels: axes of the weights that are output channels, counted from the end.
         rounding: how TFLite's kernel rounds. XNNPACK's int8 kernels multiply in float32 and round
             halves to even.
-        of_int4: how TFLite's optimized kernel rounds with weights in 4 bits if XNNPACK leaves them
-            to it, or None.
+        of_int4: how TFLite's optimized kernel rounds with 4-bit weights, if XNNPACK has none; or
+            None.
     """
     weights: Weights = a.weights
     how: Rounding | Literal["family"] = rounding
@@ -102,11 +101,11 @@ def prepare_sums(
 
 
 def _fits(a: Arguments, channels: tuple[int, ...]) -> Any:
-    """Whether float32 holds all sums of products of 8 bits; True if it does for any weights."""
+    """Whether float32 holds all sums of products of 8 bits. True if it does for any weights."""
     weights: Weights = a.weights
     if a.wide or count_terms(tuple(weights.q.shape), channels) <= _most(a):
         return True
-    # The range holds zero, so the ranges above and below it add up to the largest value.
+    # The range holds zero, so its parts above and below zero add up to the largest value.
     reach = compute_reach(weights.q, channels) if weights.reach is None else weights.reach
     fits = reach * _largest(a) < EXACT
     return fits if tf.is_tensor(fits) else bool(fits)
@@ -117,7 +116,7 @@ def _largest(a: Arguments) -> int:
 
 
 def _most(a: Arguments) -> int:
-    """Return the largest number of products with an exact sum for any weights."""
+    """Return the largest number of products whose sum is exact for any weights."""
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
@@ -127,8 +126,8 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
     Args:
         a: the arguments.
         linear: computes the sums.
-        as_matrices: computes them as one product of matrices, which GPUs do not transform; None if
-            that would be slow.
+        as_matrices: computes them as one product of matrices, to which GPUs apply no inexact
+            algorithm; None if that would be slow.
     """
     prepared: Sums = a.prepared
     sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)
@@ -168,9 +167,9 @@ def _sums_of_8_bits(
 ) -> Any:
     """Compute the sums, in float64 or in float32, rounded once if float32 cannot hold them.
 
-    Float32 is exact if all sums of products are below 2^24, as in most models. Otherwise it adds up
-    groups of input channels for which that is certain, and float64 adds up their sums. A bias with
-    more bits than float32 is rounded to float32, here and in files.
+    Float32 is exact if all sums of products are below 2^24, as in most models. Otherwise float32
+    adds up groups of input channels that are certainly exact, and float64 adds up these sums. A
+    bias with more bits than float32 is rounded to float32, here and in files.
     """
     x, kernel, bias = a.q[0], a.prepared.kernel, a.prepared.bias
     has_groups = len(kernel.shape) > 2 and x.shape[-1] != kernel.shape[-2]
@@ -199,7 +198,7 @@ def _sums_of_8_bits(
     def compute_in_groups() -> Any:
         channels, inputs = a.prepared.channels, kernel.shape[-2]
         count = count_terms(tuple(kernel.shape), channels)
-        size = _most(a) * inputs // count  # Channels with products that fit.
+        size = _most(a) * inputs // count  # The number of channels whose products fit.
         if channels != (-1,) or x.shape[-1] != inputs or not size:
             sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))
         else:
@@ -223,8 +222,8 @@ def weight_constants(
 ) -> list[int]:
     """Adds an operator's weights and bias to a file, and returns their tensors.
 
-    There always is a bias: XNNPACK requires one for convolutions, and its type makes int16 kernels
-    add up 64 bits.
+    There always is a bias, because XNNPACK requires one for convolutions, and because its type
+    makes int16 kernels add up in 64 bits.
 
     Args:
         e: the operator.

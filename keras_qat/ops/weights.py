@@ -33,23 +33,25 @@ def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
-    """Quantized weights with BatchNormalization folded in: arrays for files, tensors in a graph.
+    """Quantized, folded weights: arrays for files, tensors in a graph.
 
     Args:
-        name: attribute of the layer that holds the weight; "" for an affine operator.
+        name: the layer's attribute that holds the weight; "" for an affine operator.
         q: quantized values, -127 to 127, in the layer's shape; one for each channel of an affine
             operator. None in `Arguments` once they are prepared.
         scale: size of one step: float32 values in float64, shaped to broadcast against `q`.
         bias: integers in units of input scale x weight scale, one for each output channel; or None.
         bits: bits that the weights were trained with, 2 to 8.
-        reach: the largest sum of an output channel's weights of one sign, float64 or a tensor. Sums
-            of products are at most `reach` times the largest input. None if it is not needed.
-        rounding: the largest change of a weight, in LSB of its training, because kernels have no
-            zero point for weights. It is 0 except for wide asymmetric 8-bit ranges.
+        reach: the largest sum over an output channel's weights of the same sign, float64 or a
+            tensor. Sums of products are at most `reach` times the largest input. None if not
+                needed.
+        rounding: the largest change of a weight, in LSB of its training, if an asymmetric range is
+            made symmetric, because kernels have no zero point for weights. Only wide 8-bit ranges
+                need it.
         packed: whether files hold the weights in 4 bits, two in a byte.
-        divisor: common divisor of all values if the quotients fit in 4 bits, an integer or one for
-            each channel, or None. Scales of weights trained with few bits are made finer.
-        gates: number of column blocks with a scale each, in an LSTM.
+        divisor: common divisor of all values, or of each channel, if the quotients fit in 4 bits;
+            or None. Weights trained with few bits have one, because their scales are made finer.
+        gates: number of column blocks, each with a scale, in an LSTM.
         inner: quantization parameters of tensors inside the operator, by name.
         recurrent: weights of a recurrent operator for its previous output.
     """
@@ -100,7 +102,7 @@ def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
 
 
 def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float | tf.Tensor:
-    """Returns the largest sum of an output channel's weights of one sign.
+    """Returns the largest sum over an output channel's weights of the same sign.
 
     Args:
         q: the quantized weights, an array or a tensor.
@@ -113,8 +115,8 @@ def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float
     if isinstance(q, np.ndarray):
         size, total = np.abs(q).sum(axes, np.float64), q.sum(axes, np.float64)
         return float(np.max(size + np.abs(total), initial=0)) / 2
-    q = tf.cast(q, tf.float32)  # Small integers: float32 is exact.
-    if channels == tuple(range(-len(channels), 0)):  # Much faster than a reduction.
+    q = tf.cast(q, tf.float32)  # Float32 is exact for small integers.
+    if channels == tuple(range(-len(channels), 0)):  # A product is much faster than a reduction.
         columns = tf.reshape(q, [count_terms(q.shape, channels), -1])
         ones = tf.ones([1, columns.shape[0]])
         size, total = tf.matmul(ones, tf.abs(columns)), tf.matmul(ones, columns)

@@ -1,4 +1,4 @@
-"""Follows the placement rules of `tf.contrib.quantize` in their order.
+"""Applies the placement rules of `tf.contrib.quantize` in their order.
 
 The original matches operations. In this module a *layer* is a weighted operator with its bias or
 its folded BatchNormalization, and `biased` is their output. The first rule that fits matches a
@@ -33,7 +33,7 @@ ACTIVATIONS = {"relu", "relu6", "linear"}
 """Kinds that end a layer."""
 
 MERGES = {"add": "AddV2", "multiply": "Mul"}
-"""Kinds that are quantized if an input is -> TensorFlow 1's operation."""
+"""Kinds that are quantized if an input is quantized -> TensorFlow 1's operation."""
 
 PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
 """Layers that pass on a quantized tensor, like `linear` activations."""
@@ -164,7 +164,7 @@ class ContribPlacement:
         return is_implied or op.falls_back_to_input_range or self.kind(call) == "kernel"
 
     def kind(self, call: Call) -> str | None:
-        """Returns the original's kind of a computation; None if it knows none."""
+        """Returns the kind of a computation in the original; None if the original has none."""
         op, attributes, _ = match(call)
         if op is None:
             return None
@@ -183,7 +183,7 @@ class ContribPlacement:
     def find_biased_layer(self, value: Value) -> Call | None:
         """Returns the layer whose bias or BatchNormalization makes this tensor.
 
-        To the original, an Add onto a layer without either looks like a bias.
+        In the original, an Add to a layer without either looks like a bias.
         """
         call = value.producer
         if call is None:

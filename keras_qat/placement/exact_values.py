@@ -32,13 +32,13 @@ def find_index_calls(
 
     For indices, an error of one step has no bound: next to a border of
     `tf.cast(tf.floor(16.0 * x), tf.int32)`, it selects another entry. This does not apply to the
-    index of a largest value, because rounding only moves it to a value that is about as large.
-    The calls of a Masking with another mask value than 0 also count.
+    index of a largest value, because rounding only moves it to a value of about the same size. The
+    calls of a Masking with a mask value other than 0 also count.
 
     Args:
         calls: the calls of a graph, in the order of computation.
         consumers: the calls that read each value.
-        kept: values that are quantized for another reason, such as the model's outputs.
+        kept: values that are quantized for other reasons, such as the model's outputs.
         get_op: returns the operator of an integer call, and None for a float call.
         without_float: whether comparisons before indices may be in integers.
     """

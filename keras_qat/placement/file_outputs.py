@@ -82,7 +82,7 @@ def check_names(names: Iterable[str]) -> list[str]:
 
 
 def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
-    """Returns a graph whose outputs are its outputs and a list of the named tensors that it has.
+    """Returns a graph whose outputs are the original outputs and a list of the named tensors.
 
     Raises:
         ValueError: if the recipe does not support outputs inside the model.

@@ -33,7 +33,7 @@ from keras_qat.placement.symmetric_ranges import center_at_zero, find_symmetric
 
 
 class Decision(NamedTuple):
-    """How a tensor is quantized, or None, and why."""
+    """How a tensor is quantized, None for not at all, and why."""
 
     spec: Spec | None
     reason: str
@@ -44,7 +44,7 @@ class Int8Placement:
 
     Every float tensor that an int8 kernel reads or writes gets a quantizer, and so do the model's
     inputs and outputs, which can then be integers. Exceptions are tensors that do not exist at run
-    time, such as the input of a fused ReLU, and tensors that share their input's range.
+    time, such as the input of a fused ReLU, and outputs that share an input's range.
     """
 
     lowers_activations = True
@@ -72,7 +72,7 @@ class Int8Placement:
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
         self.specs: dict[Value, Spec] = {}
         self.roots: dict[Value, frozenset[Spec | None]] = {}
-        self.unrounded: set[Value] = set()  # Float outputs, which files may round.
+        self.unrounded: set[Value] = set()  # Float outputs. Files may round them.
 
     def plan(self) -> Plan:
         """Returns the plan of the graph."""
@@ -89,7 +89,7 @@ class Int8Placement:
             specs=self.specs,
             reasons=reasons,
             ranges=self.collect_ranges(),
-            weights={  # A table is held in the range of its output.
+            weights={  # A table is stored in the range of its output.
                 group: None if is_table(group.kernel) else self.settings.weights(group.kernel)
                 for group in self.groups
             },

@@ -16,7 +16,7 @@ Ends = tuple[float, float]
 
 LEVELS, FAR = 4, 32
 """A feature or a concatenated tensor is lost if it spans fewer quantized values than `LEVELS`, and
-if the range is `FAR` times as wide."""
+if the range is at least `FAR` times as wide."""
 SHOWN = 5
 """Maximum number of features in a sentence."""
 UNVARIED = 2e-6

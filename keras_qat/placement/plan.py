@@ -23,7 +23,7 @@ from keras_qat.placement.settings import NOT_IN_FILE, REQUESTED
 INSIDE = "inside, one range for all steps"
 
 MUCH_MEMORY = 1024
-"""A plan mentions the memory of scales from this number of bytes."""
+"""A plan mentions the memory of scales if they have at least this many bytes."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Finds which layers a scope selects, and what recipe, overrides and scope require for a call."""
+"""Finds the layers that a scope selects, and the settings of recipe and overrides for a call."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _matches(call: Call, pattern: str, is_name: bool) -> bool:
 
 
 def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
-    """Returns a function that returns whether overrides allow to trace a layer, or None.
+    """Returns a function of a call: whether overrides allow to trace its layer, or None.
 
     Raises:
         ValueError: if an override of `open` matches no layer.
@@ -135,7 +135,7 @@ def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], boo
     def may_trace(call: Call) -> bool | None:
         answers = [default]
         for is_open, matches in matchers:
-            # Normalization along other axes than the last needs transposes in integers.
+            # In integers, normalization along axes other than the last needs transposes.
             if (is_open is not None or is_on_request(call.layer)) and matches(call):
                 answers.append(True if is_open is None else is_open)
         return answers[-1]
@@ -151,7 +151,7 @@ def find_ends(calls: list[Call]) -> set[Call]:
 
 
 def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
-    """Return the first weighted calls, from calls with the values before and after each."""
+    """Return the first weighted calls, given calls with the values before and after each."""
     first: set[Call] = set()
     reached: set[Value] = set()
     for call, before, after in steps:

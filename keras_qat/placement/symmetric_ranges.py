@@ -17,7 +17,7 @@ def find_symmetric(graph: Graph) -> set[Value]:
     """Returns the values that need a symmetric range, and all values that share it.
 
     XNNPACK multiplies two matrices only if the right-hand side's zero point is 0. In TensorFlow's
-    interpreter it accepts other zero points, but computes as if they were 0.
+    interpreter XNNPACK accepts other zero points, but computes as if they were 0.
     """
     values: set[Value] = set()
     for call in graph.calls:

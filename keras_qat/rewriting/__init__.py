@@ -1,1 +1,1 @@
-"""Makes a quantization-aware model from a plan, and a float model from that again."""
+"""Makes a quantization-aware model from a plan, and turns it back into a float model."""

@@ -15,14 +15,14 @@ from keras_qat.keras2.backend import keras, layers
 from keras_qat.messages import warn_caller
 
 FAR, ROUNDED, MANY = 0.05, 1e-3, 0.1
-"""The difference of a value that is a fault, as a share of its tensor's deviation and of itself,
-and the share of such values that is reported."""
+"""Values are wrong if they differ by more than the first share of the tensor's deviation and the
+second share of the value. They are reported if they exceed the third share of all values."""
 
 
 def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> str:
     """Returns the names of outputs that differ from the float model's, and warns about them.
 
-    Layers and operations may be misunderstood when they are expanded.
+    Expanding layers and operations may go wrong.
     """
     traced = {call.within[0].name: None for call in lowered.calls if call.within}
     has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)
@@ -37,10 +37,10 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
     if different:
         names = ", ".join(list(traced or operations)[:5])
         warn_caller(
-            f"'{qat.name}' does not compute what the float model does, before anything is rounded: "
-            f"{differing} differ{'s' * (len(different) == 1)} on random inputs. One of "
-            f"its layers or operations ({names}) is not understood. recipe.override(layer, "
-            f"open=False) keeps a layer as it is, in float. Please report this, with the code."
+            f"'{qat.name}' differs from the float model before anything is rounded: {differing} "
+            f"differ{'s' * (len(different) == 1)} on random inputs. keras_qat misreads one of its "
+            f"layers or operations ({names}). recipe.override(layer, open=False) keeps a layer "
+            f"unchanged, in float. Please report this, with the code."
         )
     return differing
 
@@ -48,8 +48,8 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
 def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[str]:
     """Return the names of outputs that differ; none if models cannot be run.
 
-    Inputs among `flags` are 0 or 1. Both examples have to differ: masks may hide all values of one
-    of them, and then any result is right.
+    Inputs among `flags` are 0 or 1. Both examples have to differ, because a mask may hide all
+    values of one example, and then any result is right.
     """
     ours, inputs = read_model(qat), draw_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}

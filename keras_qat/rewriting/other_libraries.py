@@ -25,7 +25,7 @@ from keras_qat.training.readiness import list_some
 from keras_qat.training.schedule import list_scheduled_layers
 
 STEPS = 1000
-"""Training steps that a range counts for if training continues, as in tfmot's averages."""
+"""If training continues, a range counts as this many steps, as in tfmot's averages."""
 
 
 def from_tfmot(model: Any, data: Any = None) -> Any:
@@ -68,7 +68,7 @@ def from_tfmot(model: Any, data: Any = None) -> Any:
 
 
 def _make_recipe(quantization: tfmot.Quantization) -> Recipe:
-    """Return the recipe with tfmot's bits, and overrides for layers with uncommon ones."""
+    """Return the recipe with tfmot's most common bits, and overrides for layers with other bits."""
     weight_bits = _find_most_common(quantization.weight_bits)
     activation_bits = _find_most_common(quantization.activation_bits)
     recipe = recipes.int8(weight_bits, activation_bits)
@@ -108,8 +108,9 @@ def to_keras_3(model: keras.Model, keras_3_model: Any) -> Any:
     """Assigns the weights of a model to its original Keras 3 model, or to an equal one.
 
     Args:
-        model: the model that `from_keras_3` returned, or one that `quantize_model` made of it or of
-            the Keras 3 model: then the weights are those of `strip_quantization(model)`.
+        model: the model that `from_keras_3` returned, or one that `quantize_model` made from it or
+            from the Keras 3 model. In that case the weights are those of
+                `strip_quantization(model)`.
         keras_3_model: the Keras 3 model. Only its weights change.
 
     Returns:

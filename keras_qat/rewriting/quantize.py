@@ -1,4 +1,4 @@
-"""The verb `quantize_model`, and models that users make of quantize-aware layers."""
+"""The function `quantize_model`, and models that users build from quantize-aware layers."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def quantize_model(
         raise ValueError(
             f"{len(lines)} layer{'s' * (len(lines) > 1)} of '{model.name}' would stay in float:\n"
             + "\n".join(lines)
-            + "\nLeave strict=False to let them compute in float."
+            + "\nPass strict=False to compute them in float."
         )
     with use_float32(), strategy_scope(model):
         qat = rewrite(plan, model)
@@ -146,8 +146,8 @@ def quantize_model(
     qat.told_of_float = True
     if not is_quantized(qat):
         warn_caller(
-            f"recipe {recipe.name} quantizes nothing of '{model.name}', so it stays a float "
-            f"model. keras_qat.plan(model, recipe) lists the reason for each layer."
+            f"recipe {recipe.name} quantizes nothing in '{model.name}', so it stays a float model. "
+            f"keras_qat.plan(model, recipe) lists the reason for each layer."
         )
     return qat
 
@@ -175,7 +175,7 @@ def _agrees(model: keras.Model, name: str, value: object) -> bool:
 def _copy_quantized(
     model: keras.Model, recipe: str | Recipe | None, given: list[str]
 ) -> QuantizedModel:
-    """Copy a quantized model, or one that Keras made of its layers.
+    """Copy a quantized model, or a model that Keras built from its layers.
 
     Raises:
         ValueError: if another recipe or any other argument is given, or it is a subclassed model.
@@ -194,7 +194,7 @@ def _copy_quantized(
     if given:
         raise ValueError(
             f"{given[0]}= is for float models, and '{model.name}' is already quantized. Quantize "
-            f"the float model with it; for a part of this one, such as an embedding, pass "
+            f"the float model with it. For a part of this model, such as an embedding, pass "
             f"keras.Model(qat.inputs, qat.get_layer('quant_embedding').output)."
         )
     with strategy_scope(model), deserialization_scope(model.customs):
@@ -212,10 +212,10 @@ def make_exact(model: keras.Model) -> None:
     quantizer reads an output in that model, the output is quantized.
     """
     outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
-    # Keras changes the bases of a class when it makes the first functional model of it.
+    # Keras changes the bases of a class when it makes the first functional model with it.
     QuantizedModel(inputs=get_nested_inputs(model), outputs=outputs)
     trained_as = get_class_config(model) if trains_itself(model) else None
-    derive: Any = derive_class  # Classes have hashes, which mypy does not know.
+    derive: Any = derive_class  # Classes are hashable, which mypy does not know.
     model.__class__ = derive(QuantizedModel, type(model)) if trained_as else QuantizedModel
     model.train_function = model.test_function = model.predict_function = None
     set_outputs(model, outputs)
@@ -227,7 +227,7 @@ def make_exact(model: keras.Model) -> None:
 
 
 def _quantize_output(output: tf.Tensor) -> tf.Tensor:
-    """Return the output of the quantizer that reads a tensor; without one the tensor."""
+    """Return the output of the quantizer that reads a tensor, or the tensor itself."""
     quantized = [
         outputs for layer, outputs in find_keras_consumers(output) if isinstance(layer, Quantize)
     ]
@@ -235,7 +235,7 @@ def _quantize_output(output: tf.Tensor) -> tf.Tensor:
 
 
 def _find_owner(model: keras.Model) -> QuantizedModel | None:
-    """Return the model that the layers of another one were made for, if it still exists."""
+    """Return the model that another model's layers were made for, if it still exists."""
     inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
     made_for = (layer.made_for() for layer in list_scheduled_layers(model) if layer.made_for)
     return next((owner for owner in [*inside, *made_for] if owner is not None), None)

@@ -62,12 +62,12 @@ VERBS = (
     *("plot_quantizers", "quantizers", "reestimate_batch_norm", "resolve", "set_quantization"),
     *("simulate", "strip_quantization", "verify"),
 )
-"""Functions of the library that people try as methods."""
+"""Functions of the library that users may try as methods."""
 INSTEAD = {
     **{verb: f"Call keras_qat.{verb}(model, ...)." for verb in VERBS},
     "add": "Add layers to the float model, and quantize that.",
 }
-"""Attribute that people try -> what to do."""
+"""Attribute that users may try -> advice."""
 
 
 @backend.register
@@ -79,8 +79,8 @@ class QuantizedModel(
     It is compiled, trained, evaluated and saved as any functional model. Training simulates
     quantization. `predict` and `evaluate` return the same quantized values as the exported file.
 
-    Shapes: inputs and outputs have the names and shapes of the float model's, and hold float values
-    whatever the types in the file.
+    Shapes: inputs and outputs have the names and shapes of the float model's, and hold float
+    values, whatever the file's types are.
     """
 
     _recipe: Recipe | None = None
@@ -89,18 +89,18 @@ class QuantizedModel(
     float_config: Config | None
     """Configuration of the float model, for `keras.Model.from_config`."""
     float_masks: Iterable[int] = ()
-    """Checksums of the masks in the float model's variables, which are constants here."""
+    """Checksums of masks in the float model's variables. Masks are constants in this model."""
     differing_outputs: str = ""
     """Names of outputs that differed from the float model's when it was quantized."""
     customs: CustomObjects = CustomObjects({}, False)
-    """Custom classes of the float model, known until the model is saved and loaded."""
+    """Custom classes of the float model. They are lost when the model is saved and loaded."""
 
     class_before: type | None = None
     """The class of the model before it took over the training of a float model's class."""
     trained_as: Config | None = None
     """Configuration of the float model's class, if that defines how it trains."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Attribute of that class's models that this model does not have -> the class."""
+    """Attribute of that class that this model does not have -> the class."""
 
     safe_mode: bool = False
     """Whether code in its configuration may not run, because of `safe_mode` in `load_model`."""
@@ -119,7 +119,7 @@ class QuantizedModel(
     """Whether `quantize_model` reported the layers that stay in float, in this process."""
 
     def set_untracked(self, **attributes: object) -> None:
-        """Sets attributes past Keras, which would track their contents."""
+        """Sets attributes without Keras' tracking of their contents."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
@@ -200,8 +200,9 @@ class QuantizedModel(
         check_settings(self)
         if backend.is_in_converter():
             raise ValueError(
-                f"TFLiteConverter does not take '{self.name}', which computes as the int8 kernels "
-                f"do. Call keras_qat.export_tflite(model, path): it writes the TFLite file itself."
+                f"TFLiteConverter cannot convert '{self.name}', because it computes like the int8 "
+                f"kernels. Call keras_qat.export_tflite(model, path): it writes the TFLite file "
+                f"itself."
             )
         phase = backend.resolve_training(training)
         with tf.name_scope(CONVERTS):
@@ -222,7 +223,7 @@ class QuantizedModel(
     @property
     def simulates(self) -> bool:
         """Whether it computes with fake quantization at inference too, as recipe `contrib`."""
-        if self._recipe is None:  # A part of a model, saved by Keras before it was exact.
+        if self._recipe is None:  # A part of a model that Keras saved before it was exact.
             return any(getattr(x, "fold", "") == "correction" for x in list_scheduled_layers(self))
         return self._recipe.fold == "correction"
 
@@ -254,7 +255,7 @@ class QuantizedModel(
     def keep_float_model(self, model: keras.Model) -> None:
         """Remembers the configuration, masks and custom classes of the float model."""
         config = None
-        # Some activations, constants, and layers of a class without `get_config` have none.
+        # Some activations, constants, and layers without `get_config` have no configuration.
         with contextlib.suppress(TypeError, ValueError, NotImplementedError):
             config = get_float_config(model)
         customs = collect_custom_objects(list_layers(model))
@@ -287,11 +288,11 @@ class QuantizedModel(
         return part
 
     def keep_training(self, model: keras.Model, left_out: Iterable[str]) -> None:
-        """Trains from now on as a float model does, because its class defines `train_step`, say.
+        """Makes the model train like a float model with a class that defines `train_step`.
 
         Args:
             model: the float model.
-            left_out: its attributes that only it can use, such as its layers.
+            left_out: attributes that only the float model can use, such as its layers.
         """
         take_training(self, model, left_out)
         classes = {**self.customs.classes, type(model).__name__: type(model)}
@@ -303,9 +304,9 @@ class QuantizedModel(
         if name in self.left_out:
             message = (
                 f"'{name}' of {self.left_out[name]} is a part of the float model. '{self.name}' "
-                f"has layers of its own, and trains if it is called as a whole: self(x). To train "
-                f"parts one by one, quantize the models of the parts, and make a "
-                f"{self.left_out[name]} of these."
+                f"has copies of its layers, and trains if code calls the entire model: self(x). To "
+                f"train parts separately, quantize the models of the parts, and build a "
+                f"{self.left_out[name]} from these."
             )
         elif name in INSTEAD:
             message += f". {INSTEAD[name]}"

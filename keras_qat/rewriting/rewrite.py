@@ -1,4 +1,4 @@
-"""Builds the quantization-aware model of a plan from clones, wrappers and quantizers."""
+"""Builds the quantization-aware model of a plan from cloned layers, wrappers and quantizers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
 
 
 def _make_scope_name(name: str) -> str:
-    """Turn the name of a value, with its marks of calls and outputs, into a scope name."""
+    """Turn the name of a value, which may contain `>`, `#` or `:`, into a scope name."""
     return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
 
 
@@ -57,7 +57,7 @@ def explain_missing_config(layer: keras.layers.Layer) -> str:
 
 
 def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
-    """Clone a layer, a Normalization in float32 because of its statistics.
+    """Clone a layer. A Normalization becomes float32, because of its statistics.
 
     Its weights are assigned, so loading it does not need custom initializers.
     """
@@ -79,7 +79,7 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
             assign_reshaped(new, old)
-        layer.finalize_state()  # Normalization precomputes from its weights.
+        layer.finalize_state()  # Normalization derives values from its weights.
     start_limits(model)
     recipe = plan.recipe
     if recipe.quant_delay or recipe.freeze_bn_delay is not None:
@@ -99,8 +99,8 @@ def _make_model(
     named = {id(tensor): name for name, tensor in list_symbols(model).items()}
     if lost := [name for name, end in zip(file_outputs, ends, strict=True) if id(end) not in named]:
         raise ValueError(
-            f"outputs names {lost[0]!r}, but the model's outputs do not depend on it: "
-            f"log(softmax(x)), say, is computed from x. Name an earlier tensor that "
+            f"outputs names {lost[0]!r}, but the model's outputs do not depend on it. For example, "
+            f"log(softmax(x)) is computed from x. Name an earlier tensor that "
             f"keras_qat.plan(model) lists."
         )
     found = {output: named[id(end)] for output, end in zip(file_outputs, ends, strict=True)}
@@ -136,7 +136,7 @@ class _Visitor:
                 replacements[call] = Replacement(self._wrap(group), group.kernel)
         values = flatten_values([graph.inputs, [call.outputs for call in replacements]])
         inserted = {value: self._insert_after(value) for value in values}
-        # Files compute in float32, so their own outputs need no conversion.
+        # Files compute in float32, so outputs of files need no conversion.
         outputs = graph.outputs[0] if self.plan.file_outputs else graph.outputs
         ends = {
             value: self._make_cast(value, "float32")
@@ -191,8 +191,9 @@ class _Visitor:
         except (NotImplementedError, TypeError) as error:
             reason = self.plan.float_layers.get(call.name, "it computes in float")
             raise ValueError(
-                f"'{call.name}' cannot be copied, as {explain_missing_config(call.layer)}. Write "
-                f"one; or let the layer be opened, which needs none. It is not, because: {reason}."
+                f"'{call.name}' cannot be copied, because {explain_missing_config(call.layer)}. "
+                f"Write a get_config, or let keras_qat trace the layer, which needs none. It was "
+                f"not traced, because: {reason}."
             ) from error
 
     def _wrap(self, group: Group) -> QuantizeWrapper:
@@ -226,7 +227,7 @@ class _Visitor:
         self.sources[new] = self.plan.graph.weights.get(old, old.weights)
 
     def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
-        """Return the specification of a wrapper's own output quantizer, or None.
+        """Return the specification of the output quantizer in a wrapper, or None.
 
         A range that several tensors or several calls of the layer share belongs to a `Quantize`
         layer instead.

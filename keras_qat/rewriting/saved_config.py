@@ -1,4 +1,4 @@
-"""Configurations of quantized models, and of the float models that they were made from."""
+"""Configurations of quantized models, and of the float models that these were made from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from keras_qat.training.steps.custom_training import from_class_config
 Config = dict[str, Any]
 
 LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
-"""The first entry of a model's configuration. Keras 3 begins its error message with it."""
+"""The first entry of a model's configuration, because Keras 3's error message begins with it."""
 
 ENTRIES: Config = {
     "load_with": LOADER,
@@ -46,11 +46,11 @@ ENTRIES: Config = {
 """Entries of a quantized model's configuration besides Keras' own, with their default values."""
 
 ALWAYS = ("recipe", "float_config", "output_names", "float_layers", "asked_for", "kernels")
-"""Entries that files always have. They have the others only if these differ from the default."""
+"""Entries that files always have. Other entries are only saved if they differ from the default."""
 
 
 REQUIRED = ("recipe", "float_config", "output_names")
-"""Entries without which a configuration is damaged."""
+"""Entries that every configuration must have."""
 
 
 def describe_model(model: keras.Model) -> Config:
@@ -58,7 +58,7 @@ def describe_model(model: keras.Model) -> Config:
     layers = {layer.name: layer for layer in model.layers}
     config = {**get_functional_config(model), "trainable": model.trainable}
     for entry in config["layers"]:
-        if layer := layers.get(entry["name"]):  # Losses that were added have other names.
+        if layer := layers.get(entry["name"]):  # Added losses have other names.
             entry["config"].update(find_missing_config(layer))
     trained_as, target = model.trained_as, model.target
     own = {
@@ -83,7 +83,7 @@ def describe_model(model: keras.Model) -> Config:
 
 
 def split_config(config: Config) -> tuple[Config, Config]:
-    """Separates the entries of Keras from those in `ENTRIES`, with defaults in place of none."""
+    """Separates Keras' entries from `ENTRIES`, with defaults for missing ones."""
     of_keras = {name: value for name, value in config.items() if name not in ENTRIES}
     required = {name: config[name] for name in REQUIRED}
     return of_keras, {**ENTRIES, **{n: config[n] for n in ENTRIES if n in config}, **required}
@@ -95,7 +95,7 @@ def restore_model(
     """Restores the entries of a model's configuration that Keras does not know."""
     restore_names(model, config)
     model.safe_mode = get_safe_mode() is not False
-    if saved["recipe"] is not None:  # Unknown for a part that Keras saved before it was exact.
+    if saved["recipe"] is not None:  # Missing for a part that Keras saved before it was exact.
         model.keep_recipe(Recipe.from_config(saved["recipe"]))
     model.set_untracked(float_config=saved["float_config"], float_masks=saved["float_masks"])
     model.differing_outputs = saved["differing_outputs"]
@@ -126,10 +126,10 @@ def _restore_training(model: keras.Model, config: Config, custom_objects: Config
     except ValueError as error:
         name = config["class_name"]
         warn_caller(
-            f"'{model.name}' is loaded without the train_step and the like of {name}, which "
-            f"cannot be made: {error} Register the class, pass it in custom_objects, and give "
-            f"it a get_config that its constructor takes; or load the weights alone into a "
-            f"model that quantize_model makes of a {name}."
+            f"'{model.name}' is loaded without train_step and other methods of {name}, because "
+            f"that class cannot be created: {error} Register the class or pass it in "
+            f"custom_objects, with a get_config that its constructor accepts. Or load only the "
+            f"weights into a model that quantize_model makes from a {name}."
         )
         return
     model.keep_training(original, left_out)
@@ -138,7 +138,7 @@ def _restore_training(model: keras.Model, config: Config, custom_objects: Config
 def _get_serializable(config: Config | None) -> Config | None:
     """Return a configuration, or None if Keras cannot save its contents."""
     try:
-        with contextlib.suppress(ValueError):  # Raised while Keras saves a SavedModel.
+        with contextlib.suppress(ValueError):  # Keras raises this while it saves a SavedModel.
             json.dumps(keras.saving.serialize_keras_object(config))
     except TypeError:
         return None
@@ -150,7 +150,7 @@ def get_float_config(model: keras.Model) -> Config:
     config = get_functional_config(model)
     if type(model) is keras.Sequential:
         entries = [entry for entry in config["layers"] if entry["class_name"] != "InputLayer"]
-        # A loss that was added to the model has an entry, but is no layer.
+        # An added loss has an entry, but is no layer.
         names = [entry["config"].get("name") for entry in entries]
         config["sequential"] = names == [layer.name for layer in model.layers]
     return config

@@ -1,4 +1,4 @@
-"""Saving of model files in one piece, and reasons why Keras cannot save or load a model."""
+"""Saves model files completely or not at all, and explains why Keras cannot save or load."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ EXPORTED = {".tflite": "export_tflite", ".onnx": "export_onnx", ".cc": "export_c
 
 
 class WholeFiles:
-    """A Keras model that replaces files in one piece, and refuses weights of a float model."""
+    """A Keras model that saves files completely or not at all, and refuses float weights."""
 
     name: str
     layers: list[keras.layers.Layer]
     weights: list[tf.Variable]
 
     def save(self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
-        """Saves the model as Keras documents it, but never leaves half a file behind.
+        """Saves the model as Keras documents it, but never leaves an incomplete file.
 
-        Keras itself writes into the old file or folder, which is lost if the process is killed
-        meanwhile, or the disk is full.
+        Keras itself overwrites the old file or folder, which is lost if it is killed or the disk is
+        full.
 
         Raises:
             ValueError: if the suffix belongs to an exported file. Keras would make a directory.
@@ -52,7 +52,7 @@ class WholeFiles:
         verb = EXPORTED.get(os.path.splitext(str(filepath))[1])
         if verb is not None:
             raise ValueError(
-                f"save writes Keras models, and {filepath} is none: call "
+                f"save writes Keras models, but {filepath} is no name of one: call "
                 f"keras_qat.{verb}(model, {str(filepath)!r})."
             )
         is_folder = (args or (kwargs.get("save_format"),))[0] in (None, "tf")
@@ -63,7 +63,7 @@ class WholeFiles:
     def save_weights(
         self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any
     ) -> Any:
-        """Saves the weights as Keras documents it, but in one piece, as `save` does."""
+        """Saves the weights as Keras documents it, but completely or not at all, as `save` does."""
         with saving_to(filepath, FILES if overwrite else ()) as path:
             return keras.Model.save_weights(self, path, overwrite, *args, **kwargs)
 
@@ -73,7 +73,9 @@ class WholeFiles:
             if _is_float_checkpoint(filepath):
                 raise ValueError(f"The checkpoint {filepath} holds no quantizers.")
             if kwargs.get("by_name") and not self._is_named_in(filepath):
-                raise ValueError(f"No layer of {filepath} has the name of one of '{self.name}'.")
+                raise ValueError(
+                    f"No layer of {filepath} has the name of a layer of '{self.name}'."
+                )
             return super().load_weights(filepath, *args, **kwargs)  # type: ignore[misc]
         except ValueError as error:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
@@ -94,8 +96,9 @@ class WholeFiles:
         """Sets weights that `get_weights` of a quantization-aware model returned."""
         if len(weights) != len(self.weights):
             raise ValueError(
-                f"{pluralize(len(weights), 'weight is', 'weights are')} given, and '{self.name}' "
-                f"has {len(self.weights)}, of which some are of quantizers. {FLOAT_WEIGHTS}"
+                f"{pluralize(len(weights), 'weight was', 'weights were')} passed, but "
+                f"'{self.name}' has {len(self.weights)}, including weights of quantizers. "
+                f"{FLOAT_WEIGHTS}"
             )
         super().set_weights(weights)  # type: ignore[misc]
 
@@ -111,8 +114,8 @@ def _is_float_checkpoint(path: FilePath) -> bool:
 def read_at_once(store: h5py.Group) -> h5py.Group:
     """Moves the weights of the `.keras` file that Keras is loading into memory.
 
-    HDF5 seeks backwards for every weight. Before Python 3.12 `zipfile` then reads the file from
-    its start again, for half a minute with large models.
+    HDF5 seeks backwards for every weight. Before Python 3.12 `zipfile` then reads the file from its
+    start again, which takes half a minute for large models.
 
     Args:
         store: the argument of the model's `load_own_variables`.
@@ -196,6 +199,6 @@ def warn_about_opaque(graph: Graph, float_layers: Iterable[str]) -> None:
             reason = explain_not_loaded(call)
         lines += [] if reason is None else [f"  {call.name}: {reason}."]
     if lines:
-        message += ["The model cannot be saved and loaded again as it is:", *dict.fromkeys(lines)]
+        message += ["The model cannot be saved and loaded again:", *dict.fromkeys(lines)]
     if message:
         warn_caller("\n".join(message))

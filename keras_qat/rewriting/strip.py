@@ -1,4 +1,4 @@
-"""The verb `strip_quantization`: a plain float model with the trained weights."""
+"""The function `strip_quantization`: a plain float model with the trained weights."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
     if not isinstance(model, QuantizedModel):
         check_readable(model)
         raise ValueError(
-            f"'{model.name}' was not made by keras_qat.quantize_model: pass "
-            f"what that returned, or what keras.models.load_model read of it."
+            f"'{model.name}' was not made by keras_qat.quantize_model. Pass the result of that "
+            f"function, or the same model loaded with keras.models.load_model."
         )
     if model.float_config is None:
         raise ValueError(
@@ -70,14 +70,16 @@ def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
         )
     customs = collect_custom_objects(list_layers(model)), model.customs
     with deserialization_scope(*customs, safe=model.safe_mode):
-        # A copy, as some layers of Keras remove entries from the configuration.
+        # A copy, because some layers of Keras remove entries from the configuration.
         try:
             plain = make_float_model(deepcopy(model.float_config))
-        except AttributeError as error:  # In a user's code.
-            raise _make_copy_error("a layer reads what another has not built yet") from error
-        except TypeError as error:  # Such as a function that reads an array from around it.
+        except AttributeError as error:  # The error is in a user's code.
+            raise _make_copy_error(
+                "a layer reads an attribute that another layer has not built yet"
+            ) from error
+        except TypeError as error:  # For example, a function that reads an array from its closure.
             raise _make_copy_error(_find_reason(error)) from error
-        except ValueError as error:  # Such as tf.einsum of three tensors, misread by Keras.
+        except ValueError as error:  # For example, Keras misreads tf.einsum of three tensors.
             if not str(error).startswith(_IN_A_CALL):
                 raise
             raise _make_copy_error(_find_reason(error)) from error
@@ -97,8 +99,8 @@ def _find_reason(error: Exception) -> str:
 
 def _make_copy_error(reason: str) -> ValueError:
     return ValueError(
-        f"Keras cannot copy the float model: {reason}. Make it with your own code, and give it the "
-        f"weights of this one."
+        f"Keras cannot copy the float model: {reason}. Build it with your own code, and assign the "
+        f"weights of this model to it."
     )
 
 
@@ -108,7 +110,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
     layer_of = {layer.name: layer for layer in model.layers}
 
     def has_layer(call: Call) -> bool:
-        """Whether the model has the layer itself: earlier versions traced fewer layers."""
+        """Whether the model has the layer itself, because earlier versions traced fewer layers."""
         layer: Any = layer_of.get(PREFIX + call.name)
         layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
         return type(layer) is type(call.layer)
@@ -130,12 +132,12 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
         for part, source in pairs:
             weights = graph.weights.get(part.layer, part.layer.weights) if source else []
             if source is None or part.layer in done or own.keys().isdisjoint(map(id, weights)):
-                continue  # It has no weights, or is a constant of an operation.
+                continue  # The layer has no weights, or is a constant of an operation.
             if len(weights) != len(source.weights):
                 raise _make_copy_error(f"other layers read weights of '{part.name}'")
             done.add(part.layer)
             part.source.trainable = trained.trainable and source.trainable
-            if getattr(source, "synchronized", False):  # Keras leaves it out of configurations.
+            if getattr(source, "synchronized", False):  # Keras omits it from configurations.
                 part.source.synchronized = True
             trains = set(map(id, source.trainable_weights))
             for new, old in zip(weights, source.weights, strict=True):
@@ -156,9 +158,9 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
     for layer in list_layers(plain)[1:]:
         if isinstance(layer, keras.Model) and not layer.trainable_weights:
             layer.trainable = False
-        if layer.weights and frozen.issuperset(map(id, layer.weights)):  # Inside of another.
+        if layer.weights and frozen.issuperset(map(id, layer.weights)):  # An inner layer.
             layer.trainable = False
-        layer.finalize_state()  # Normalization precomputes from its weights.
+        layer.finalize_state()  # Normalization derives values from its weights.
 
 
 def _are_read(weights: list[Any], graph: Graph) -> bool:

@@ -34,7 +34,7 @@ class _Buffer(schema.BufferT):
         if self.data is None:
             return super().Pack(builder)
         builder.StartVector(1, self.data.size, 16)
-        builder.head -= self.data.size  # Does what `CreateNumpyVector` does, with alignment.
+        builder.head -= self.data.size  # Like `CreateNumpyVector`, but aligned.
         start = builder.Head()
         builder.Bytes[start : start + self.data.size] = self.data.tobytes()
         data = builder.EndVector()
@@ -215,7 +215,7 @@ class Builder:
         self.graph.operators.append(operator)
 
     def once_known(self, prepare: Callable[[], None]) -> None:
-        """Calls `prepare` to add operators after all others are added and `knows_sizes` is final.
+        """Calls `prepare` to add operators once all others are added and `knows_sizes` is final.
 
         The new operators are inserted before the operator that was added last. They are inserted
         before all operators if some sizes are unknown.

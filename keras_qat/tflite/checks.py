@@ -1,4 +1,4 @@
-"""Checks TFLite files before an interpreter reads them. Many faults would end the process."""
+"""Checks TFLite files before an interpreter reads them. Many faults would crash the process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNREADABLE = (
 
 
 class Damaged(ValueError):
-    """A file that no interpreter should run."""
+    """Raised for a file that no interpreter should run."""
 
 
 def read_file(contents: bytes) -> schema.ModelT:
@@ -59,7 +59,7 @@ def read_file(contents: bytes) -> schema.ModelT:
 
 
 def _check(condition: bool, fault: str, *shown: object) -> None:
-    if not condition:  # Only then are the arrays formatted, which takes long.
+    if not condition:  # Formatting arrays takes long.
         raise Damaged(fault.format(*shown) if shown else fault)
 
 
@@ -77,7 +77,7 @@ def _check_graph(model: schema.ModelT, graph: schema.SubGraphT) -> None:
         _get(graph.tensors, int(index), "tensor")
     for operator in graph.operators or ():
         code = _get(model.operatorCodes, operator.opcodeIndex, "operator code")
-        is_custom = code.customCode is not None  # It may read scratch memory.
+        is_custom = code.customCode is not None  # An operator may read scratch memory.
         inputs = [] if operator.inputs is None else [int(index) for index in operator.inputs]
         outputs = [int(index) for index in operator.outputs]
         inner = [] if operator.intermediates is None else map(int, operator.intermediates)

@@ -1,4 +1,4 @@
-"""Checks inputs with which TFLite kernels would end the process or read beyond a table."""
+"""Checks for inputs that make TFLite kernels crash the process or read beyond a table."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ LARGEST_SUM = 511.0
 """Largest sum of exponentials. Each is at most 1, so rows of up to 511 scores are safe."""
 
 MARGIN = 0.97
-"""Allows for XNNPACK's scores, which may differ by one step from those of the kernels that run."""
+"""Margin, because XNNPACK's scores may differ by one step from the scores of other kernels."""
 
 KEEPS_IDS = ("CAST", "RESHAPE")
-"""Operators between an input of token ids and its table that keep the ids."""
+"""Operators that keep ids, between an input of token ids and its table."""
 
 
 class EndsProcess(ValueError):
-    """Inputs with which a kernel would end the process."""
+    """Raised for inputs that would make a kernel crash the process."""
 
 
 class SoftmaxCheck:
-    """Finds inputs with which TFLite's fixed-point softmax would end the process.
+    """Finds inputs that would make TFLite's fixed-point softmax crash the process.
 
     TFLite's portable kernel and TFLite Micro's assert that the exponentials add up to less than
-    512. XNNPACK, which has no such limit, computes the scores of longer rows first.
+    512. XNNPACK has no such limit, so it first computes the scores of longer rows.
 
     Args:
         graph: the file.
@@ -50,7 +50,7 @@ class SoftmaxCheck:
         self._file: FileInterpreter | None = None
 
     def check(self, inputs: dict[str, NDArray]) -> None:
-        """Raises `EndsProcess` if the exponentials of a softmax add up to 512 or nearly so."""
+        """Raises `EndsProcess` if the exponentials of a softmax add up to almost 512 or more."""
         if not self.scores:
             return
         self._file = self._file or self._open_file()
@@ -60,17 +60,17 @@ class SoftmaxCheck:
             below = (quantized - quantized.max(-1, keepdims=True)) * scores.scale
             if np.exp(below).sum(-1).max() > MARGIN * LARGEST_SUM:
                 raise EndsProcess(
-                    f"The SOFTMAX kernels of TFLite Micro and TFLite's portable kernels end the "
-                    f"process if exponentials add up to 512. These {scores.shape[-1]} scores are "
-                    f"nearly equal, as in a model that is not trained. Use trained weights or "
+                    f"SOFTMAX in TFLite Micro and in TFLite's portable kernels ends the process if "
+                    f"exponentials add up to 512. These {scores.shape[-1]} scores are nearly "
+                    f"equal, as in an untrained model. Use trained weights or "
                     f"kernels='xnnpack', or leave the last softmax out of the model."
                 )
 
 
 class TokenIdCheck:
-    """Finds token ids that are beyond the table they index.
+    """Finds token ids beyond the end of their table.
 
-    LiteRT's error for them names no input, and TFLite Micro reads the memory after the table.
+    LiteRT's error names no input, and TFLite Micro reads the memory after the table.
     """
 
     def __init__(self, graph: FileGraph) -> None:

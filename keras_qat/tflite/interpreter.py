@@ -29,7 +29,7 @@ KERNELS: dict[str, str] = {
     "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
 }
-"""Name of kernels -> the interpreter's name for them. "xnnpack" falls back to TFLite's optimized
+"""Name of kernels -> the interpreter's name of them. "xnnpack" falls back to TFLite's optimized
 kernels, as on phones. "tflm" runs in another interpreter: `micro_interpreter`."""
 
 Runtime = Literal["ai-edge-litert", "tensorflow", "tflite-runtime"]
@@ -50,7 +50,7 @@ def _import_interpreter(runtime: Runtime | None) -> tuple[ModuleType, str]:
                 module = importlib.import_module(f"{name.replace('-', '_')}.interpreter")
             try:
                 version = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:  # A build with another name.
+            except importlib.metadata.PackageNotFoundError:  # The build has another name.
                 version = ""
             return module, f"{name} {version}".rstrip()
     raise ImportError(f"runtime={runtime!r} is not installed: pip install {runtime}.")

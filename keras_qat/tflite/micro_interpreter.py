@@ -1,7 +1,7 @@
 """Runs files in TFLite Micro's interpreter. No other module uses this interpreter.
 
-It is in the package `tflite-micro`, the extra `keras-qat[micro]`. Its kernels are the reference
-kernels, which microcontrollers run by default.
+The package `tflite-micro`, the extra `keras-qat[micro]`, contains it. It has the reference kernels,
+which microcontrollers run by default.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import read_contents
 
 ARENA = 64
-"""Memory for the kernels' own data, in multiples of the file's size."""
+"""Memory for the data of kernels, in multiples of the file's size."""
 
 SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
-"""Least memory for that data, and the largest arena, in bytes. TFLite Micro ends the process if the
+"""Minimum memory for that data, and maximum size of the arena, in bytes. TFLite Micro aborts if the
 arena has 2 GiB or more."""
 
 
@@ -103,12 +103,12 @@ class MicroInterpreter(FileInterpreter):
 
     def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
         """Runs the file without showing progress, on a multiple of its batch size."""
-        # The first axis of a segment's input may be something other than the batch.
+        # The first axis of a segment's input is not always the batch.
         if any(np.shape(inputs[name]) != tensor.shape for name, tensor in self.inputs.items()):
             count, size = len(next(iter(inputs.values()))), self.batch_size
             assert size is not None
             if count % size:
-                message = f"The file takes {pluralize(size, 'example')} at a time, not {count}."
+                message = f"The file computes {pluralize(size, 'example')} at a time, not {count}."
                 raise ValueError(message)
             if count > size:
                 return self.run(inputs)
@@ -140,7 +140,7 @@ def _explain_refusals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _capture_stderr() -> Iterator[list[str]]:
-    """Capture the process' standard error during a block. The lines are listed after it."""
+    """Capture the process' standard error during a block, and then append its lines to the list."""
     lines: list[str] = []
     sys.stderr.flush()
     saved = os.dup(2)

@@ -57,7 +57,7 @@ class TensorInfo:
         if self.rescaling is not None and array.dtype != self.dtype:
             return to_pixels(array, *self.rescaling)
         if self.is_quantized and array.dtype != self.dtype:
-            array = array.astype(np.float32)  # Keras does too, so halves round alike.
+            array = array.astype(np.float32)  # Like Keras, so halves are rounded in the same way.
         return quantize(array, self.dtype, self.scale, self.zero_point)
 
     def dequantize(self, codes: ArrayLike) -> NDArray:
@@ -72,7 +72,7 @@ INSTEAD = {
     "summary": "Print the file to see its inputs and outputs; keras_qat.summary(model) has layers.",
     "save": "It is a file already: keras_qat.export_tflite(model, path) writes it.",
 }
-"""Methods of Keras models that people try on a file -> advice."""
+"""Methods of Keras models that users may try on a file -> advice."""
 
 
 class TFLiteModel:
@@ -86,8 +86,8 @@ class TFLiteModel:
         kernels: the kernels that run it: "xnnpack" (as on phones), "optimized" (TFLite's own),
             "reference" (TFLite's portable ones), or "tflm" (TFLite Micro, for files with
             `export_tflite(batch_size=1)`). The default is the kernel family of the model's
-            `predict`, and "xnnpack" for files of other programs. If the kernels cannot run the file
-            here, "xnnpack" does, with a warning.
+            `predict`, and "xnnpack" for files of other programs. If these kernels cannot run the
+                file on this computer, "xnnpack" does, with a warning.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -105,7 +105,7 @@ class TFLiteModel:
     ) -> None:
         contents = read_contents(file)
         self._file = open_file(contents, kernels) if kernels else _open_as_model(contents)
-        graph = FileGraph(contents)  # The interpreter sorts by name.
+        graph = FileGraph(contents)  # The interpreter sorts outputs by name.
         if graph.signatures > 1:
             raise ValueError(
                 f"The TFLite file has {graph.signatures} signatures. Convert only the function "
@@ -153,8 +153,8 @@ class TFLiteModel:
             batch_size: batch size for arrays. A file with a fixed batch size uses that size, for
                 any number of examples.
             verbose: 1 shows progress.
-            steps: the most batches to read of a dataset or a generator; all by default.
-            codes: whether to return the file's integers, not float values.
+            steps: maximum number of batches to read from a dataset or a generator; all by default.
+            codes: whether to return the file's integers instead of float values.
 
         Returns:
             An array if the file has one output, otherwise a list in the order of `outputs`.
@@ -233,7 +233,7 @@ def _open_as_model(contents: bytes) -> FileInterpreter:
         warn_caller(
             f"The model of this file rounds as kernels={kernels!r}, which cannot run it here: "
             f"{str(error).split('. ')[0].rstrip('.')}. XNNPACK's kernels run it instead, and their "
-            f"values may differ by one quantized value."
+            f"results may differ by one quantized value."
         )
         return file
 

@@ -176,8 +176,8 @@ class FileGraph:
     def cut_at(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
         """Returns the file cut at some tensors. Each becomes an output and a new input.
 
-        All segments between cuts run at once, each on its own inputs. Inputs and outputs are named
-        by the tensors' indices. Unused inputs and operations are removed.
+        All segments between cuts run in one call, each on its own inputs. Inputs and outputs are
+        named by the tensors' indices. Unused inputs and operations are removed.
 
         Args:
             shapes: index of each tensor to cut at, and of each input of the file -> its shape in

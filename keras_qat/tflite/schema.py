@@ -74,7 +74,7 @@ def report_damage() -> Iterator[None]:
 
 
 def describe_damage(error: object) -> str:
-    """Returns a sentence that says that a file is damaged, and why."""
+    """Returns a sentence on why a file counts as damaged."""
     return f"The TFLite file is damaged or cut short ({error}). Export it again."
 
 

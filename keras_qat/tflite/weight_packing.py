@@ -12,11 +12,11 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.tflite.schema import TYPES, new
 
 SMALLEST = 256
-"""The fewest bytes of float weights that are packed."""
+"""Float weights of at least this many bytes are packed."""
 
 
 def pack_nibbles(q: NDArray) -> NDArray:
-    """Packs 4-bit weights two to a byte, the first of two in the lower half."""
+    """Packs 4-bit weights two to a byte, with the first one in the lower half."""
     nibbles = (q.reshape(-1) & 15).astype(np.uint8)
     nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
     return nibbles[0::2] | nibbles[1::2] << 4
@@ -37,7 +37,7 @@ def pack_weights(model: schema.ModelT, scales: Iterable[float]) -> None:
     Args:
         model: the unpacked file, which is changed.
         scales: scales of the quantized weights. A constant is packed if all of its values are
-            multiples of one scale, at most 127 times that scale. The file computes the same.
+            multiples of one scale, at most 127 times that scale. The results do not change.
     """
     sorted_scales = sorted({np.float32(scale) for scale in scales})
     types: dict[int, set[int]] = {}

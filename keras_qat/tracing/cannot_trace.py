@@ -12,11 +12,11 @@ class CannotTrace(Exception):
 
 
 class TooLarge(CannotTrace):
-    """Raised for an operation that would be expanded if it were smaller."""
+    """Raised for an operation that is too large to be expanded."""
 
 
 class ReadsWeights(CannotTrace):
-    """Raised for a layer that reads weights of other layers in its own code."""
+    """Raised for a layer with code that reads weights of other layers."""
 
     def __init__(self, variables: list[tf.Variable]) -> None:
         super().__init__(f"it reads {variables[0].name}, a weight of another layer")
@@ -34,9 +34,9 @@ class OnlyTrains(Exception):
 class MustTraceInline(BaseException):
     """Raised for an inner layer that must be traced as a part of the layer around it.
 
-    It has weights but reads no tensor, such as an embedding of positions, or it keeps a tensor of
-    one call in an attribute and is called again. It is no `Exception`, because the custom code that
-    is running may catch those.
+    The layer has weights but reads no tensor, such as an embedding of positions, or it keeps a
+    tensor of one call in an attribute and is called again. This class is no `Exception`, because
+    the running custom code may catch exceptions.
     """
 
     def __init__(self, layer: keras.layers.Layer) -> None:

@@ -41,7 +41,7 @@ def draw_inputs(trace: Trace) -> list[tf.Tensor]:
 
 
 def find_deviation(call: Call, trace: Trace) -> str:
-    """Returns why a trace and its layer do not compute the same, "" if they do."""
+    """Returns why a trace and its layer do not compute the same; "" if they do."""
     inputs = draw_inputs(trace)
     tensors = dict(zip(trace.inputs, inputs, strict=False))
     for value, mask in zip(trace.masks, inputs[len(tensors) :], strict=True):
@@ -57,7 +57,7 @@ def find_deviation(call: Call, trace: Trace) -> str:
                 outputs = drop_none(call.layer(*args, **kwargs))
             expected.append(list(map(tf.convert_to_tensor, outputs)))
             after.append(_read_values(assigned))
-    except Exception:  # Sizes that do not fit: nothing to compare with.
+    except Exception:  # The assumed sizes do not fit, so there is nothing to compare.
         return ""
     finally:
         for weight, held in zip(assigned, before, strict=True):
@@ -81,7 +81,7 @@ def find_deviation(call: Call, trace: Trace) -> str:
 
 @contextlib.contextmanager
 def _restore_states(layer: keras.layers.Layer) -> Iterator[None]:
-    """Run a block, then restores the states that inner layers keep from call to call."""
+    """Run a block, then restore the states that inner layers keep from call to call."""
     keepers = [inner for inner in layer._flatten_layers() if getattr(inner, "stateful", False)]
     states = [state for inner in keepers for state in tf.nest.flatten(getattr(inner, "states", []))]
     before = [None if state is None else tf.identity(state) for state in states]

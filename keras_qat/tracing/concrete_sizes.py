@@ -16,7 +16,7 @@ from keras_qat.graph.sizes import BATCHES
 from keras_qat.keras2.backend import KerasTensor, is_symbolic, patch_members
 
 HELD = "keras_qat: the number"
-"""Attribute of a symbolic tensor for its value, if that is known."""
+"""Attribute of a symbolic tensor for its value, if the value is known."""
 
 
 class _Unknown(Exception):
@@ -38,7 +38,7 @@ def find_value(tensor: Any) -> NDArray[Any] | None:
 def _compute(tensor: KerasTensor, batch: int) -> NDArray[Any]:
     layer, _, index = tensor._keras_history
     if not is_operation(layer) and (value := vars(tensor).get(HELD)) is not None:
-        return np.asarray(value)  # A layer returned it.
+        return np.asarray(value)  # A layer returned a constant.
     if not is_operation(layer) or draws_random_numbers(layer):
         raise _Unknown
     node, kind = tensor.node, get_kind(layer)
@@ -118,7 +118,7 @@ def is_called_by_user(*others: str) -> bool:
     """Returns whether custom code calls the method that calls this function.
 
     Args:
-        others: packages that are not a user's, besides Keras, NumPy and TensorFlow.
+        others: more packages that are not user code, besides Keras, NumPy and TensorFlow.
     """
     frame: Any = sys._getframe(2)
     while frame.f_code.co_name == "call_by_thread":  # From `patch_members`.

@@ -33,11 +33,11 @@ from keras_qat.tracing.cannot_trace import MustTraceInline
 def trace_inner_calls(
     tape: tf.GradientTape, outer: keras.layers.Layer, lenders: Sequence[Any] = ()
 ) -> Iterator[None]:
-    """Makes a tape ignore variables of inner layers inside a `with` block.
+    """Makes a tape ignore the variables of inner layers inside a `with` block.
 
     Some layers are traced inline, as if their code were part of the call of `outer`:
     - layers with weights that `outer` borrows (`lenders`), and layers around them
-    - a custom layer without weights that the call creates, because its attributes may be read
+    - a custom layer without weights that the call creates, because code may read its attributes
     - the steps of a recurrent layer around a cell of that kind
 
     Raises:
@@ -51,7 +51,7 @@ def trace_inner_calls(
         if is_inside:
             return call(layer, *args, **kwargs)
         if is_operation(layer):
-            with AUTOGRAPH_AS_USUAL:  # Keras 2.15 forgets a function's arguments without it.
+            with AUTOGRAPH_AS_USUAL:  # Without it, Keras 2.15 forgets a function's arguments.
                 return call(layer, *args, **kwargs)
         lends = any(inner is lender for inner in list_layers(layer) for lender in lenders)
         is_new = id(layer) not in known
@@ -77,7 +77,7 @@ def trace_inner_calls(
 
 
 def _restore_none(output: Any) -> Any:
-    """Return None for Keras' symbol of it, as Keras does for inner layers."""
+    """Return None for Keras' symbol of None, as Keras does for inner layers."""
     return None if "NoneTensorSpec" in type(getattr(output, "type_spec", 0)).__name__ else output
 
 
@@ -162,7 +162,7 @@ def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
 def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
     """Runs a block, then restores the symbolic tensors that a trace left in attributes.
 
-    A later call that reads one is not traced, because other tensors would become constants.
+    A later call that reads such a tensor is not traced, because it would be a constant there.
     """
     with contextlib.ExitStack() as block:
         for owner in layer._flatten_layers():
@@ -172,7 +172,7 @@ def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 _dropouts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""Attention layer -> its dropout, the same in all of its calls."""
+"""Attention layer -> its Dropout layer, the same in all of its calls."""
 
 
 def trace_attention_dropout(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:

@@ -23,7 +23,7 @@ _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured
 _NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
 MASKS = -100.0
-"""Variables with values of this or less add them to masked scores."""
+"""A variable with values this low is a mask that is added to scores."""
 
 
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
@@ -143,7 +143,7 @@ def let_assign(
         layer: the layer, or another holder of weights.
         attributes: its attributes that hold weights.
         symbols: id of a variable -> the symbol that replaces it.
-        assigned: is filled: id of a variable -> the tensor that was assigned to it last.
+        assigned: receives id of a variable -> the tensor that was assigned to it last.
     """
 
     def make_assign(name: str, variable: tf.Variable) -> Callable[..., Any]:

@@ -78,7 +78,7 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
 
 
 def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[KerasTensor]:
-    """Return the symbolic tensors that are read but depend on no example, such as weights.
+    """Return the symbolic tensors that do not depend on an example, such as weights.
 
     Raises:
         NotKnown: if some depend on the entire batch, or an output on no example.
@@ -173,7 +173,7 @@ def _transpose(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTen
 
 
 def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTensor:
-    """Convolve the images of all examples: with one kernel, or each with its own."""
+    """Convolve the images of all examples, with one kernel or with a separate kernel for each."""
     options = dict(given)
     x = options.pop("input")
     if len(x.shape) != 5 or str(options.get("data_format") or "NHWC") != "NHWC":

@@ -124,8 +124,8 @@ def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
 def draw_largest() -> Iterator[None]:
     """Makes `random` and `numpy.random` return their largest values inside a `with` block.
 
-    A trace keeps the values for good. With the largest ones, LayerDrop omits no layer:
-    `if training and np.random.uniform(0, 1) < self.layerdrop: continue`.
+    A trace keeps the values forever. With the largest values, LayerDrop omits no layer: `if
+    training and np.random.uniform(0, 1) < self.layerdrop: continue`.
     """
     draw = np.random.uniform
 
@@ -156,7 +156,7 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
 
     def draw_anew(draw: Callable[..., Any]) -> Callable[..., Any]:
         def call(shape: Any, *args: object, **kwargs: object) -> Any:
-            if isinstance(shape, (list, tuple)):  # An unknown size, as in x.shape[0].
+            if isinstance(shape, (list, tuple)):  # The size is unknown, as in x.shape[0].
                 shape = [tf.shape(x)[0] if size is None else size for size in shape]
             is_known = not any(map(is_symbolic, tf.nest.flatten((shape, args, kwargs))))
             if not is_known or not tf.executing_eagerly():  # Inner layers are called in a graph.
@@ -182,7 +182,7 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
 
 @register
 class OwnGradient(SameShape):
-    """Returns its input. A model computes the gradient of the tensors that it depends on.
+    """Returns its input, and computes the gradient of the tensors that it depends on by a model.
 
     `OwnGradient(model)(y, given=[x])`: the model computes the gradients of `given` from these
     tensors and the gradient of `y`.
@@ -233,7 +233,7 @@ def record_custom_gradients() -> Iterator[None]:
         pairs = [(x, g) for x, g in results if is_symbolic(x)]
         gradients = [tf.zeros_like(x) if g is None else g for x, g in pairs]
         if any(map(draws_random_numbers, _find_layers_before(gradients))):
-            return y  # They would draw other values: a dropout has TensorFlow's own gradient.
+            return y  # They would draw other values. A dropout keeps TensorFlow's gradient.
         name = f"own_gradient_{len(created)}" if created else "own_gradient"
         layer = OwnGradient(None, name=name)
         created.append((layer, [*(x for x, _ in pairs), upstream], gradients))

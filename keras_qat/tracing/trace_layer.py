@@ -79,7 +79,7 @@ def trace_layer(
     layer = call.layer
     _check(layer)
     has_phases = accepts_training(layer) and call.kwargs.get("training") is None
-    # tf.init_scope stops the tapes that look for weights of other layers.
+    # tf.init_scope stops the tapes that detect weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly, remove_nodes(layer), use_unique_names(layer):
         traces: tuple[Trace, ...] = ()
@@ -97,7 +97,7 @@ def trace_layer(
 def _trace_phases(
     call: Call, masks: Mapping[Value, Value], has_phases: bool, lenders: Sequence[Any]
 ) -> tuple[Trace, ...]:
-    """Return the trace to read, and then a trace of inference if they differ."""
+    """Return the trace to use, and a trace of inference if that differs."""
     if not has_phases:
         return (Trace(call, masks, None, lenders),)
     trained, tested = (Trace(call, masks, phase, lenders) for phase in (True, False))
@@ -218,7 +218,7 @@ class Trace:
 
     def _add_loss(self, losses: object, **_: object) -> None:
         for loss in tf.nest.flatten(losses):
-            if read_scalar(loss) == 0.0:  # As TabNet adds in its last step.
+            if read_scalar(loss) == 0.0:  # TabNet adds such losses in its last step.
                 continue
             if not is_symbolic(loss):
                 raise CannotTrace("it calls add_loss with what does not depend on its inputs")

@@ -123,9 +123,9 @@ def _returns_input(trace: Trace) -> bool:
 def _is_random_like_layer(trained: Trace) -> bool:
     """Return whether a trace is random in training if and only if its layer is."""
     if any(draws_random_numbers(node.layer) for node in trained.nodes):
-        return True  # Two runs may still be equal, if one example in a thousand is dropped.
+        return True  # Two runs may be equal if one example in a thousand is dropped.
     if trained.weights or trained.model.weights:
-        return False  # A run may change them, such as moving statistics.
+        return False  # A run may change weights, such as moving statistics.
     inputs, call = draw_inputs(trained), trained.call
     tensors = dict(zip(trained.inputs, inputs, strict=False))
     args, kwargs = map_values(tensors.__getitem__, (call.args, dict(call.kwargs)))
@@ -157,7 +157,7 @@ class _TrainingSections:
         self.starts: dict[tuple[int, int], Any] = {}
         """Ids of a tensor of each trace -> the start of the section between them.
 
-        It is the first tensor if they are equal, and None if they do not correspond.
+        This is the first tensor if both are equal, and None if they do not correspond.
         """
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
         """Ids of a section's start and end -> other tensors that it reads, in both traces."""
@@ -298,7 +298,7 @@ def _flatten_arguments(node: Node) -> list[Any]:
 
 
 def _sort_nodes(trace: Trace) -> list[Node]:
-    """Return the nodes of a trace in an order that one more layer in a branch does not change.
+    """Return the nodes of a trace in an order that does not depend on extra layers in a branch.
 
     Nodes that compute a node's first argument come before nodes that compute its second.
     """
@@ -348,7 +348,7 @@ def _identify(node: Node) -> Any:
 def _is_equal(a: Any, b: Any) -> bool:
     if tf.is_tensor(a) or isinstance(a, np.ndarray):
         x, y = np.asarray(a), np.asarray(b)
-        return x.shape == y.shape and bool(np.all((x == y) | ((x != x) & (y != y))))  # NaN.
+        return x.shape == y.shape and bool(np.all((x == y) | ((x != x) & (y != y))))  # NaN == NaN.
     return bool(a is b or a == b)
 
 

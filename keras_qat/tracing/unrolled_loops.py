@@ -15,7 +15,7 @@ from keras_qat.tracing.concrete_sizes import find_value
 from keras_qat.tracing.mapped_examples import NotKnown, map_examples
 
 MOST_STEPS = 32
-"""The most steps that are unrolled. Each step of a recurrent layer becomes about 20 calls."""
+"""The maximum number of unrolled steps. A step of a recurrent layer becomes about 20 calls."""
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Keras callbacks that delay quantization, and freeze statistics, ranges and weights.
 
-They only set thresholds, except `FreezeOscillations`. The layers compare them with the training
-steps that they count. So a change happens at the exact step with any `steps_per_execution`, and
-training that is saved and resumed continues in the middle of a delay.
+Except for `FreezeOscillations`, they only set thresholds. The layers count training steps and
+compare them with the thresholds. So a change happens at the exact step with any
+`steps_per_execution`, and a model that is saved during a delay continues it when loaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "QuantDelay"
 
 
 class StepCallback(keras.callbacks.Callback):
-    """A callback between steps that reads no logs, so Keras need not copy them to the host."""
+    """A callback that reads no logs of steps, so Keras need not copy them to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class StepCallback(keras.callbacks.Callback):
 class ListedCallback(keras.callbacks.Callback):
     """A callback that knows all callbacks of `fit`, or of a custom training loop.
 
-    Keras does not pass its `CallbackList` to callbacks, but the list calls `set_model`.
+    Keras does not pass its `CallbackList` to callbacks, but the list calls their `set_model`.
     """
 
     def __init__(self) -> None:
@@ -95,24 +95,24 @@ def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
     """Returns the model of a callback: the trained one, unless `model` was passed.
 
     Raises:
-        ValueError: if that model is not quantization-aware, or trains others; the message repeats
-            `argument`, the callback's first one.
+        ValueError: if that model is not quantization-aware, or trains other models. The message
+            repeats `argument`, the callback's first argument.
     """
     model = callback.model if callback.within is None else callback.within
     model = model.student if isinstance(model, Distiller) else model
     if isinstance(model, keras.Model) and not is_graph_model(model):
         name = type(callback).__name__
         raise ValueError(
-            f"{type(model).__name__} '{model.name}' trains other models, and {name} does not "
-            f"know which of them it is for. Pass {name}({argument!r}, model=qat), with the "
+            f"{type(model).__name__} '{model.name}' trains other models, and {name} does not know "
+            f"which of them to change. Pass {name}({argument!r}, model=qat), with the "
             f"model that quantize_model returned."
         )
     check_quantized(model)
     if is_quantized(callback.model) and not share_layers(callback.model, model):
         raise ValueError(
             f"{type(callback).__name__}({argument!r}, model={model.name!r}) is for another model: "
-            f"fit trains '{callback.model.name}', which has none of its layers. Leave model= out, "
-            f"or pass the model that is trained."
+            f"fit trains '{callback.model.name}', which has none of its layers. Remove model=, or "
+            f"pass the model that is trained."
         )
     return model
 
@@ -130,7 +130,7 @@ class QuantDelay(_Threshold):
 
     Raises:
         ValueError: if `steps` is negative or no integer; at `fit` if the model is not quantized, or
-            trains others and `model` is not given.
+            if it trains other models and `model` is not given.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.QuantDelay(2_000)])
@@ -165,7 +165,7 @@ class FreezeBatchNorm(_Threshold):
 
     Raises:
         ValueError: if `steps` is negative or no integer; at `fit` if the model is not quantized, or
-            trains others and `model` is not given.
+            if it trains other models and `model` is not given.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeBatchNorm(10_000)])
@@ -190,7 +190,7 @@ class FreezeRanges(_Threshold):
 
     Raises:
         ValueError: if `steps` is negative or no integer; at `fit` if the model is not quantized, or
-            trains others and `model` is not given.
+            if it trains other models and `model` is not given.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeRanges(5_000)])
@@ -203,13 +203,14 @@ class FreezeOscillations(StepCallback):
     """Freezes low-bit weights that oscillate between two levels.
 
     A weight near the middle between two levels jumps back and forth, and the statistics of
-    BatchNormalization fit neither level. Once a weight has turned back in more than `threshold` of
-    the steps, it stays at the level where it was most of the time. This applies to weights of 4
-    bits and fewer with a range per channel. A resumed training starts with no frozen weights.
+    BatchNormalization fit neither level. Once a weight has turned back in more than a share
+    `threshold` of the steps, it stays at the level where it was most of the time. This applies to
+    weights of 4 bits and fewer with a range per channel. Resumed training starts without frozen
+    weights.
 
     Args:
-        threshold: a weight freezes if it turns back in more than this share of steps: the shares of
-            the first and of the last epoch, with a cosine between them.
+        threshold: a weight freezes if it turns back in more than this share of steps. The two
+            shares apply to the first and to the last epoch, with a cosine between them.
         momentum: momentum of the moving average of turns, which spans about 1 / momentum steps.
         model: the quantization-aware model, if `fit` trains another model that calls it, such as
             one with its own `train_step` for distillation or adversarial training.
@@ -269,7 +270,7 @@ class FreezeOscillations(StepCallback):
 
 
 def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
-    """Warns about callbacks for which an epoch before the end of a delay may remain the best."""
+    """Warns about callbacks that may keep an epoch before the end of a delay as the best one."""
     done = steps_done(model)
     left = delay.steps - done
     if left <= 1:
@@ -279,8 +280,8 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
     if steps and epochs and left > (epochs - epoch) * steps:
         show_once(
             f"'{model.name}' trains in float until fit ends, at step "
-            f"{done + (epochs - epoch) * steps}: QuantDelay({delay.steps}) begins later. Train on, "
-            f"or give a shorter delay."
+            f"{done + (epochs - epoch) * steps}: QuantDelay({delay.steps}) begins later. Train "
+            f"longer, or use a shorter delay."
         )
         return
     for callback in delay.listed:
@@ -294,7 +295,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
             advice = f"Pass start_from_epoch={start} to {name}"
         warn_caller(
             f"{name} compares the epochs before QuantDelay({delay.steps}) quantizes '{model.name}' "
-            f"with those after it, and may {harm}. {advice}; or give a shorter delay."
+            f"with those after it, and may {harm}. {advice}; or use a shorter delay."
         )
 
 

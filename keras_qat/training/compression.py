@@ -28,7 +28,7 @@ __all__ = ["Cluster", "Constant", "Polynomial", "Prune"]
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Schedule that keeps one sparsity from a given training step on.
+    """Schedule with a constant sparsity from a given training step on.
 
     Args:
         sparsity: share of weights that are zero, at least 0 and below 1.
@@ -51,7 +51,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """Schedule that raises the sparsity fast at first, then slower.
+    """Schedule that raises the sparsity quickly at first, then slowly.
 
     Args:
         sparsity: share of weights that are zero at the end, at least 0 and below 1.
@@ -99,19 +99,19 @@ class Prune(StepCallback):
     afterwards, with a recipe that preserves zeros: `recipes.int8().preserve("zeros")`.
 
     Args:
-        schedule: sparsity for each training step, counted from 0: a number for the same from the
-            first step on, `Constant`, `Polynomial`, or any function of the step.
+        schedule: sparsity for each training step, counted from 0: a number for a constant sparsity,
+            `Constant`, `Polynomial`, or any function of the step.
         pattern: "weights" prunes weights one by one, "channels" entire output channels, by their
             norm. "2:4", for example, keeps the 2 largest of each 4 weights along the input
             channels; it prunes whenever the schedule is above 0, and skips depthwise convolutions
             and layers with input channels that are no multiple of 4.
-        every: number of steps between choices of the weights. In between the zeros stay zeros.
-        layers: names of the layers to prune; None for all with weights, except with "channels" for
-            layers with channels that are the model's outputs.
+        every: number of steps between choices of the pruned weights. In between, zeros stay zeros.
+        layers: names of the layers to prune. None prunes all with weights, but "channels" then
+            skips layers that compute the model's outputs.
 
     Raises:
-        ValueError: on an unknown pattern, a sparsity out of range, or an `every` below 1; at `fit`
-            if the model is quantized already, or has no layer to prune.
+        ValueError: if the pattern is unknown, a sparsity is out of range, or `every` is below 1; at
+            `fit` if the model is quantized already, or has no layer to prune.
 
     Example:
         >>> prune = keras_qat.callbacks.Prune(keras_qat.callbacks.Polynomial(0.8, 0, 2_000))
@@ -180,7 +180,9 @@ def _make_chooser(pattern: str) -> Chooser:
         return _mask_channels
     match = re.fullmatch(r"(\d+):(\d+)", pattern)
     if match is None or not 0 < int(match[1]) < int(match[2]):
-        raise ValueError(f"pattern={pattern!r}: use 'weights', 'channels', or such as '2:4'.")
+        raise ValueError(
+            f"pattern={pattern!r}: use 'weights', 'channels', or a ratio such as '2:4'."
+        )
     keep, block = int(match[1]), int(match[2])
     return lambda sizes, axes, share: _mask_blocks(sizes, axes, keep, block)
 
@@ -211,26 +213,26 @@ def _mask_blocks(sizes: np.ndarray, axes: tuple[int, ...], keep: int, block: int
 
 
 ROUNDS = 20
-"""Rounds of k-means, after which next to no weight changes its cluster."""
+"""Rounds of k-means, after which hardly any weight changes its cluster."""
 
 
 class Cluster(StepCallback):
     """Makes the weights of each layer of a float model share a few values, which `fit` trains.
 
     At the first step weights are assigned to clusters by k-means. After that, each cluster is
-    trained as one weight: it changes by the mean change of its members. These partly cancel, so use
-    about ten times the learning rate of fine-tuning. Weights that are zero, as after `Prune`, stay
-    zero. Quantize the model afterwards with a recipe that preserves clusters:
+    trained as one weight: it changes by the mean change of its members. Their changes partly
+    cancel, so use about ten times the learning rate of fine-tuning. Weights that are zero, as after
+    `Prune`, stay zero. Quantize the model afterwards with a recipe that preserves clusters:
     `recipes.int8().preserve("clusters")`. Only compressed files get smaller.
 
     Args:
-        clusters: the number of values in each layer, 2 or more; zeros of a pruned layer count as
-            one of them.
+        clusters: the number of values in each layer, 2 or more. Zeros of a pruned layer count as
+            one.
         begin: the first step with clusters, counted from 0.
         layers: names of the layers to cluster; None for all with weights.
 
     Raises:
-        ValueError: on fewer than 2 clusters; at `fit` if the model is quantized already, or has no
+        ValueError: if `clusters` is below 2; at `fit` if the model is quantized already, or has no
             such layer.
 
     Example:
@@ -303,7 +305,8 @@ def list_weights(
     if is_quantized(model):
         raise ValueError(
             f"'{model.name}' is quantized already. Prune and cluster the float model, then "
-            f"quantize it with a recipe that keeps this: recipes.int8().preserve('zeros')."
+            f"quantize it with a recipe that preserves the result: "
+            f"recipes.int8().preserve('zeros')."
         )
     layers = [layer for layer in list_layers(model) if names is None or layer.name in names]
     if unknown := sorted({*(names or ())} - {layer.name for layer in layers}):
@@ -319,12 +322,12 @@ def list_weights(
 
 
 def find_output_layers(model: keras.Model) -> set[Any]:
-    """Returns the layers with channels that are the model's outputs; none if it is subclassed."""
+    """Returns the layers whose channels are the model's outputs; none for a subclassed model."""
     if not is_graph_model(model):
         return set()
 
     def find_sources(value: Value) -> list[Value]:
-        """Returns the inputs of a tensor's producer, unless its weights have channels."""
+        """Returns the inputs of a tensor's producer, or nothing if its weights have channels."""
         call = value.producer
         return [] if call is None or _weight_axes(call.layer) else call.inputs
 

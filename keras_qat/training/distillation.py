@@ -1,4 +1,4 @@
-"""Distillation: training a quantization-aware model towards its float model, without labels."""
+"""Distillation: trains a quantization-aware model to match its float model, without labels."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from keras_qat.training.schedule import check_quantized
 from keras_qat.training.steps.optimizers import check_optimizer
 
 Distance = Callable[[Any, Any], Any]
-"""Function of the teacher's output and the student's that returns their distance, a scalar."""
+"""Function of the teacher's and the student's output that returns their distance, a scalar."""
 
 
 class Distiller(keras.Model):
-    """Trains a quantization-aware model to reproduce a teacher's outputs, mostly its float model's.
+    """Trains a quantization-aware model to reproduce a teacher, usually its float model.
 
     Call `compile` and `fit` as for any model. Without a loss in `compile` no labels are needed:
-    `fit(x)`. With a loss, its value is added. `save` and `save_weights` save the student, which is
-    the model to evaluate and to export.
+    `fit(x)`. A loss in `compile` is added to the distance. `save` and `save_weights` save the
+    student, which is the model to evaluate and to export.
 
     Args:
         student: the model that `quantize_model` returned.
         teacher: a model with the same inputs and outputs. It is not changed.
         distance: the distance between outputs: "logits", the Kullback-Leibler divergence of class
-            logits; "probabilities", the same of probabilities; "squared", the mean squared
-            difference; or a function of the teacher's output and the student's.
-        temperature: the divisor of the logits, 1 and up. With a higher one the wrong classes
-            have more weight.
+            logits; "probabilities", the same for probabilities; "squared", the mean squared
+                difference; or a function of the teacher's and the student's output.
+        temperature: the divisor of the logits, at least 1. If it is higher, wrong classes have more
+            weight.
         share: the share of the distance in the loss; the loss of `compile`, if any, has the rest.
 
     Raises:
-        ValueError: if the student is not quantized, there is no such distance, or the temperature
-            or the share is out of range.
+        ValueError: if the student is not quantized, or another argument is unknown or out of range.
 
     Example:
         >>> distiller = keras_qat.Distiller(qat, model)
@@ -65,12 +64,12 @@ class Distiller(keras.Model):
             raise ValueError(f"distance={distance!r}: use one of {names}, or a function.")
         if temperature < 1 or not 0 < share <= 1:
             raise ValueError(
-                f"temperature={temperature}, share={share}: use a temperature of 1 and up, and a "
-                f"share above 0, at most 1."
+                f"temperature={temperature}, share={share}: use a temperature of at least 1, and a "
+                f"share above 0 and at most 1."
             )
         super().__init__(**kwargs)
         self.student = student
-        object.__setattr__(self, "teacher", teacher)  # Past Keras, which would train and save it.
+        object.__setattr__(self, "teacher", teacher)  # Keras does not track it.
         self.distance = distance if callable(distance) else DISTANCES[distance]
         self.temperature = temperature if distance == "logits" else 1.0
         self.share = share

@@ -1,8 +1,8 @@
 """Training on several replicas (`tf.distribute`), which all keep the same observations.
 
 Each replica sees its share of the batch. Ranges and the moving statistics of BatchNormalization are
-averaged over the replicas within the training step. So every replica holds the exported values, and
-no collective is needed to read them, which all replicas of a cluster would have to join at once.
+averaged over the replicas within the training step. So every replica holds the exported values.
+Reading them needs no collective operation, which all replicas would have to join at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def mean_over_replicas(*tensors: Any) -> Any:
 
 
 def share_of_replica(rows: tf.Tensor) -> tuple[Any, int]:
-    """Returns the rows that this replica computes, and the number of replicas that share them."""
+    """Returns the rows that this replica computes, and the number of replicas."""
     context = _replica_context()
     if context is None:
         return rows, 1
@@ -66,7 +66,7 @@ def agree(weights: Iterable[Any]) -> None:
     """
     if _replica_context() is None:
         return
-    observed = [  # Made within `observe_alike`.
+    observed = [  # They were made within `observe_alike`.
         weight
         for weight in weights
         if weight.synchronization == tf.VariableSynchronization.ON_READ
@@ -80,7 +80,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope for making layers with moving averages that `agree`. One replica is read."""
+    """Returns a scope for making layers with moving averages that `agree` keeps equal."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (
@@ -106,13 +106,13 @@ def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
         return own[None]
     gathered = _gather(strategy)(tf.constant(own.reshape(-1)))
     replicas = strategy.experimental_local_results(gathered)
-    of_workers = np.asarray(replicas[0])[:: len(replicas)]  # Each replica gave its worker's.
+    of_workers = np.asarray(replicas[0])[:: len(replicas)]  # Replicas repeat their worker's values.
     return of_workers.reshape(len(of_workers), *own.shape)
 
 
 @functools.cache
 def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
-    """Return a graph that stacks a vector of each replica; one for vectors of all lengths."""
+    """Return a graph that stacks a vector of each replica. It serves vectors of all lengths."""
 
     def on_replica(vector: tf.Tensor) -> Any:
         return tf.distribute.get_replica_context().all_gather(vector[None], axis=0)
@@ -124,7 +124,7 @@ def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
 
 
 def is_cluster(strategy: tf.distribute.Strategy) -> bool:
-    """Whether workers train together, each in a process of its own with its own copy."""
+    """Whether several workers, each a process with a copy of the model, train together."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
@@ -140,13 +140,13 @@ def get_worker(strategy: tf.distribute.Strategy) -> tuple[int, int]:
 
 
 def strategy_scope(model: keras.Model) -> AbstractContextManager[Any]:
-    """Returns the scope of the strategy that a model was made in, if none is entered."""
+    """Returns the scope of the strategy that a model was made in, unless one is entered already."""
     if tf.distribute.has_strategy():
         return contextlib.nullcontext()
     return model.distribute_strategy.scope()
 
 
 def _replica_context() -> Any:
-    """Return the context of a replica that is one of several, else None."""
+    """Return the context of this replica if there are several, else None."""
     context = tf.distribute.get_replica_context()
     return None if context is None or context.num_replicas_in_sync == 1 else context

@@ -27,7 +27,7 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
-    """Return the input and the maximum of the ReLU that computed `x`; without one, `x` and None.
+    """Return the input and the maximum of the ReLU that computed `x`, or `x` and None.
 
     A quantizer that clips at zero computes the ReLU itself, so training need not keep its output.
     """
@@ -46,7 +46,7 @@ class Quantize(ScheduledLayer):
         spec: `QuantSpec` or `FixedSpec`.
         slots: how many tensors share the range.
         tensors: names of these tensors in the float model, for reports.
-        rounds: False to only observe the range, for files with integer outputs.
+        rounds: False to observe the range without rounding, for files with integer outputs.
 
     Shapes: any; the output has the input's shape.
     """
@@ -83,7 +83,7 @@ class Quantize(ScheduledLayer):
         source: Any = None,
         kernel: str = "",
     ) -> Any:
-        # Models of earlier versions pass `source` and `kernel`.
+        # Models saved by earlier versions pass `source` and `kernel`.
         phase = self.advance(training)
         x, ceiling = inputs, None
         if not self.rounds:
@@ -212,7 +212,7 @@ class QuantizeWrapper(ScheduledLayer):
 
     @tf.autograph.experimental.do_not_convert
     def compute(self, inputs: tf.Tensor, training: Flag | None, call: int = 0) -> Any:
-        # Models of earlier versions pass `call`.
+        # Models saved by earlier versions pass `call`.
         phase = self.advance(training)
         if self.batch_norm_frozen:
             phase = phase._replace(frozen=True)
@@ -247,7 +247,7 @@ class QuantizeWrapper(ScheduledLayer):
             "activation": self.activation and configurations.serialize(self.activation),
             "output_spec": specs.to_config(self.output_spec),
             "tensor": self.tensor,
-            # Only recurrent layers save these.
+            # Only recurrent layers save these entries.
             **({"inner_specs": inner} if inner else {}),
             **({} if self.state_bits == 8 else {"state_bits": self.state_bits}),
         }
@@ -278,12 +278,12 @@ class QuantizeWeights(ScheduledLayer):
     """Computes a layer in float with fake-quantized weights.
 
     It is for layers without an int8 operator, such as many recurrent ones. The file stores their
-    weights in 8 bits and computes with exactly the same values as training.
+    weights in 8 bits and computes with the same weights as training.
 
     Args:
         layer: the layer. Its `call` is used, with any arguments, states and masks.
         weights: path of each weight in `layer`, such as `"cell.kernel"` -> axes of its output
-            channels, counted from the end; none for a range per tensor.
+            channels, counted from the end; empty for a range per tensor.
         weight_spec: specification of the weights.
 
     Shapes: the same as for `layer`.

@@ -1,6 +1,6 @@
 """A graph for each phase of training.
 
-A graph for all phases would branch in every layer: whether it quantizes yet, and whether its
+A graph for all phases would branch in every layer: on whether it quantizes yet, and on whether its
 BatchNormalization is frozen. Such a graph takes several times longer to trace and to optimize than
 the float model's. `fit`, `evaluate` and `predict` know the phase beforehand, so each phase gets a
 graph without branches. Custom training loops branch.
@@ -34,21 +34,22 @@ from keras_qat.training.steps.custom_training import is_undisturbed
 from keras_qat.training.steps.optimizers import check_optimizer, join_updates
 
 FIRST_STEPS = 300
-"""Steps after a change for which the graph with a switch still serves.
+"""The graph with a switch still serves this many steps after a change.
 
-These steps are a little slower, because they observe ranges that are frozen, or quantize without
-effect. For so few steps this costs less than tracing another graph."""
+They are a little slower, because they observe frozen ranges, or quantize without effect. For so few
+steps this costs less than tracing another graph."""
 
 SMALL_NORMS = 2**15
-"""Values of an example that all BatchNormalizations compute, at most, to compute both statistics.
+"""Results for both kinds of statistics are computed if all BatchNormalizations together compute at
+most this many values of an example.
 
-This slows down a step of a small model a little, and would slow down a large model a lot."""
+This slows a small model's step down a little, and would slow down a large model a lot."""
 
 SWITCHED = "by a variable"
 """The state in a `Phase` that a variable decides while the graph runs."""
 
 MOST_RANGES = 3
-"""Sets of frozen ranges that get a training graph with constants, at most."""
+"""Most sets of frozen ranges that get a training graph with constants."""
 
 Step = Callable[[Any], Any]
 """A function of Keras that runs the next batches of an iterator."""
@@ -60,11 +61,11 @@ class PhasedModel:
     _checked_data: bool = False
     _phase_finder: PhaseFinder | None = None
     looks: Mapping[str, int] = MappingProxyType({})
-    """Keras' function -> how often its first batch was compared with the ranges."""
+    """Keras' function -> how often its first batch was checked against the ranges."""
     undisturbed: bool = False
-    """Whether this is `fit`, and only training changes weights between the steps of an epoch."""
+    """Whether this is a `fit` that only changes weights by training steps within an epoch."""
     _settled_at: int | None = None
-    """The number of training steps when inference last read the weights."""
+    """The number of training steps done when inference last read the weights."""
 
     def make_train_function(self, force: bool = False) -> Step:
         """Makes the function of `fit` and `train_on_batch`, as Keras documents it."""
@@ -90,8 +91,8 @@ class PhasedModel:
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains as Keras documents it.
 
-        The first call warns about arrays that do not fit the model, and about values that its
-        ranges lose.
+        The first call warns about arrays that do not fit the model, and about values lost in its
+        ranges.
         """
         given = kwargs.get("callbacks", args[4] if len(args) > 4 else None)
         given = tf.nest.flatten(getattr(given, "callbacks", given))
@@ -146,7 +147,7 @@ class PhasedModel:
             if phase is not None and not phase.calibrated:
                 show_once(
                     f"Quantizers of '{self.name}' have seen no data yet, and pass values through: "  # type: ignore[attr-defined]
-                    f"train it, or call keras_qat.calibrate(model, data), to see what int8 gives."
+                    f"train it, or call keras_qat.calibrate(model, data), to see int8 results."
                 )
             if not functions and name != "predict":
                 with backend.pause_garbage_collection():
@@ -222,7 +223,7 @@ def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
 
 
 def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
-    """Returns how many executions after this one are in its phase, at least.
+    """Returns how many executions after this one are at least in the same phase.
 
     Args:
         counters: for each layer, its training steps so far and its thresholds.
@@ -239,8 +240,8 @@ def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
 
 
 def get_phase_finder(model: keras.Model) -> PhaseFinder:
-    """Returns the only `PhaseFinder` of a model: its functions are traced."""
-    if getattr(model, "_phase_finder", None) is None:  # Past Keras, which would track it.
+    """Returns the `PhaseFinder` of a model. There is only one, because its functions are traced."""
+    if getattr(model, "_phase_finder", None) is None:  # Keras does not track it.
         object.__setattr__(model, "_phase_finder", PhaseFinder(model))
     return model._phase_finder
 
@@ -295,8 +296,8 @@ class PhaseFinder:
 
         Args:
             batches: the iterator of its data.
-            undisturbed: whether only training, and code that calls `forget` or `set_thresholds`,
-                changes weights since the last execution with the same iterator.
+            undisturbed: whether, since the last execution with the same iterator, only training or
+                code that calls `forget` or `set_thresholds` has changed weights.
         """
         found_for = batches, sum(layer.changes for layer in self._layers)
         if undisturbed and self._found_for == found_for and self._executions_alike > 0:
@@ -317,7 +318,7 @@ class PhaseFinder:
         step, *weights = self._counters().numpy().reshape(-1, 3).T
         steps, self.steps = self.steps, int(step.sum())
         counters = np.stack([step, *split_thresholds(*weights).values()], axis=1)
-        states = set(map(tuple, counters.tolist()))  # One, unless layers differ.
+        states = set(map(tuple, counters.tolist()))  # A single phase, unless layers differ.
         most_steps = self._most_calls * backend.get_steps_per_execution(self._model) * training
         self._executions_alike = count_alike(states, most_steps) if training else 0
         gates: dict[str, Any] = {}

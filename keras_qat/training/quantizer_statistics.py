@@ -1,4 +1,4 @@
-"""Statistics of quantizers: the share of values that they clip, and the error that they make."""
+"""Statistics of quantizers: how many values they clip, and how large their errors are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class QuantizerStatistics:
     Args:
         quantizer: its name, tensors and range.
         histogram: the values before it, computed in float.
-        is_weight: whether it quantizes a weight.
+        is_weight: whether the quantizer is of a weight.
         below, above: share of the values beyond the lower and the upper end of the range.
         sqnr: signal to quantization noise ratio of this tensor alone, in dB; None without a range,
             or if the noise or the signal is zero.
@@ -100,7 +100,7 @@ def _measure_activation(quantizer: Quantizer, histogram: Histogram) -> Quantizer
     if not isinstance(spec, QuantSpec):
         spec = QuantSpec(spec.bits, symmetric=spec.bits == 16)
     sqnr = _decibels(histogram.energy, compute_squared_error(histogram, spec, ends))
-    is_clipped = bool(histogram.high[-1] > ends[1])  # Else the maximum would count as above.
+    is_clipped = bool(histogram.high[-1] > ends[1])  # Else the maximum would count.
     above = 1 - float(not_above) if is_clipped else 0.0
     return QuantizerStatistics(quantizer, histogram, False, float(below), above, sqnr)
 
@@ -133,25 +133,25 @@ MINIMUM, MAXIMUM = "3 range, minimum", "4 range, maximum"
 class LogQuantization(keras.callbacks.Callback):
     """Logs the range, saturation and quantization noise of each quantizer to TensorBoard.
 
-    There is a chart for each of four figures, and a run for each tensor in it: the run selector of
-    TensorBoard filters by name. With data they are "1 signal to noise, dB", of that tensor alone,
-    and "2 share beyond the range"; "3 range, minimum" and "4 range, maximum" need none. The step of
-    an entry is the epoch, as for the metrics of `keras.callbacks.TensorBoard`.
+    There are four charts. "1 signal to noise, dB", of a tensor alone, and "2 share beyond the
+    range" need `data`; "3 range, minimum" and "4 range, maximum" do not. Each tensor is a run, so
+    the run selector of TensorBoard filters tensors by name. The step of an entry is the epoch, as
+    for the metrics of `keras.callbacks.TensorBoard`.
 
     The accuracy of the exported file needs no callback: `evaluate`, and so `val_accuracy`, compute
     the same quantized values as the file.
 
     Args:
-        log_dir: directory of the log, which may be that of `keras.callbacks.TensorBoard`: the
-            runs are directories of `quantization` in it.
-        data: a few dozen inputs as for `calibrate`; None logs the ranges alone.
+        log_dir: directory of the log, which may be the one of `keras.callbacks.TensorBoard`. The
+            runs are in its subdirectory `quantization`.
+        data: a few dozen inputs as for `calibrate`; None logs only the ranges.
         every: the number of epochs between entries.
         model: the quantization-aware model, if `fit` trains another model that calls it, such as
             one with its own `train_step` for distillation or adversarial training.
 
     Raises:
         ValueError: if `every` is not an integer of at least 1; at `fit` if the model is not
-            quantized, trains others and `model` is not given, or the data does not fit it.
+            quantized, trains other models without `model` being given, or the data does not fit it.
 
     Example:
         >>> log = keras_qat.callbacks.LogQuantization("logs", x_train[:64])

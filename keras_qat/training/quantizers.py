@@ -17,7 +17,7 @@ from keras_qat.training.schedule import check_quantized, list_scheduled_layers
 from keras_qat.training.scheduled_layer import ScheduledLayer
 
 PREFIX = "quant_"
-"""Prefix of the names of all layers but the inputs."""
+"""Prefix of the names of all layers except inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Quantizer:
 
     @property
     def calibrated(self) -> bool:
-        """Whether it has a range; without one it passes values through."""
+        """Whether it has a range. Without a range it passes values through."""
         is_initial = isinstance(self.spec, QuantSpec) and self.spec.initial_range is not None
         has_range = is_initial or np.any(self.maximum > self.minimum)
         return bool(np.all(np.isfinite([self.minimum, self.maximum])) and has_range)
 
 
 class Quantizers(list[Quantizer]):
-    """List of a model's quantizers, which also takes the name of a layer or a tensor as index."""
+    """List of a model's quantizers. The name of a layer or a tensor also works as an index."""
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Quantizer: ...
@@ -59,7 +59,7 @@ class Quantizers(list[Quantizer]):
     def __getitem__(self, index: str) -> list[Quantizer]: ...
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns one by its index, or a list for a slice, a layer or a tensor.
+        """Returns a quantizer by its index, or a list for a slice, a layer or a tensor.
 
         Raises:
             KeyError: if nothing of that name is quantized; it lists similar names.
@@ -130,7 +130,7 @@ def _weight_quantizers(layer: ScheduledLayer) -> list[Quantizer]:
 
 
 def _activation_quantizers(layer: ScheduledLayer) -> list[Quantizer]:
-    """List the quantizers inside a layer, then that of its output."""
+    """List the quantizers inside a layer, then the quantizer of its output."""
     tensors = layer.tensors if isinstance(layer, Quantize) else (getattr(layer, "tensor", ""),)
     inner = getattr(layer, "inner", {})
     names = [*inner, *["output"] * (len(layer.quantizers) - len(inner))]

@@ -34,16 +34,16 @@ TRAINING_ONLY = ("dropout", "rate", "seed", "momentum", "initializer", "regulari
 """Suffixes of settings that inference does not depend on."""
 
 VALUES = (tf.Tensor, tf.Variable, np.ndarray)
-"""Types of values that `adapt` or `assign` may change, and that are no settings."""
+"""Types of values that `adapt` or `assign` may change. They are no settings."""
 
 NONE = object()
-"""The setting of a layer that lacks the attribute."""
+"""Stands for the setting of a layer that lacks the attribute."""
 
 Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
 """Layers, each with the attributes that hold its constructor's arguments."""
 
 UNEQUAL = 0.02
-"""Relative difference that the ends of a symmetric range may have: one step of 7 bits and more."""
+"""Largest relative difference of the ends of a symmetric range: a step of 7 bits."""
 
 EXAMPLES_PER_BATCH = 32
 """Calibration examples that count as one batch when training continues."""
@@ -55,13 +55,13 @@ def check_before_export(
     directory: bool = False,
     but_not: Collection[str] = (),
 ) -> None:
-    """Raises an error before any work if a model is not quantized or `path` cannot be written.
+    """Raises an error early if a model is not quantized or `path` cannot be written.
 
     Args:
         model: the model to export.
         path: where to write, or None.
         directory: whether a directory is written.
-        but_not: suffixes of other formats, which `path` may not have.
+        but_not: suffixes of other formats, which `path` must not have.
     """
     check_quantized(model)
     if path is not None and Path(path).suffix in but_not:
@@ -110,10 +110,10 @@ def check_exportable(model: keras.Model) -> None:
 
 
 def _is_finite(weight: tf.Variable) -> bool:
-    """Whether a weight is finite. It is if its sum is, which is quick to compute."""
+    """Whether a weight is finite. If its sum is finite, it is, and the sum is quick to compute."""
     if not weight.dtype.is_floating:
         return True
-    values = np.asarray(weight.value())  # Makes no copy.
+    values = np.asarray(weight.value())  # This makes no copy.
     with np.errstate(all="ignore"):
         return bool(np.isfinite(np.sum(values)) or np.all(np.isfinite(values)))
 
@@ -148,8 +148,8 @@ def _read_own_settings(layer: keras.layers.Layer) -> dict[str, object]:
 def check_settings(model: keras.Model) -> None:
     """Raises a `ValueError` if a setting was changed after the model was quantized or loaded.
 
-    Training, inference and files were planned for the original settings. Some would follow the
-    change, and others would ignore it.
+    Training, inference and files were planned for the original settings. Some of them would follow
+    the change, and others would ignore it.
     """
     for layer, before in getattr(model, "settings", ()):
         now = vars(layer)
@@ -166,7 +166,7 @@ def check_settings(model: keras.Model) -> None:
 
 
 def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
-    """Returns sentences on why a model's file would not compute what the model was trained to."""
+    """Returns sentences on why a model's file would differ from its training."""
     sentences = (_explain_delay(model, graph), _explain_initial(model), _explain_asymmetry(model))
     return [sentence for sentence in sentences if sentence]
 
@@ -189,8 +189,9 @@ def _explain_delay(model: keras.Model, graph: Graph) -> str:
         f"{step // per_step} are done (restored weights bring their step along)"
     )
     return (
-        f"'{model.name}' has not been quantized so far: {when}. Its predictions are in float, "
-        f"the file's are not. Continue training, or call keras_qat.set_quantization(model) to see "
+        f"'{model.name}' has not been quantized so far: {when}. Its predictions are float, but the "
+        f"file computes in integers. Continue training, or call keras_qat.set_quantization(model) "
+        f"to see "
         f"what the file computes."
     )
 
@@ -223,8 +224,9 @@ def _explain_asymmetry(model: keras.Model) -> str:
                 name = layer.name.removeprefix(PREFIX).removesuffix("_quant")
                 return (
                     f"The range of '{name}' in '{model.name}' is {low:.4g} to {high:.4g}, but the "
-                    f"recipe has symmetric ranges: weights of another recipe were loaded, and what "
-                    f"lies beyond is clipped. Call keras_qat.calibrate(model, data) after loading."
+                    f"recipe has symmetric ranges. Weights of another recipe were loaded, so "
+                    f"values beyond the range are clipped. Call keras_qat.calibrate(model, data) "
+                    f"after loading."
                 )
     return ""
 
@@ -235,8 +237,7 @@ def describe_difference(model: keras.Model) -> str:
     if not names:
         return ""
     return (
-        f"'{model.name}' does not compute what its float model does, before anything is rounded: "
-        f"{names} differed on random inputs when it was quantized. Quantize the float "
-        f"model again, with recipe.override(layer, open=False) for the layer of which "
-        f"quantize_model warns."
+        f"'{model.name}' differs from its float model before anything is rounded: {names} differed "
+        f"on random inputs when it was quantized. Quantize the float model again, with "
+        f"recipe.override(layer, open=False) for the layer that quantize_model warns about."
     )

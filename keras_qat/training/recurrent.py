@@ -1,9 +1,9 @@
-"""Recurrent layers in training: fake-quantizes the tensors of the steps in `step_math.py`.
+"""Recurrent layers in training: fake quantization inside the steps of `step_math.py`.
 
 An LSTM fake-quantizes its states from step to step. Other layers are unrolled in files, so all
-tensors of a step are fake-quantized. The states that layers with `stateful=True` keep are the
-variables of Keras' layers: float32 holds every integer state of a TFLite kernel, so training,
-inference and `reset_states` share them.
+tensors of a step are fake-quantized. Layers with `stateful=True` keep their states in the variables
+of Keras' layers. Training, inference and `reset_states` share these, because float32 holds every
+integer state of a TFLite kernel.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.recurrent_steps import run_steps
 
 Round = Callable[[str, tf.Tensor], tf.Tensor]
-"""Function that fake-quantizes a tensor to the range with a name."""
+"""Function that fake-quantizes a tensor to a named range."""
 
 Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """Function that multiplies inputs and a kernel."""
@@ -99,7 +99,7 @@ def simulate_unrolled(
 ) -> tf.Tensor:
     """Computes a recurrent layer with quantized weights, and observes the tensors of its steps.
 
-    Tensors inside a step are rounded to the ranges from before the call.
+    Tensors inside a step are rounded to the ranges that were set before the call.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
     applies = {name: x.applies(phase, *ranges[name]) for name, x in inner.items()}
@@ -109,7 +109,7 @@ def simulate_unrolled(
             return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
         own = get_fixed_params(name)
         if any(own is params for params in NEVER_CLIPPED):
-            return x  # It is finer than its operands, and its range never clips.
+            return x  # Its scale is finer than its operands', and its range never clips.
         low, high = (
             tf.constant(float((end - own.zero_point) * own.scale))
             for end in (own.lowest, own.highest)
@@ -138,7 +138,7 @@ def simulate_steps(
     Args:
         layer: the layer.
         x: its input, or a list of the input and the initial state, or of the input and its mask.
-        weights: the weights to use, by their paths.
+        weights: the weights to compute with, by their paths.
         phase: the phase of the call.
         quantize_inputs: fake-quantizes the products of all inputs.
         quantize: fake-quantizes a tensor inside a step.
@@ -210,7 +210,7 @@ def simulate_steps(
     sequence = after[0]
     if mask is not None and attributes["zeroes"]:
         sequence = tf.where(in_steps[_MASK], sequence, tf.zeros_like(sequence))
-    if initial_state and "hidden" in seen:  # The range of a ReLU has no negative states.
+    if initial_state and "hidden" in seen:  # A range observed for a ReLU holds no negative states.
         seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[None], *seen["hidden"]], 0)]
     return swap_steps(sequence) if layer.return_sequences else sequence[-1], seen
 
@@ -268,9 +268,9 @@ def _value(x: tf.Tensor) -> Value:
 def get_biases(
     layer: keras.layers.Layer, dtype: tf.DType, bias: tf.Tensor = None
 ) -> tuple[Any, Any]:
-    """Returns a layer's biases for the inputs and for the hidden state, each may be None.
+    """Returns a layer's biases for the inputs and for the hidden state; each may be None.
 
-    The bias for the inputs includes the offsets of its components. `bias` has to include them too.
+    The bias for the inputs includes the offsets of its components, as `bias` must too.
     """
     if bias is None:
         bias, offset = layer.cell.bias, compute_offsets(layer)
@@ -297,7 +297,7 @@ def simulate_lstm(
         if name == "hidden":
             low, high = map(tf.constant, limits)
             return fake_quant.fake_quantize_if(phase.quantizing, x, low, high, bits)
-        # The cell has 16 bits, which are so fine that only its limits matter.
+        # The cell has 16 bits, whose steps are so fine that only its limits matter.
         return (
             tf.raw_ops.ClipByValue(t=x, clip_value_min=-highest, clip_value_max=highest)
             if name == "cell"
@@ -325,9 +325,9 @@ def keep_states(layer: keras.layers.Layer, states: Sequence[Any]) -> None:
 
 
 class Stream:
-    """A separate set of states for a model, which starts at zeros.
+    """A separate set of states for a model. They start at zero.
 
-    Within `with stream:` the model has the states of the stream, afterwards its own again.
+    Within `with stream:` the model has the stream's states, and afterwards its previous states.
     """
 
     def __init__(self, states: Sequence[Any]) -> None:
@@ -349,7 +349,7 @@ class Stream:
 
 @contextlib.contextmanager
 def restore_states(states: list[Any]) -> Iterator[None]:
-    """Runs a block, possibly a traced one, and restores states afterwards."""
+    """Runs a block, which may be traced, and restores the states afterwards."""
     before = [tf.identity(state) for state in states]
     try:
         yield

@@ -18,7 +18,7 @@ import tensorflow as tf
 Tensors = Mapping[str, Any]
 
 Step = Callable[[Callable[[str, tf.Tensor], Any], Tensors, tuple[Any, ...]], tuple[Any, Any]]
-"""Computes a step, or all steps at once if the tensors have an axis of steps in front.
+"""Computes a step, or all steps at once if steps are the first axis of the tensors.
 
 It receives a function that multiplies states by a named part of the recurrent weights, the `values`
 of the step and the states. It returns the next states and named tensors to observe."""
@@ -134,7 +134,7 @@ class _Backward:
         with tf.GradientTape(persistent=True) as self.tape:
             self.tape.watch((self.sources, self.given))
             again, self.seen = step(recall, values, tuple(before))
-        # An operand may be the first state itself, whose derivative need not be multiplied.
+        # An operand may be the first state itself, so its derivative need not be multiplied.
         self.is_state = {part for part, x in self.operands.items() if x is before[0]}
         others = {part: x for part, x in self.operands.items() if part not in self.is_state}
         self.targets = {**dict(zip(self.names, again, strict=True)), **others}
@@ -184,9 +184,9 @@ class _Backward:
 
 
 def _propagate(of: Tensors, slopes: Mapping[tuple[str, str], Any], source: str) -> Any:
-    """Return the gradient of a source, given those `of` all targets; None if none depends on it.
+    """Return the gradient of a source from those `of` all targets; None if none depends on it.
 
-    Sources have as many channels as the targets, or several blocks of as many.
+    Sources have as many channels as the targets, or several blocks of this size.
     """
     terms = []
     for (target, own), slope in slopes.items():

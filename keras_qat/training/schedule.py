@@ -33,7 +33,7 @@ def is_quantized(model: keras.Model) -> bool:
 
 
 def share_layers(model: keras.Model, other: Any) -> bool:
-    """Whether two models have a quantize-aware layer in common."""
+    """Whether two models share a quantize-aware layer."""
     return not set(list_scheduled_layers(model)).isdisjoint(list_scheduled_layers(other))
 
 
@@ -43,18 +43,18 @@ def check_quantized(model: keras.Model) -> None:
         recipe = getattr(model, "recipe", None)
         if recipe is not None:
             raise ValueError(
-                f"Nothing of '{model.name}' is quantized: recipe {recipe.name} leaves all of its "
+                f"Nothing in '{model.name}' is quantized: recipe {recipe.name} leaves all of its "
                 f"layers in float. keras_qat.plan(float_model, recipe) gives the reasons."
             )
         check_readable(model)
         raise ValueError(
             f"'{model.name}' is not quantization-aware: call keras_qat.quantize_model(model) "
-            f"first, then train or calibrate what it returns."
+            f"first, then train or calibrate the model that it returns."
         )
 
 
 def check_is_graph(model: keras.Model) -> None:
-    """Raises a `ValueError` if code calls quantize-aware layers: no file can be written then.
+    """Raises a `ValueError` if Python code calls quantize-aware layers: files cannot hold code.
 
     Args:
         model: a model, or a layer that is called in one.
@@ -62,17 +62,17 @@ def check_is_graph(model: keras.Model) -> None:
     if isinstance(model, ScheduledLayer) or is_graph_model(model) or not is_quantized(model):
         return
     raise ValueError(
-        f"{type(model).__name__} '{model.name}' calls quantization-aware layers in code of its "
-        f"own, of which no file can be written. Write that code on symbolic tensors, such as "
-        f"keras.Model(qat.inputs, tf.nn.l2_normalize(qat.output, -1)), or quantize the float "
-        f"{type(model).__name__} as a whole."
+        f"{type(model).__name__} '{model.name}' calls quantization-aware layers in Python code, "
+        f"which cannot be exported. Write that code with symbolic tensors, such as "
+        f"keras.Model(qat.inputs, tf.nn.l2_normalize(qat.output, -1)), or quantize the entire "
+        f"float {type(model).__name__}."
     )
 
 
 def get_file_model(model: keras.Model) -> Any:
-    """Returns the part of a model that files hold: all of it, unless it has `file_outputs`.
+    """Returns the exported part of a model: all of it, unless it has `file_outputs`.
 
-    If Keras made the model of quantize-aware layers, it predicts the file's results from now on.
+    If Keras built the model from quantize-aware layers, it predicts the file's results from now on.
 
     Raises:
         ValueError: if it is a subclassed model.
@@ -85,7 +85,7 @@ def get_file_model(model: keras.Model) -> Any:
 
 
 IMPORTED_IN = os.getpid()
-"""The process that imported this module. Models in it cannot be those of a process before it."""
+"""The process that imported this module. Its models were not made in an earlier process."""
 
 
 def check_process(model: keras.Model) -> None:
@@ -98,17 +98,17 @@ def check_process(model: keras.Model) -> None:
     made_in = {layer.made_in for layer in list_scheduled_layers(model)}
     if made_in and os.getpid() not in made_in:
         raise RuntimeError(
-            f"'{model.name}' was made in another process (pid {min(made_in)}), of which this one "
-            f"is a fork. TensorFlow's threads do not exist here, so that it would never answer. "
-            f"Load the model from its file in a process of its own "
-            f"(multiprocessing.get_context('spawn')), or do this where the model was made."
+            f"'{model.name}' was made in another process (pid {min(made_in)}), and this process is "
+            f"a fork of it. A fork lacks TensorFlow's threads, so the model would wait forever. "
+            f"Load the model from its file in a spawned process "
+            f"(multiprocessing.get_context('spawn')), or use it in the process that made it."
         )
 
 
 def get_recipe(model: keras.Model) -> Any:
     """Returns the recipe that a model, or the model of its layers, was quantized with.
 
-    None if the quantized model that the layers were made for no longer exists.
+    Returns None if the quantized model that the layers were made for no longer exists.
     """
     for part in [model, *getattr(model, "layers", ()), *list_scheduled_layers(model)]:
         if getattr(part, "recipe", None) is not None:
@@ -185,7 +185,7 @@ def schedule(model: keras.Model, **thresholds: int) -> None:
     check_quantized(model)
     calls = read_model(model).count_calls()
     for layer in list_scheduled_layers(model):
-        # A layer that is called k times per step counts k, so step n begins at this count.
+        # A layer that is called k times per step counts each call, so step n begins at this count.
         per_step = calls.get(layer, 1)
         counts = {}
         for name, step in thresholds.items():
@@ -194,7 +194,7 @@ def schedule(model: keras.Model, **thresholds: int) -> None:
 
 
 def leave_in_float(layer: keras.layers.Layer, reason: str) -> None:
-    """Makes a layer compute in float, whatever its operator."""
+    """Makes a layer compute in float, even if its operator has integer kernels."""
     layer.keras_qat_float_reason = reason
 
 
@@ -204,7 +204,7 @@ def get_float_reason(layer: keras.layers.Layer) -> str | None:
 
 
 def ask_for_integers(layer: keras.layers.Layer) -> None:
-    """Makes a layer compute in integers whose operator does so `on_request` only."""
+    """Makes a layer compute in integers, for operators that do so only `on_request`."""
     layer.keras_qat_asked_for = True
 
 

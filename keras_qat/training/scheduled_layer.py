@@ -27,10 +27,10 @@ from keras_qat.training.fake_quantization.phase import NEVER, Flag, Phase
 from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
 
 _RANGES = 2**31
-"""The weight `freeze_from` holds two thresholds: its own, plus this times the one of ranges.
+"""The weight `freeze_from` holds two thresholds: its own, plus this times the threshold of ranges.
 
-Each would have a weight of its own, but `.h5` files of version 0.1.0 lack it, and Keras refuses
-files with another number of weights before it asks a layer. `split_thresholds` separates them.
+A separate weight would be simpler, but `.h5` files of version 0.1.0 lack it, and Keras refuses
+files with a different number of weights. `split_thresholds` separates them.
 """
 
 Count = TypeVar("Count")
@@ -44,7 +44,7 @@ def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Coun
     return {
         "quantize_from": quantize_from,
         "freeze_from": weight - ranges * _RANGES,
-        "freeze_ranges_from": ranges - (ranges - 1) // _RANGES * NEVER,  # NEVER for 0.
+        "freeze_ranges_from": ranges - (ranges - 1) // _RANGES * NEVER,  # 0 means NEVER.
     }
 
 
@@ -55,7 +55,7 @@ def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[
     Graphs that are traced inside have no branches for other phases.
     """
     for layer in layers:
-        object.__setattr__(layer, "assumed", phase)  # Past Keras, which would track the tuple.
+        object.__setattr__(layer, "assumed", phase)  # Keras does not track it.
     try:
         yield
     finally:
@@ -70,7 +70,7 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 def shapes_only() -> Iterator[None]:
     """Runs a block in which calls of layers on symbolic tensors only compute shapes.
 
-    Keras would otherwise trace every layer, for most of the time of building a model.
+    Keras would otherwise trace every layer, which takes most of the time to build a model.
     """
     token = _shapes_only.set(True)
     try:
@@ -85,15 +85,15 @@ def shapes_are_enough() -> bool:
 
 
 def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
-    """Shows a note if the model around a call is a plain one, which differs from its file."""
+    """Shows a note if the model around a call is a plain Keras model: it differs from its file."""
     model, of_model = backend.find_calling_layer()
     if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
         return
     is_inference = (of_model if training is None else training) in (None, False)
     if is_inference and getattr(recipe, "fold", "") != "correction" and not backend.is_building():
         show_once(
-            f"Keras made '{model.name}' of quantization-aware layers: it predicts as training "
-            f"simulates quantization, and its file may return values that are a step off. "
+            f"Keras built '{model.name}' from quantization-aware layers. It predicts with fake "
+            f"quantization, as in training, and its file may return values that are a step off. "
             f"keras_qat.quantize_model({model.name}) returns a copy that predicts the results of "
             f"the file."
         )
@@ -114,11 +114,11 @@ class ScheduledLayer(keras.layers.Layer):
     """
 
     recipe: Recipe | None = None
-    """The recipe of the model that it was made for, for models that users make of its layers."""
+    """The recipe of the model that it was made for, for models that users build from its layers."""
     made_for: Callable[[], Any] | None = None
     """A weak reference to that model."""
     make_exact: Callable[[Any], None]
-    """Makes a model that users made of such layers predict the results of its file."""
+    """Makes a model that users built from such layers predict the results of its file."""
     made_in: int = 0
     """The id of the process that made its weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
@@ -126,7 +126,7 @@ class ScheduledLayer(keras.layers.Layer):
     changes: int = 0
     """How often thresholds have been set."""
     assumed: Phase | None = None
-    """The phase of all calls, if known. No thread local: replicas run in separate threads."""
+    """The phase of all calls, if known. Not thread-local, because replicas are threads."""
 
     def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -137,7 +137,7 @@ class ScheduledLayer(keras.layers.Layer):
         return super().__call__(*args, **kwargs)
 
     def call(self, inputs: tf.Tensor, training: Flag | None = None, **kwargs: Any) -> tf.Tensor:
-        kwargs.pop("mask", None)  # Keras passes it to calls with **kwargs.
+        kwargs.pop("mask", None)  # Keras passes a mask to calls with **kwargs.
         if _shapes_only.get():
             with tf.init_scope():  # Keras computes the shapes of custom layers in eager mode.
                 shapes = tf.nest.map_structure(lambda x: x.shape, inputs)
@@ -173,7 +173,7 @@ class ScheduledLayer(keras.layers.Layer):
             if (step := thresholds.get("freeze_from")) is not None:
                 norm = min(step, _RANGES - 1) if step < NEVER else NEVER
             self.freeze_from.assign(ranges + norm)
-        self.changes += 1  # Last, after the change can be read.
+        self.changes += 1  # Last, when the change can be read.
 
     @property
     def switches(self) -> list[tf.Variable]:

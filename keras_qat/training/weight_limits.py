@@ -44,10 +44,10 @@ def round_weights(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndar
 
 
 def clip_weights(model: keras.Model) -> None:
-    """Clips the weights of a quantization-aware model where that reduces their rounding error.
+    """Clips the weights of a quantization-aware model if this reduces their rounding error.
 
-    The range of a channel follows its weights, so clipping sets it, for training as well. Ranges
-    of whole tensors, as with `recipes.contrib`, stay.
+    The range of a channel follows its weights, so clipping sets the range, for training too. Ranges
+    of entire tensors, as with `recipes.contrib`, do not change.
     """
     for weights, quantizer in list_channel_weights(model, are_variables=True):
         value = weights.numpy()
@@ -57,7 +57,7 @@ def clip_weights(model: keras.Model) -> None:
 
 
 def start_limits(model: keras.Model) -> None:
-    """Sets learned limits of weights to start at the least squared error."""
+    """Sets learned limits of weights to the limits with the least squared error."""
     for weights, quantizer in list_channel_weights(model):
         if quantizer.learned is not None:
             axes, bits = quantizer.channel_axes, quantizer.spec.bits
@@ -67,7 +67,7 @@ def start_limits(model: keras.Model) -> None:
 def list_channel_weights(
     model: keras.Model, are_variables: bool = False
 ) -> Iterator[tuple[Any, WeightQuantizer]]:
-    """Yields each weight in a wrapper that has a range for each channel, and its quantizer.
+    """Yields each weight in a wrapper with one range per channel, and its quantizer.
 
     With `are_variables` it skips weights that are computed from others.
     """

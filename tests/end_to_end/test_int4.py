@@ -161,11 +161,11 @@ def test_a_plain_model_of_its_layers_has_its_weights_in_bytes():
 
 def test_a_file_that_predict_does_not_compute_says_what_to_set():
     qat, x = separable()
-    with pytest.warns(UserWarning, match=r"other values than predict.* Set qat.pack_int4 = True"):
+    with pytest.warns(UserWarning, match=r"values of the file differ.* Set qat.pack_int4 = True"):
         contents = keras_qat.export_tflite(qat, pack_int4=True)
     assert not np.array_equal(qat.predict(x), keras_qat.TFLiteModel(contents).predict(x))
     qat.pack_int4 = True
-    with pytest.warns(UserWarning, match=r"other values than predict.* Set qat.pack_int4 = False"):
+    with pytest.warns(UserWarning, match=r"values of the file differ.* Set qat.pack_int4 = False"):
         keras_qat.export_tflite(qat, pack_int4=False)
 
 

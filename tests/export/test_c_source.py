@@ -132,7 +132,7 @@ def test_other_endings_are_refused(path, exported, tmp_path):
 
 def test_examples_need_integers(exported, tmp_path):
     qat, x, *_ = exported
-    with pytest.raises(ValueError, match="is float, and kernels differ"):
+    with pytest.raises(ValueError, match="is float, and the last digits"):
         keras_qat.export_c(qat, tmp_path / "model.cc", examples=x, input_dtype="float32")
 
 

@@ -14,5 +14,5 @@ OLD_KERAS = tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16)
 @pytest.mark.parametrize("arguments", [1, 2])
 def test_keras_3_where_there_is_none(arguments):
     convert = keras_qat.from_keras_3 if arguments == 1 else keras_qat.to_keras_3
-    with pytest.raises(ImportError, match=r"Keras 3 beside Keras 2.*TensorFlow 2\.16.*keras3"):
+    with pytest.raises(ImportError, match=r"both Keras 3 and Keras 2.*TensorFlow 2\.16.*keras3"):
         convert(*[tiny_net()] * arguments)

@@ -88,7 +88,7 @@ def test_a_copy_of_a_part_is_exact_from_the_start(qat, monkeypatch, caplog, tmp_
     simulated = model.predict(x, verbose=0)
     model(x)
     (line,) = caplog.messages
-    assert f"Keras made '{model.name}'" in line and f"quantize_model({model.name})" in line
+    assert f"Keras built '{model.name}'" in line and f"quantize_model({model.name})" in line
     model.save(tmp_path / "part.keras")
     loaded = keras.models.load_model(tmp_path / "part.keras")
     values = [keras_qat.quantize_model(part).predict(x, verbose=0) for part in (model, loaded)]
@@ -134,7 +134,7 @@ def test_code_around_a_quantized_model_is_refused(qat):
     model, image = Normalized(qat), keras.Input((8, 8, 1))
     model(images(2, (8, 8, 1)))
     for refused in (model, keras.Model(image, Normalized(qat)(image))):
-        with pytest.raises(ValueError, match=r"'normalized' calls .* on symbolic tensors"):
+        with pytest.raises(ValueError, match=r"'normalized' calls .* with symbolic tensors"):
             keras_qat.export_tflite(refused)
 
 

@@ -82,7 +82,11 @@ def test_plan_says_that_a_float_layer_cannot_be_copied():
     model = model_of(lambda x: Conditional(gains=GAINS)(x))
     (reason,) = keras_qat.plan(model).float_layers.values()
     assert reason.endswith(f"quantize_model cannot copy it either, as Conditional {NO_CONFIG}")
-    with pytest.raises(ValueError, match=rf"'conditional.*' cannot be copied, as .* {NO_CONFIG}"):
+    with pytest.raises(
+        ValueError,
+        match=rf"'conditional.*' cannot be copied, because .* "
+        rf"{NO_CONFIG}",
+    ):
         keras_qat.quantize_model(model)
 
 
@@ -143,7 +147,7 @@ class TakenTwice(layers.Dense):
 
 def test_classes_that_do_not_take_their_config_are_named():
     model = model_of(lambda x: TakenTwice(3, name="own")(x))
-    with pytest.raises(ValueError, match=r"'own' cannot be copied, as TakenTwice .*because: "):
+    with pytest.raises(ValueError, match=r"'own' cannot be copied, because TakenTwice .*because: "):
         keras_qat.quantize_model(model)
 
 

@@ -22,7 +22,7 @@ def gated():
 def test_plan_shows_what_each_pass_changes(capsys):
     plan = keras_qat.plan(gated(), show_passes=True)
     printed = capsys.readouterr().out
-    assert "trace custom layers: user code is calls of Keras layers and operations" in printed
+    assert "trace custom layers: user code is replaced by Keras layers and operations" in printed
     assert "- gate float32 (None, 4) = Gate(dense)" in printed
     assert "+ gate/sigmoid float32 (None, 4) = math.sigmoid(dense)" in printed
     assert "+ dense float32 (None, 4) = Activation(dense_before_activation)" in printed

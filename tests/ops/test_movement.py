@@ -184,7 +184,7 @@ def test_zeros_are_zero_points(registered):
 
 
 def test_a_custom_layer_that_is_no_movement(registered):
-    reasons = {Scale(): "Scale does more than to move its values: .* makes MUL", Frame(): "not 0"}
+    reasons = {Scale(): "Scale does more than move its values: .* into MUL", Frame(): "not 0"}
     for layer, reason in reasons.items():
         node = make_node(calls_of(layer, (4,))[-1], 8, np.random.default_rng(0))
         with pytest.raises(ValueError, match=reason):

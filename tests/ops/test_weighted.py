@@ -263,7 +263,7 @@ def test_elements_of_one_example_or_of_a_known_batch(shape, count):
 
 
 def test_elements_of_open_sizes_are_refused():
-    with pytest.raises(ValueError, match=r"'x' is not known: \[4, None, 2\]"):
+    with pytest.raises(ValueError, match=r"'x' is unknown: \[4, None, 2\]"):
         assert Tensor("x", (4, None, 2), "float32", None).elements
 
 

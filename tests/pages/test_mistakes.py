@@ -134,7 +134,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
         keras.Sequential([keras.Input((36,)), layers.Dense(2)]),
     ),
     "the statistics of a new layer, mean 0 and variance 1": lambda _: verified(network(fresh=True)),
-    "the float model is the same for all examples, as if units were dead": lambda _: verified(
+    "is the same for all examples, perhaps because units are dead": lambda _: verified(
         network(dead=True)
     ),
     "keeps 1 layer in float: 1 LayerNormalization": lambda _: calibrated(
@@ -151,7 +151,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
     "have seen no data yet, and pass values through": lambda _: keras_qat.quantize_model(
         network()
     ).predict(X, verbose=0),
-    "quantizes nothing of": lambda _: nothing_quantized(),
+    "quantizes nothing in": lambda _: nothing_quantized(),
     "Labels are not needed": lambda _: keras_qat.calibrate(calibrated(X), X, np.zeros(64)),
     "Load it with keras_qat.keras.models.load_model(path)": with_keras_3,
 }

@@ -98,7 +98,7 @@ def quantized(model: Any, recipe: Recipe, target: Target | None) -> Any:
     str(planned)
     if any(row.spec for row in planned.rows):
         return keras_qat.quantize_model(model, recipe, target=target)
-    with pytest.warns(UserWarning, match=f"quantizes nothing of '{model.name}'"):
+    with pytest.warns(UserWarning, match=f"quantizes nothing in '{model.name}'"):
         keras_qat.quantize_model(model, recipe, target=target)
     raise Refused("nothing is quantized")
 

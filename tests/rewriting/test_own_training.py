@@ -198,7 +198,9 @@ def test_a_class_that_is_not_known_is_said_when_it_is_loaded(tmp_path):
     inputs = keras.Input((4,))
     qat = observe(keras_qat.quantize_model(Local(inputs, layers.Dense(2)(inputs))), images(8, (4,)))
     qat.save(tmp_path / "qat.keras")
-    with pytest.warns(UserWarning, match="(?s)without the train_step and the like of Local.*Regis"):
+    with pytest.warns(
+        UserWarning, match="(?s)without train_step and other methods of Local.*Regis"
+    ):
         loaded = keras.models.load_model(tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
     again = keras.models.load_model(tmp_path / "qat.keras", custom_objects={"Local": Local})

@@ -105,7 +105,9 @@ def test_normalization_and_rescaling():
         calibrated(model, UNIT)
     model = keras.Sequential([keras.Input((8, 8, 3)), layers.Rescaling(1 / 255, name="s"), conv()])
     calibrated(model, PIXELS)
-    with pytest.warns(UserWarning, match="rescaled already, which layer 's' does, by 0.00392"):
+    with pytest.warns(
+        UserWarning, match="rescaled already, but layer 's' multiplies them by 0.00392"
+    ):
         calibrated(model, UNIT)
 
 
@@ -173,7 +175,7 @@ def test_lost_features():
 def test_few_examples():
     model = functional((3,), build=layers.Dense(2))
     x = rng().normal(size=(4, 3))
-    with pytest.warns(UserWarning, match="The ranges come from 3 examples: .* some hundred"):
+    with pytest.warns(UserWarning, match="The ranges come from 3 examples: .* few hundred"):
         qat = calibrated(model, x[:3])
     keras_qat.calibrate(qat, x[3:], reset=False)
     keras_qat.calibrate(qat, x)

@@ -108,11 +108,11 @@ class Cell(NamedTuple):
 
     Args:
         text: the text.
-        value: the number by which its column is sorted, NaN if there is none; None for text.
+        value: the number by which its column is sorted, NaN for an empty cell; None for text.
         is_wrong: whether it is shown in red.
         title: text that is shown when the pointer is on it.
         bar: length of the bar at its foot, 0 to 1; None for no bar.
-        color: the bar's: "good", "bad", "rounded", "noise", "ends" or "run".
+        color: the bar's colour: "good", "bad", "rounded", "noise", "ends" or "run".
     """
 
     text: str
@@ -125,10 +125,10 @@ class Cell(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table that is sorted by a click on the head of a column.
+    """A table. A click on the head of a column sorts it.
 
     Args:
-        title: above it.
+        title: the heading above the table.
         columns: names of the columns -> descriptions, shown when the pointer is on the head.
         rows: a cell for each column.
         note: a sentence below the title.

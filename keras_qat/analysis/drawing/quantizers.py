@@ -42,8 +42,8 @@ def plot_quantizers(
     """Draws a histogram for each quantizer: its values, its range, and the clipped values.
 
     The values are those of the float model at inference. For weights with a range per channel, the
-    ranges are drawn below, in ascending order. If a few are much larger than the others, a range
-    per tensor would lose accuracy.
+    ranges are drawn below, in ascending order. If a few ranges are much larger than the others, a
+    range per tensor would lose accuracy.
 
     Args:
         model: the result of `quantize_model`, trained or calibrated.
@@ -100,7 +100,7 @@ def _draw_panels(name: str, panels: list[QuantizerStatistics]) -> Picture:
 def _draw_panel(
     axes: Axes, panel: QuantizerStatistics, left: float, top: float
 ) -> list[tuple[NDArray, str]]:
-    """Draw the text and lines of a panel; returns its areas with their colours."""
+    """Draw the text and lines of a panel, and return its areas with their colours."""
     quantizer, histogram = panel.quantizer, panel.histogram
     low, high = float(np.min(quantizer.minimum)), float(np.max(quantizer.maximum))
     facts = f"{quantizer.spec}, range not set"
@@ -161,7 +161,5 @@ def _compute_heights(panel: QuantizerStatistics, edges: NDArray) -> NDArray:
     sums = panel.histogram.below(edges)
     sums[-1] = panel.histogram.size  # The last bin includes its upper edge.
     heights = np.sqrt(np.maximum(np.diff(sums), 0.0))
-    highest = 1.25 * max(
-        float(np.sort(heights)[-2]), 1e-12
-    )  # There are too many zeros after a ReLU.
+    highest = 1.25 * max(float(np.sort(heights)[-2]), 1e-12)  # A ReLU yields too many zeros.
     return np.minimum(heights / min(highest, float(heights.max())), 1.0)

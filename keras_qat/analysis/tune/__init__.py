@@ -28,7 +28,7 @@ from keras_qat.training.schedule import is_quantized
 __all__ = ["Attempt", "TuneResult", "tune"]
 
 MARK = "tune.txt"
-"""The file that describes which search a directory belongs to."""
+"""Name of the file that identifies the search of a directory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TuneResult:
         max_drop: the budget, in points.
         interrupted: whether Ctrl-C ended the search early.
         directory: where the models of all attempts are saved.
-        describe: returns a value of the metric as text.
+        describe: formats a value of the metric.
         temporary: deletes a temporary directory together with the result; None if it stays.
     """
 
@@ -66,7 +66,7 @@ class TuneResult:
 
     @property
     def smallest(self) -> tuple[Attempt, ...]:
-        """The attempts that no other one beats in drop, size and arena, the smallest file first."""
+        """The attempts that no other beats in drop, size and arena; the smallest file first."""
         made = [a for a in reversed(self.attempts) if a.drop is not None]
         by_cost = {(a.size or 0, a.drop or 0.0, a.arena or 0): a for a in made}
         beaten = [a for a in by_cost for b in by_cost if a != b and all(map(le, b, a))]
@@ -123,22 +123,22 @@ def tune(
     float, training, and 16-bit activations. It stops at the first step that meets the budget. Steps
     that cannot help are skipped, and the table says why.
 
-    Each attempt is judged by the integers that the file computes, on the validation data.
+    Each attempt is judged on the validation data, by the integers that the file computes.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
         train: training data: `(x, y)` or `x` as arrays, a `tf.data.Dataset`, or a
             `keras.utils.Sequence`. Without labels, training follows the float model's outputs.
         validation: data that `train` does not contain, in the same forms. Without labels, a model
-            is judged by how many of the float model's outputs it keeps.
+            is judged by how many outputs equal the float model's.
         max_drop: how much the metric may drop. 0.5 allows 90.0 % accuracy to become 89.5 %. For a
             metric that is not between 0 and 1, it is a percentage of the float model's value.
         metric: a function of labels and predictions that is larger for better predictions. By
             default the first metric that the model was compiled with, or its loss.
         target: where the file is to run, as in `quantize_model`.
         recipe: the recipe to begin with; by default the target's, or "int8".
-        minutes: time budget. A step that has begun is finished, except training.
-            A second call with `directory` repeats training that was cut short.
+        minutes: time budget. A step that has begun is finished, except training. A second call with
+            the same `directory` repeats training that was cut short.
         max_size: bytes that the file may have. The search then goes on to fewer bits.
         min_bits: fewest bits of weights, 2 to 8. The search then goes on to the smallest file
             within the budget.
@@ -164,11 +164,11 @@ def tune(
     if not max_drop >= 0:
         raise ValueError(f"max_drop={max_drop}: pass 0 or more points, such as 0.5.")
     if not minutes > 0:
-        raise ValueError(f"minutes={minutes}: give a time above 0, such as 10.")
+        raise ValueError(f"minutes={minutes}: pass a time above 0, such as 10.")
     if max_size is not None and max_size <= 0:
-        raise ValueError(f"max_size={max_size}: give the bytes that the file may have.")
+        raise ValueError(f"max_size={max_size}: pass the maximum bytes of the file.")
     if min_bits is not None and not 2 <= min_bits <= 8:
-        raise ValueError(f"min_bits={min_bits}: give 2 to 8.")
+        raise ValueError(f"min_bits={min_bits}: pass 2 to 8.")
     train_data, held_out = read_data(model, train), read_data(model, validation)
     _check_held_out(train_data, held_out)
     chosen, _, known_target = read_settings(recipe, None, target)
@@ -211,7 +211,7 @@ def _hash_examples(data: Data) -> list[int]:
 
 
 def _describe_search(builder: Builder, held_out: Data, recipe: Recipe, metric: str) -> str:
-    """Return what attempts depend on: the model's weights, the data, and the arguments."""
+    """Return a text that identifies the model's weights, the data, and the arguments."""
     arrays = [x for data in (builder.train, held_out) for x in (*data.x, *(data.y or ()))]
     digest = hashlib.sha256()
     for array in (*builder.model.get_weights(), *arrays):

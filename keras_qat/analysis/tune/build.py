@@ -83,7 +83,7 @@ class Data(NamedTuple):
     y: Arrays | None
 
     def take(self, count: int) -> Arrays | np.ndarray:
-        """Return the inputs of some examples, spread evenly, as `predict` takes them."""
+        """Return the inputs of some evenly spread examples, as `predict` accepts them."""
         every = max(1, len(self.x[0]) // count)
         return unwrap([x[::every][:count] for x in self.x])
 
@@ -131,7 +131,7 @@ class Builder:
         model: the float model.
         target: where the file is to run, or None.
         train: the training data.
-        judge: what training is stopped by.
+        judge: scores each epoch of training.
         seed: the seed of training and of learned rounding.
         minutes: the time budget, which begins now. Training stops when it is used up.
     """
@@ -146,10 +146,10 @@ class Builder:
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + 60 * self.minutes
         self.is_cut_short = False
-        """Whether time was up before the last model was fully trained."""
+        """Whether training of the last model was cut short."""
 
     def build(self, settings: Settings) -> QuantizedModel:
-        """Return a quantized model that is made as the settings say."""
+        """Return a quantized model with these settings."""
         self.is_cut_short = False
         qat = quantize_model(
             self.model, settings.recipe, target=self.target, outputs=settings.outputs or None
@@ -166,7 +166,7 @@ class Builder:
         return qat
 
     def _fit(self, qat: QuantizedModel, epochs: int) -> None:
-        """Train with the labels and the float model's loss, or towards the float model."""
+        """Train with the float model's loss; without labels, train to match the float model."""
         keras.utils.set_random_seed(self.seed)
         x, y = self.train
         batches = -(-len(x[0]) // BATCH)

@@ -18,7 +18,7 @@ Metric = Callable[..., float]
 """Computes a figure from labels and predictions, larger for better predictions."""
 
 BLOCKS = 20
-"""Blocks of examples that the confidence interval is estimated from."""
+"""Number of blocks of examples that the confidence interval is estimated from."""
 
 STUDENT = 2.09
 """97.5th percentile of Student's t distribution with 19 degrees of freedom."""
@@ -50,8 +50,8 @@ class Judge:
     """Compares predictions with labels or, without labels, with the float model's predictions.
 
     A drop is in points: hundredths of a metric between 0 and 1 that grows, or otherwise percent of
-    the float model's value. Its confidence interval is that of the paired difference, since both
-    models see the same examples.
+    the float model's value. Its confidence interval is computed from paired differences, because
+    both models get the same examples.
 
     Args:
         model: the float model, compiled if there are labels and no `metric`.
@@ -82,7 +82,7 @@ class Judge:
         return tf.nest.flatten(model.predict(unwrap(self._x), verbose=0))
 
     def score(self, model: keras.Model) -> Score:
-        """Return the score of a quantized model, whose `predict` computes its file's integers."""
+        """Return the score of a quantized model. Its `predict` computes its file's integers."""
         outputs = self.predict(model)
         value = self._metric(self._labels, outputs)[1]
         blocks = zip(self._float_blocks, self._measure_blocks(outputs), strict=True)
@@ -155,7 +155,7 @@ def _make_compiled_metric(
 ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
     """Return a function that computes the model's first metric, or its loss if it has none.
 
-    A model of identities, compiled as the model, computes it from outputs.
+    It is computed from outputs by a model of identities, compiled like the model.
     """
     inputs = [keras.Input(y.shape[1:], dtype=y.dtype.name) for y in outputs]
     identities = [keras.layers.Activation("linear", name=name) for name in model.output_names]

@@ -43,7 +43,7 @@ SHARES = (0.85, 0.75, 0.65, 0.5)
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
 NOTABLE = 0.5
-"""Least difference in dB that counts if the metric cannot tell two attempts apart."""
+"""Smallest difference in dB that counts if the metrics of two attempts do not differ."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +51,15 @@ class Attempt:
     """One line of the table that `tune` prints.
 
     Args:
-        step: the step of the ladder.
-        settings: what was called.
-        value: the metric; None if the step was skipped, as are the next four.
+        step: the name of the step.
+        settings: the calls of the attempt.
+        value: the metric; None if the step was skipped. The same holds for the next four.
         drop: how much worse it is than the float model's, in points.
         margin: half of the 95 % confidence interval of the drop.
         size: bytes of the file.
-        arena: bytes of memory in use when TFLite Micro runs the file; None if it does not.
+        arena: bytes of memory in use when TFLite Micro runs the file; None if it cannot.
         seconds: how long it took.
-        outcome: "kept", why it was kept, "not better", "smaller", or why the step was skipped.
+        outcome: "kept" with a reason, "not better", "smaller", or why the step was skipped.
     """
 
     step: str
@@ -84,7 +84,7 @@ class Attempt:
 
 
 class Search:
-    """The state of a search: the best settings so far, and what was tried.
+    """The state of a search: the best settings so far, and all attempts.
 
     Args:
         builder: makes models from settings.
@@ -110,7 +110,7 @@ class Search:
 
     @functools.cached_property
     def concatenated_tensors(self) -> tuple[str, ...]:
-        """The tensors that are concatenated to outputs with one range for all of them."""
+        """The tensors that are concatenated to outputs and share their ranges."""
         found = plan(self.model, self.first.recipe, target=self.target).joined_outputs
         return tuple(part for joined in found for part in joined.parts)
 
@@ -121,7 +121,7 @@ class Search:
 
     @property
     def trains(self) -> bool:
-        """Whether training can help: with labels, or with many examples to learn from."""
+        """Whether training can help, because there are labels or many examples."""
         return self.builder.train.y is not None or len(self.builder.train.x[0]) >= 256
 
     @property
@@ -143,12 +143,12 @@ class Search:
         self._record(Attempt(step, "", outcome=reason))
 
     def attempt(self, step: str, settings: Settings, outcome: str = "") -> Attempt:
-        """Build, score and save a model, or read what an earlier call saved.
+        """Build, score and save a model, or read the result of an earlier call.
 
         Args:
-            step: the step of the ladder.
+            step: the name of the step.
             settings: what to build.
-            outcome: the outcome to record; by default the result of the comparison with the best.
+            outcome: the outcome to record; by default the comparison with the best attempt.
         """
         self._show_progress(step, settings)
         start = time.monotonic()
@@ -166,7 +166,7 @@ class Search:
             seconds = round(time.monotonic() - start, 1)
             arena = _measure_arena(qat, contents)
             saved = {"score": score, "size": len(contents), "arena": arena, "seconds": seconds}
-            if not self.builder.is_cut_short:  # A second call trains again.
+            if not self.builder.is_cut_short:  # So a second call trains again.
                 with replacing(data_path) as temporary:
                     temporary.write_text(json.dumps(saved), "utf-8")
         outcome = outcome or self._compare(score, settings)
@@ -198,7 +198,7 @@ class Search:
         return min(within, key=SIZE) if smallest else within[0]
 
     def _compare(self, score: Score, settings: Settings) -> str:
-        """Return whether a score is kept. Within the noise, outputs nearer to float are better."""
+        """Return the outcome. Within the noise, outputs closer to float are better."""
         best = self.best_score
         if best is None:
             return "kept"
@@ -229,7 +229,7 @@ class Search:
 
 
 def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
-    """Return the memory that a file takes in TFLite Micro, if it is at hand and has the kernels."""
+    """Return a file's memory in TFLite Micro, if that is installed and has the kernels."""
     if qat.kernels != MicroInterpreter.kernels:
         return None
     with contextlib.suppress(ImportError, Refusal, ValueError):
@@ -326,7 +326,7 @@ LADDER = (
 
 
 def climb(search: Search) -> None:
-    """Try the steps of the ladder until one meets the budget."""
+    """Try the steps in order until one meets the budget."""
     for rung in LADDER:
         if search.is_met:
             return
@@ -350,7 +350,7 @@ def shrink(search: Search, max_size: int | None, min_bits: int) -> None:
             search.skip(step, "no time is left")
             return
         bits = sorted({min_bits, 4, 8} - set(range(min_bits)))
-        with warnings.catch_warnings():  # About recipes that are not used.
+        with warnings.catch_warnings():  # The ignored warnings are about recipes that are not used.
             warnings.simplefilter("ignore", UserWarning)
             found = search_bits(search.model, x, share, bits=bits, recipe=base.recipe, known=known)
         if known is not None and found.recipe == smaller.recipe:

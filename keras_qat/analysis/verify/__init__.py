@@ -1,4 +1,4 @@
-"""Verification: do an exported file and its model compute the same?"""
+"""Verification: whether an exported file and its model compute the same."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ def verify(
             operators differently (docs/measurements.md). `report.runtime` names what ran.
         batch_size: number of examples per batch, unless the model or the file has a fixed batch
             size. Then the last batch is padded with its last example.
-        float_examples: number of examples, evenly spread, that are also computed in float, to show
-            whether the model is good. By default 32, or as many as have half a million entries.
-            If these leave a doubt, four times as many; all with labels or a fixed batch size.
+        float_examples: number of evenly spread examples that are also computed in float, to show
+            whether the model is good. By default 32, or as many as have half a million entries. If
+            these are inconclusive, four times as many. All with labels or a fixed batch size.
         verbose: 1 shows progress.
 
     Returns:
@@ -204,7 +204,7 @@ def verify(
     tensors, merged = look_inside(None, True) if per_layer else ((), ())
 
     def find_tensors() -> tuple[TensorReport, ...]:
-        """Compares the layers on a few examples, if that was not done and their names are known."""
+        """Compares the layers on a few examples, unless done already or without names."""
         if not tensors:
             with contextlib.suppress(UnknownLayers):
                 return look_inside(math.ceil(out.FEW / full_batches) * full_batches, False)[0]

@@ -25,25 +25,25 @@ IDEAL = 50.0
 """SQNR, in dB, of a well quantized tensor of 8 bits."""
 
 CLIPPED = 0.02
-"""Share of a tensor's values outside its range that is more than outliers."""
+"""If more than this share of a tensor's values is outside its range, they are not just outliers."""
 
 COARSE = 4.0
 """A tensor's values must differ by this many steps of its range; 4 steps mean 23 dB."""
 
 SMALL_PART = 1 / 8
-"""Values that use less than this part of a range are too small for it."""
+"""Values that use less than this share of a range are too small for it."""
 
 LOW_SQNR = 12.0
 """SQNR, in dB, below which a channel of an output is lost."""
 
 MOST_CHANNELS = 100
-"""Outputs with more channels are not searched for small channels: they are classes."""
+"""Outputs with more channels are not searched for small channels, because they are classes."""
 
 FEW_VALUES = 32
 """Channels with fewer values are not judged."""
 
 LOST_PART = 1 / 32
-"""Part of a range that has 8 of its 256 levels."""
+"""Share of a range that has 8 of its 256 levels."""
 
 
 # Before the comparison
@@ -135,8 +135,8 @@ def find_float_faults(calls: Graph, inputs: list[NDArray], exact: list[NDArray])
     has_variety = any(np.any(example != x[0]) for x in inputs for example in x)
     if has_variety and is_constant(exact):
         return [
-            "the output of the float model is the same for all examples, as if units were dead or "
-            "weights zero. Train the float model first."
+            "the output of the float model is the same for all examples, perhaps because units are "
+            "dead or weights are zero. Train the float model first."
         ]
     return []
 

@@ -1,4 +1,4 @@
-"""The purpose of a model's outputs, and the meaning of their labels."""
+"""Determines the purpose of a model's outputs, and the meaning of their labels."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ MOST_NEIGHBOURS = 512
 """Number of examples among which the nearest neighbour is searched."""
 
 NEARER = 0.2
-"""If the nearest neighbour finds the class of so many more examples than the argmax, the output
-consists of vectors, not of scores."""
+"""If the nearest neighbour predicts the class of this share more examples than the argmax, the
+output is a vector, not scores."""
 
 RARER_KEPT = 0.75
-"""Share of the rarer decisions, all but the most frequent, that must stay the same. If fewer do,
-only the rarer decisions count: for rare events, "never" is right for nearly all examples."""
+"""If less than this share of the rarer decisions (all except the most frequent) stays the same,
+only these count. For rare events, "never" is right for nearly all examples."""
 
 FEW_RARER = 8
-"""Fewer rarer decisions than this do not show how many of them stay the same."""
+"""At least this many rarer decisions are needed to judge them."""
 
 
 def find_use(

@@ -23,13 +23,13 @@ from keras_qat.training.calibration.lost_values import find_outliers
 from keras_qat.training.recurrent import Stream
 
 SAMPLE, SAMPLED = 4096, 8
-"""Number of values per batch, and of batches, that are searched for outliers."""
+"""Number of values per batch, and number of batches, that are searched for outliers."""
 
 MOST_VALUES = 1 << 25
-"""Most values of all tensors of a batch together, which are 128 MB in float."""
+"""Maximum number of values of all tensors of a batch, 128 MB in float."""
 
 UNTRACED = 8
-"""Number of runs of all layers that take less time than tracing them."""
+"""Up to this many runs of all layers take less time than tracing."""
 
 SIMULATED = 8
 """Examples that are computed with the kernels' rounding, to distinguish rounding from errors."""
@@ -49,7 +49,7 @@ def compare_layers(
     """Runs model and file batch by batch and compares their tensors; only sums are kept.
 
     The file runs in one piece, with every tensor as an output. With `in_pieces`, it also runs cut
-    into pieces that get the model's quantized values as inputs. Without, the free run is only
+    into pieces that get the model's quantized values as inputs. Otherwise the free run is only
     compared with the float model, which is enough to find the layer that loses most.
 
     Returns:
@@ -200,7 +200,7 @@ class _Sums:
         self.count += run.size
         self.lowest += int(np.count_nonzero(run <= lowest))
         self.highest += int(np.count_nonzero(run >= highest))
-        if not low - step <= least <= most <= high + step:  # Or they are NaN.
+        if not low - step <= least <= most <= high + step:  # They may be NaN.
             self.clipped += int(np.count_nonzero((exact < low - step) | (exact > high + step)))
         self.noise.add(exact, run, self.pair.tensor.dequantize)
 

@@ -38,13 +38,13 @@ from keras_qat.tflite.reader import Tensor as FileTensor
 from keras_qat.training.recurrent import Stream
 
 Rows = NDArray | slice
-"""Indices of some examples, or the slice of all."""
+"""Indices of some examples, or a slice of all."""
 
 FEW = 32
 """Examples that show whether a model is good, or which layer of a poor model is the weakest."""
 
 MORE = 4
-"""Factor by which more examples are computed in float if these are not conclusive."""
+"""Factor by which more examples are computed in float if `FEW` are inconclusive."""
 
 QUICK = 1 << 19
 """Input elements that are computed in float if `FEW` examples have fewer."""
@@ -213,7 +213,7 @@ class OutputComparison:
 
         Args:
             count: number of examples to compute in float; by default `FEW`, or as many as are
-                quick. If these are not conclusive, `MORE` times as many.
+                quick. If these are inconclusive, `MORE` times as many.
         """
         rows_in_batch = len(self.inputs[0])
         quick = QUICK * rows_in_batch // sum(x.size for x in self.inputs)
@@ -294,8 +294,8 @@ class OutputComparison:
     def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
         """Return whether the examples show the cost of quantization.
 
-        Examples that are alike do not, nor do examples with nearly the same probabilities, as for
-        rare events. An output may also hardly differ because its range is wrong.
+        Similar examples do not, nor do examples with nearly equal probabilities, as for rare
+        events. An output may also hardly vary because its range is wrong.
         """
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True
@@ -322,5 +322,5 @@ def _compare_values(
 
 
 def _spread(count: int, examples: int) -> NDArray:
-    """Return the indices of so many examples, evenly spread."""
+    """Return the indices of `count` evenly spread examples."""
     return np.linspace(0, examples - 1, count).astype(int)

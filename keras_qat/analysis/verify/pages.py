@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NINES = 6
-"""End of the axis of identical values: less than one in a million differs."""
+"""End of the axis of identical values, at which less than one in a million differs."""
 
 MOST_DECIBELS = 60.0
 """End of the axis of SQNR, beyond which more makes no difference."""

@@ -33,7 +33,7 @@ class Pair:
     Args:
         name: the layer of the float model that computes it (with the number of its call); if
             layers are merged, the layer with the weights.
-        layers: all layers between it and the previous tensors that both have.
+        layers: all layers that compute it from the previous tensors that both have.
         value: the tensor of the quantization-aware model.
         ours: the tensor of the resolved graph.
         tensor: the tensor of the file.
@@ -60,7 +60,7 @@ class Pair:
 
     @property
     def has_same_range(self) -> bool:
-        """Whether quantized values mean the same in file and model."""
+        """Whether quantized values stand for the same float values in file and model."""
         ulps = self.scale_ulps
         if self.params is None or ulps is None:
             return True

@@ -218,7 +218,7 @@ class Report:
         return paths
 
     def findings(self) -> list[str]:
-        """Lists everything that is not as expected, a sentence each."""
+        """Lists everything unexpected, one sentence each."""
         rounding = [tensor for tensor in self.differing if tensor not in self.unexplained]
         sentences = {
             "Ranges differ between the file and the model": [

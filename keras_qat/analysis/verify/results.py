@@ -18,7 +18,7 @@ SAME = 0.999
 halfway between two steps."""
 
 MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
-"""Operators that tables leave out if another operator computes the same tensor."""
+"""Operators that tables omit if another operator computes the same tensor."""
 
 MOST = 150.0
 """The highest ratio, in dB, that float32 can resolve."""
@@ -27,7 +27,7 @@ ROUNDING = 1e-12
 """Share of a constant tensor's power that float32 rounding turns into variance."""
 
 ALIKE = 0.01
-"""Inputs are alike if they vary over examples by at most this share of their total variance."""
+"""Inputs are alike if at most this share of their variance is over the examples."""
 
 FEW_STEPS = 2.0
 """An output hardly differs if it varies over examples by at most this many steps of its range."""
@@ -59,7 +59,7 @@ def _vary(x: NDArray, axis: int | None) -> NDArray:
 
 
 def hardly_differs(output: NDArray, step: float) -> bool:
-    """Returns whether all entries of an output vary over the examples by few steps at most."""
+    """Returns whether all entries of an output vary over the examples by a few steps at most."""
     return len(output) > 1 and bool(np.var(output, 0).max() ** 0.5 <= FEW_STEPS * step)
 
 
@@ -78,7 +78,7 @@ class SignalToNoise:
     def add(self, exact: NDArray, values: NDArray, dequantize: Dequantize = np.asarray) -> None:
         """Adds a batch of float values and the same values with quantization.
 
-        A smaller batch of a tensor whose first axis is not the batch is ignored, because its
+        If the first axis of a tensor is not the batch, a smaller last batch is ignored, because its
         entries differ.
         """
         exact = np.atleast_1d(exact)

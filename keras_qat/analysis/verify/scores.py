@@ -1,4 +1,4 @@
-"""How well an output matches its labels: accuracy, or an error."""
+"""Scores how well an output matches its labels, by accuracy or by an error."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ MOST_CHANNELS = 100
 """Outputs with more channels get a single score, because all channels are alike."""
 
 CLEAR = 0.15
-"""A gain within chance counts as guessing if chance explains less than this share of the largest
+"""A gain that chance explains counts as guessing if chance is less than this share of the largest
 possible gain."""
 
 DEVIATIONS = 2.0
-"""Standard deviations of a mean over the examples that chance explains."""
+"""Chance explains differences of up to this many standard deviations of a mean."""
 
 MSE = "mean squared error"
 
@@ -167,10 +167,10 @@ def _score_classes(labels: Labels, exact: NDArray, values: NDArray) -> Score | N
 def _score_decisions(
     truth: NDArray, exact: NDArray, values: NDArray, has_sigmoid: bool, loss: CompiledLoss | None
 ) -> Score:
-    """Score answers of yes and no, by the middle of a sigmoid, or zero for logits.
+    """Score yes-or-no answers. The limit is the middle of a sigmoid, or zero for logits.
 
-    Without a loss, an output without a sigmoid may be a logit, or trained to be 0 or 1: the
-    limit at which the float model is right more often counts.
+    Without a loss, an output without a sigmoid may be a logit, or trained to be 0 or 1. The limit
+    with which the float model is right more often is used.
     """
     is_known = has_sigmoid or (loss is not None and loss.kind != "custom")
     limits = [0.5 if has_sigmoid else 0.0] if is_known else [0.0, 0.5]
@@ -181,7 +181,7 @@ def _score_decisions(
 def _score_answers(
     truth: NDArray, right: NDArray, float_right: NDArray, measure: str = "accuracy"
 ) -> Score:
-    """Score right answers. If the most frequent answer is as good, all classes weigh the same."""
+    """Score right answers. If the most frequent answer is as good, classes weigh equally."""
     accuracy, float_accuracy = float(right.mean()), float(float_right.mean())
     in_file, in_float = (y.astype(np.float64) for y in (right, float_right))
     guess = count_most_frequent(truth) / truth.size
@@ -251,15 +251,15 @@ def _score_errors(
         return None
     in_file, in_float, guessed, perfect = (np.asarray(error) for error in computed)
     guess = float(guessed.mean())
-    if count > 1:  # Each example contributed to the mean.
+    if count > 1:  # Each example contributes to the mean.
         guess *= (count / (count - 1)) ** 2
-    for x in inputs:  # A denoiser must be better than its input.
+    for x in inputs:  # The guess of a denoiser is its input.
         unchanged = errors(truth, x.astype(np.float32)) if x.shape == truth.shape else None
         if unchanged is not None and in_float.mean() < unchanged.mean() < guess:
             guess = float(unchanged.mean())
     score = _compare_errors(measure, in_file, in_float, guessed)
     score = dataclasses.replace(score, guess=guess, perfect=float(perfect.mean()))
-    if count == 1 and truth.size > 1:  # The entries of a single example stand for many examples.
+    if count == 1 and truth.size > 1:  # With a single example, its entries count as examples.
         squares = np.square(values - truth).ravel() - np.square(exact - truth).ravel()
         score = dataclasses.replace(score, chance=_bound_chance(squares))
     return score

@@ -1,4 +1,4 @@
-"""The verdict of `verify`: do file and model agree, and is the model good?
+"""The verdict of `verify`: whether file and model agree, and whether the model is good.
 
 With labels, accuracy or error decides. Without labels, `RULES` does. `benchmarks/verdicts` tries
 the rules on healthy models and on models that are broken on purpose.
@@ -31,11 +31,11 @@ MEANINGS = {
 }
 
 FLIPS = 0.5, 3.0
-"""Mean and largest difference from the model, in LSB, that rounding in float layers may cause."""
+"""Largest mean and maximum difference from the model, in LSB, that float layers may cause."""
 
 OTHER_ROUNDING = 2.0, 12.0
-"""The same if the file's kernels round differently from the model. Files with other weights have a
-mean difference of 14 LSB and more."""
+"""The same if the file's kernels round differently from the model. Files with other weights have
+mean differences of 14 LSB and more."""
 
 LOST_POINTS = 0.02
 """Share of all answers, or of the error of a guess, that the quantized model may lose."""
@@ -44,10 +44,10 @@ LOST_GAIN = 0.15
 """Share of the float model's gain over a guess that a file may lose."""
 
 LOST_CUSTOM = 0.05
-"""The same for a custom loss, whose value for perfect answers is unknown."""
+"""The same for a custom loss, because its value for perfect answers is unknown."""
 
 FEW_LABELS = 20
-"""With fewer labels, a model may only appear to guess."""
+"""With fewer labels, a model may appear to guess."""
 
 
 class Figures(NamedTuple):
@@ -84,8 +84,8 @@ CLEAN = Figures(sqnr=25)
 """At 25 dB the noise is 0.3 % of the signal, whatever the output is used for."""
 
 PURE = Figures(sqnr=30)
-"""At 30 dB, with noise of 0.1 %, classes stay the same. With more noise, as many must stay the same
-as `LOST_POINTS` requires with labels."""
+"""At 30 dB, with noise of 0.1 %, classes stay the same. With more noise, `LOST_POINTS` limits the
+share of changed classes, as with labels."""
 
 RULES: dict[Use, Rule] = {
     "classes": Rule(
@@ -101,7 +101,7 @@ RULES: dict[Use, Rule] = {
         (Figures(12, 0.8, 10), Figures(5, 0.9)),
     ),
     "signals": Rule(
-        "the shape of an image or sequence that goes in",
+        "the shape of an input image or sequence",
         "values",
         (Figures(22),),
         (Figures(5),),
@@ -163,7 +163,7 @@ class Verdict:
     def __str__(self) -> str:
         weakest = f" The weakest layer is {self.weakest_layer}." if self.weakest_layer else ""
         cause = ""
-        if self.likely_cause:  # It may be a warning, which is a sentence of its own.
+        if self.likely_cause:  # A warning is a complete sentence.
             start, rest = self.likely_cause[:4], self.likely_cause[4:]
             cause = f" The likely cause: {start.replace('The ', 'the ')}{rest}"
         reason = f" {self.reason}" if self.reason else ""
@@ -266,7 +266,7 @@ def is_clearly_good(output: OutputReport) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Everything that was found besides figures, a sentence each.
+    """Everything found besides figures, one sentence each.
 
     Args:
         mismatches: reasons why the file may not belong to the model.

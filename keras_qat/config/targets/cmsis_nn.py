@@ -1,6 +1,6 @@
 """TFLite Micro with CMSIS-NN, for Cortex-M: its faults, and the rewrites that avoid them.
 
-TFLite Micro computes the operators that CMSIS-NN has no kernel for. The faults were seen with
+TFLite Micro computes the operators that CMSIS-NN has no kernels for. The faults were observed with
 TFLite Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2, on emulated boards:
 Cortex-M4 (DSP) and Cortex-M55 (Helium). A fault without a core's name occurs on both.
 """
@@ -76,7 +76,7 @@ def _has_int4(site: Site) -> bool:
 
 
 def _is_uneven_row(site: Site) -> bool:
-    """Return whether Helium pads the last outputs of a row by the wrong number of zeros."""
+    """Return whether Helium pads the last outputs of a row with the wrong number of zeros."""
     (_, high, wide, channels), (_, rows, columns, depth) = site.shape(), site.shape(1)
     stride = site.option("strideW")
     is_row = high == rows == site.option("dilationWFactor", 1) == 1 < columns
@@ -104,7 +104,7 @@ class TransposedAxis:
 
     @property
     def missing(self) -> int:
-        """Number of zeros after the input that compute the outputs beyond its reach."""
+        """Number of zeros after the input that are needed for the outputs beyond its reach."""
         return max(-(-(self.before + self.size - self.full) // self.stride), 0)
 
 

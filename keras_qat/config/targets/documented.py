@@ -1,4 +1,4 @@
-"""NPUs described by their documentation alone: the Edge TPU, MediaTek's and STMicroelectronics'."""
+"""NPUs known only from documentation: the Edge TPU, MediaTek's and STMicroelectronics' NPUs."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ VALID = 1
 
 
 def _check_axes(site: Site) -> str | None:
-    """Refuse results without axes, except of QUANTIZE, which Ethos-U85 supports."""
+    """Refuse results without axes, except QUANTIZE's, which Ethos-U85 supports."""
     is_scalar = any(tensor.shape == () for tensor in site.outputs)
     if site.operation.kernel == "QUANTIZE":
         return None
@@ -257,7 +257,7 @@ ETHOS_U85 = dataclasses.replace(
     ETHOS_U55,
     name="ethos_u85",
     title="Ethos-U85",
-    has_float=True,  # In integers, layers that normalize would end with a QUANTIZE of int32.
+    has_float=True,  # In integers, layers that normalize would end with a QUANTIZE from int32.
     operators=BOTH
     | operators(
         ("AVERAGE_POOL_2D MAX_POOL_2D", _kernel(_check_pool)),

@@ -32,7 +32,7 @@ sums hold 8,255 values, with AVX-512 16,511, and with VNNI or on ARM 2^24.
 
 
 def _is_long_row(site: Site) -> bool:
-    """Return whether a mean adds up, or may add up, too many adjacent values."""
+    """Return whether a mean may add up too many adjacent values."""
     x, axes = site.inputs[0], site.constant(1)
     if x is None or x.type != "int8" or axes is None:
         return False

@@ -25,7 +25,7 @@ class Fault:
     """A case that a target's kernel refuses or computes wrongly.
 
     Args:
-        operators: TFLite's names of the operators, with spaces between.
+        operators: TFLite's names of the operators, separated by spaces.
         applies: returns whether the fault affects one of these operators.
         reason: the effect, in a few words.
         form: how files for the target rewrite the operator: the name of a function in
@@ -55,9 +55,9 @@ class Kernel:
 
     Args:
         types: types of its tensors, e.g. "int8", including tensors of sizes and indices.
-        max_axes: the most axes of any tensor.
+        max_axes: the maximum number of axes of a tensor.
         reads: types of the first input, if they differ from `types`.
-        max_inputs: the most inputs.
+        max_inputs: the maximum number of inputs.
         checks: further requirements, checked in this order.
     """
 
@@ -69,7 +69,7 @@ class Kernel:
 
 
 def operators(*rows: tuple[str, Kernel]) -> dict[str, Kernel]:
-    """Returns operators by name, given rows of names with spaces between and their kernel."""
+    """Returns operators by name, given rows of names separated by spaces, and their kernel."""
     return {name: kernel for names, kernel in rows for name in names.split()}
 
 

@@ -14,7 +14,7 @@ from keras_qat.tflite.reader import Site
 INTEGERS = ("int8", "int16")
 VALUES = (*INTEGERS, "float32")
 WEIGHTED = (*VALUES, "int32", "int64")
-"""Types of weighted operators: biases have 32 bits, or 64 if activations have 16."""
+"""Types of weighted operators. Biases have 32 bits, or 64 if activations have 16."""
 INDEXED = (*VALUES, "int32")
 """Types of operators with 32-bit sizes, axes or indices."""
 NARROW = ("int8", "float32", "int32")
@@ -40,7 +40,7 @@ WIDE_TABLES = Fault("GATHER", _is_wide_table, "no kernel for int16", "split_byte
 """16-bit tables, such as those of division and normalization."""
 
 MOST_INPUTS = 10
-"""Most inputs of TFLite Micro's CONCATENATION."""
+"""Maximum number of inputs of TFLite Micro's CONCATENATION."""
 
 LONG_CONCATENATIONS = Fault(
     "CONCATENATION",

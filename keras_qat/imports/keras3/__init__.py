@@ -30,7 +30,7 @@ __all__ = ["as_keras_2", "from_keras_3", "give_weights"]
 
 
 def from_keras_3(model: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Makes a Keras 2 model that computes what a Keras 3 model does, with its weights.
+    """Makes a Keras 2 model with the weights of a Keras 3 model. Both compute the same.
 
     Layers, names, nesting, inputs, outputs and `trainable` flags are the same. The model is not
     compiled. Operations on tensors (`x + y`, `keras.ops.relu(x)`) become layers.
@@ -212,7 +212,7 @@ def _pair_layers(source: Keras3Layer, converted: Any) -> Iterator[tuple[Any, Any
             raise ValueError(
                 f"'{converted.name}' lacks the layer '{layer.name}' of '{source.name}'."
             )
-        if counterpart is not None and is_model(inner):  # In a TimeDistributed.
+        if counterpart is not None and is_model(inner):  # A layer in a TimeDistributed.
             yield layer, counterpart
             yield from _pair_layers(inner, counterpart.layer)
         elif counterpart is not None:

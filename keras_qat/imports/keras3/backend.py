@@ -16,7 +16,7 @@ else:
     Keras3Model = Keras3Layer = Any
 
 _OTHER_NAMES = {"PyDataset": "Sequence"}
-"""Class of Keras 3 -> its name in Keras 2, if that differs."""
+"""Class of Keras 3 -> its name in Keras 2, if different."""
 
 
 def keras_3() -> Any:
@@ -31,7 +31,7 @@ def keras_3() -> Any:
         keras = None
     if not _is_keras_3(keras):
         raise ImportError(
-            "Models of Keras 3 need Keras 3 beside Keras 2, with TensorFlow 2.16 or later: "
+            "Models of Keras 3 need both Keras 3 and Keras 2, with TensorFlow 2.16 or later: "
             "pip install 'keras-qat[keras3]' 'tensorflow>=2.16'"
         )
     return keras
@@ -114,7 +114,7 @@ class RefusesKeras3:
     """A model of Keras 2 that refuses objects of Keras 3 with advice. Losses of Keras 3 work."""
 
     def _validate_compile(self, optimizer: object, metrics: object, **kwargs: object) -> None:
-        """Check the arguments of `compile`. Keras does not compile a loaded model with its own."""
+        """Check the arguments of `compile`. A loaded model is compiled in another way."""
         _refuse_objects("optimizer", "optimizers", optimizer)
         _refuse_objects("metrics", "metrics", metrics)
         super()._validate_compile(optimizer, metrics, **kwargs)  # type: ignore[misc]
@@ -156,5 +156,6 @@ def _refuse_objects(argument: str, module: str, values: object) -> None:
             twin = f"keras_qat.keras.{module}.{_OTHER_NAMES.get(base_name, base_name)}"
             advice = f"Use {twin}" if kind is bases[0] else f"Derive it from {twin}"
             raise TypeError(
-                f"{argument}: {kind.__name__} is of Keras 3, and the model of Keras 2. {advice}."
+                f"{argument}: {kind.__name__} is from Keras 3, but the model is a Keras 2 model. "
+                f"{advice}."
             )

@@ -16,7 +16,7 @@ _RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
 """Layer class -> its options that have another name in Keras 2."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"data_format": ("channels_last",), "rms_scaling": (False,)}
-"""Option that Keras 2 lacks in some layers -> values that mean the same as no option."""
+"""Option that Keras 2 lacks in some layers -> values that have no effect."""
 
 _WITHOUT_EFFECT = {"encoding", "seed", "use_cudnn", "value_range", "vocabulary_size"}
 """Options that Keras 2 lacks in some layers and that change no output at inference."""
@@ -97,7 +97,7 @@ def _read_config(layer: Keras3Layer) -> dict[str, Any]:
     if _is_keras_class(layer):
         if name == "Bidirectional":
             _remove_default_backward_layer(config)
-        if hasattr(layer, "get_vocabulary"):  # Keras 3 omits an adapted one.
+        if hasattr(layer, "get_vocabulary"):  # Keras 3 omits an adapted mean.
             words = layer.get_vocabulary(include_special_tokens=False)
             config["vocabulary"] = np.asarray(words).tolist()
             del config["dtype"]
@@ -147,7 +147,7 @@ def _convert_option(
 
 
 def _convert_object(layer: Keras3Layer, module: str, value: dict[str, Any]) -> Any:
-    """Make an initializer (any will do, as weights are copied), regularizer or constraint."""
+    """Make an initializer (any, because weights are copied), regularizer or constraint."""
     make = getattr(getattr(keras, module), value["class_name"], None)
     if make is None or not str(value["module"]).startswith("keras"):
         if module == "initializers":
@@ -177,7 +177,7 @@ def _list_constructors(kind: type) -> list[tuple[type, Mapping[str, inspect.Para
 
 
 def _is_neutral(layer: Keras3Layer, key: str) -> bool:
-    """Return whether an option has a value that means the same as no option in Keras 2."""
+    """Return whether an option that Keras 2 lacks has a value without effect."""
     value = layer.get_config()[key]
     if value is None or value in _NEUTRAL.get(key, ()):
         return True

@@ -2,7 +2,7 @@
 
 Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions, and Keras 2 makes a
 layer of each function that is called on its symbolic tensors. So most operations convert by calling
-them on Keras 2's tensors. `OPERATIONS` lists those that fail or would become too many layers.
+them on Keras 2's tensors. `OPERATIONS` lists operations for which this fails or makes many layers.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ OPERATIONS: dict[str, Row] = {
 """Class of an operation of Keras 3 -> the row that computes it."""
 
 _SAME_TYPE = {"Amax", "Amin", "Einsum", "Matmul", "Max", "Mean", "Min", "Sum"}
-"""Operations with one type of inputs and outputs in their rows. Keras 3 would convert types."""
+"""Operations that only convert if inputs and output have one type. Keras 3 converts types."""
 
 
 def call_operation(operation: Any, args: Any, kwargs: dict[str, Any], dtypes: set[str]) -> Any:

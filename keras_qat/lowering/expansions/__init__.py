@@ -3,11 +3,11 @@
 Each file has some of these tables:
 
 - `EARLY`: kind of an operation on floats -> its expansion before masks, softmax and chains of
-  elementwise operations are recognized; `EARLY_OF_INTEGERS`: the same if it reads integers.
-- `OPERATIONS`: kind of an operation -> its expansion after that; `OF_FLOATS`: the same if it reads
-  and returns floats only.
+    elementwise operations are recognized; `EARLY_OF_INTEGERS`: the same for operations on integers.
+- `OPERATIONS`: kind of an operation -> its expansion after that; `OF_FLOATS`: the same if the
+    operation reads and returns only floats.
 - `LAYERS`: layer class, or its `get_class_path` -> a function of the layer and its inputs;
-  `LAYERS_ALWAYS`: the same also for recipes that keep operations like the original.
+  `LAYERS_ALWAYS`: the same, also for recipes that leave operations unchanged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SUBJECTS = (arithmetic, copying, images, keras_layers, matrices, merging, movem
 
 
 def _collect(table: str) -> dict[Any, Expansion]:
-    """Return the entries of all tables of one name."""
+    """Return the entries of all tables with this name."""
     return {
         key: expansion
         for subject in _SUBJECTS
@@ -55,7 +55,7 @@ def find_expansion(call: Call, activations: bool = True) -> Expansion | None:
 
     Args:
         call: the call.
-        activations: False for recipes that keep operations like the original.
+        activations: False for recipes that leave operations unchanged.
     """
     layer = call.layer
     if (kind := get_kind(layer)) and activations:

@@ -39,7 +39,7 @@ def _divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _add(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Rewrite `1 + x` to `x + 1`, because Keras cannot load the first one."""
+    """Rewrite `1 + x` to `x + 1`, because Keras cannot load `1 + x`."""
     require(is_tensor(y) and not is_tensor(x))
     return tf.add(y, x)
 
@@ -54,7 +54,7 @@ def _add_n(inputs: Any) -> tf.Tensor:
 
 
 def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Expand `x ** 2` and `x ** 3`. Other powers are not defined everywhere."""
+    """Expand `x ** 2` and `x ** 3`. Other powers are not defined for all `x`."""
     exponent = unwrap(read_scalar(y))
     require(is_tensor(x))
     if exponent < 0 or exponent != int(exponent):
@@ -90,7 +90,7 @@ def _normalize(
 
 
 def _cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Drop a cast that changes nothing, as at inference one between float32 and half precision."""
+    """Drop a cast that changes nothing, such as float32 to half precision at inference."""
     dtype = tf.as_dtype(dtype)
     require(x.dtype == dtype or (x.dtype.is_floating and dtype.is_floating))
     return x
@@ -105,7 +105,7 @@ def _fill_like(
 
 
 def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.Tensor:
-    """Round a constant to the grid of the tensor that is compared with it.
+    """Round a constant to the quantized values of the tensor that is compared with it.
 
     Otherwise no value would equal it, for example -1.0 if the nearest quantized value is -1.003.
     """
@@ -145,7 +145,7 @@ def _evaluate_polynomial(coeffs: Any, x: tf.Tensor) -> tf.Tensor:
 def _cumulative_product(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
-    """Multiply by the products of 1, 2, 4 and more earlier values, so few are rounded."""
+    """Multiply by the products of 1, 2, 4 and more earlier values, so few products are rounded."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
 
@@ -168,7 +168,7 @@ def _cross(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 
 def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Compute the angle within an eighth of the circle, and mirror it back."""
+    """Compute the angle in one eighth of the circle, and mirror it to the right place."""
     require(not NO_WIDE)  # Quotients have 16 bits.
     x, y = (end if (known := read_scalar(end)) is None else known for end in (x, y))
     width, height = abs(x), abs(y)
@@ -251,7 +251,7 @@ OF_FLOATS: dict[str, Expansion] = {
     "sqrt": make_by_layer(SquareRoot),
     "rsqrt": make_by_layer(SquareRoot, inverse=True),
     "pow": _power,
-    # Every runtime has an operator for LeakyReLU, and this is one with the slope -1.
+    # A LeakyReLU with the slope -1, which every runtime has.
     "abs": make_by_layer(layers.LeakyReLU, alpha=-1.0),
     "clip_by_value": _clip,
     "l2_normalize": _normalize,

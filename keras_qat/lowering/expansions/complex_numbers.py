@@ -1,8 +1,8 @@
 """Expands operations on complex numbers to operations on pairs of floats.
 
 TFLite has no integer kernels for complex numbers. A Fourier transform becomes a product with
-cosines and sines. Supported are front ends of audio models: transforms of signals, movements, and
-products of spectra such as power, up to the operation that returns floats.
+cosines and sines. This supports front ends of audio models: transforms of signals, movements, and
+products of spectra such as power, up to an operation that returns floats.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Transform = Callable[..., NDArray[Any]]
 """A function of `np.fft`."""
 
 Lengths = ArrayLike | None
-"""The length of a transform: an integer, or a list of one."""
+"""The length of a transform: an integer or a list of one integer."""
 
 LARGEST = 2**20
 """The largest number of values in a matrix of cosines or sines."""
 
 
 class ComplexPart:
-    """A call that returns floats for complex numbers, with all complex operations before it.
+    """A call that turns complex numbers into floats, with all complex operations before it.
 
     Calling it computes the original operations on `floats`, the float tensors that they read.
     """
@@ -51,7 +51,7 @@ class ComplexPart:
         return self._run(tensors, _call_layer)
 
     def compute_pairs(self, *tensors: tf.Tensor) -> tf.Tensor:
-        """Compute the same with pairs of floats."""
+        """Compute the operations with pairs of floats."""
         return self._run(tensors, _compute)
 
     def _run(
@@ -65,13 +65,13 @@ class ComplexPart:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether TFLite has float kernels for all of it."""
+        """Whether TFLite has float kernels for all operations."""
         kinds = {get_kind(call) for call in self.calls}
         return bool(kinds.intersection(OF_REAL)) and kinds <= HAVE_KERNELS
 
 
 def find_complex_part(call: Call) -> ComplexPart | None:
-    """Return the complex part that ends in a call, if the call returns floats and all is known."""
+    """Return the complex part that ends in a call; None without one or with unknown operations."""
     is_end = any(x.is_complex for x in call.inputs) and call.output.is_float
     if not is_end or not is_operation(call.layer):
         return None
@@ -91,7 +91,7 @@ def _list_complex_calls(end: Call) -> list[Call]:
 
 
 def _is_complex(value: Value) -> bool:
-    """Return whether a computed value is complex, or zeros used as an imaginary part."""
+    """Return whether a value is computed and complex, or zeros used as an imaginary part."""
     return value.producer is not None and (
         value.is_complex or get_kind(value.producer) == "zeros_like"
     )
@@ -196,7 +196,7 @@ def _make_matrix(transform: Transform, size: int | None, *length: int) -> NDArra
             f"of which at most {LARGEST:,} are written. Use shorter frames, such as tf.signal.stft "
             f"has, or compute the transform before the model"
         )
-    return np.round(transform(np.eye(size), *length), 12) + 0.0  # Zeros have no sign.
+    return np.round(transform(np.eye(size), *length), 12) + 0.0  # Avoids negative zeros.
 
 
 def _expand_transform(transform: Transform) -> Callable[..., Pair]:
@@ -219,12 +219,12 @@ def _stft(
     window_fn: Callable[..., Any] | None = tf.signal.hann_window,
     pad_end: bool = False,
 ) -> Pair:
-    """Convolve a signal with the waves in their window."""
+    """Convolve a signal with windowed waves."""
     *channels, size = signals.shape[1:]
     step, rows = int(frame_step), int(frame_length)
     require(None not in signals.shape[1:])
     signals = tf.reshape(signals, [-1, size]) if channels else signals
-    # By default the next power of two.
+    # The default is the next power of two.
     length = 1 << (rows - 1).bit_length() if fft_length is None else int(fft_length)
     bins, used = length // 2 + 1, min(rows, length)
     waves = _make_matrix(np.fft.rfft, used, length)

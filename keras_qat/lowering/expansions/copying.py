@@ -1,4 +1,4 @@
-"""Expands copies of a tensor for each example, such as a class token, to zeros and a sum.
+"""Expands copies of a tensor for each example, as of a class token, to a sum with zeros.
 
 All sizes are then known before the file runs, which runtimes need.
 """
@@ -42,7 +42,7 @@ SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
 
 
 def _copy(*args: object, **kwargs: object) -> tf.Tensor:
-    """Copy a tensor, or a constant, as often as there are examples."""
+    """Copy a tensor or a constant once for each example."""
     call = _find_call(args, kwargs)
     kind = get_kind(call)
     x, counts, *axis = get_operands(call, "input", *COPIES[kind])
@@ -84,7 +84,7 @@ def _fill(*args: object, **kwargs: object) -> tf.Tensor:
 
 
 def _eye(*args: object, **kwargs: object) -> tf.Tensor:
-    """Return a unit matrix for each example, as code for masks does."""
+    """Return a unit matrix for each example, as in code for masks."""
     call = _find_call(args, kwargs)
     *sizes, batch = get_operands(call, "num_rows", "num_columns", "batch_shape")
     rows, columns = (
@@ -97,7 +97,7 @@ def _eye(*args: object, **kwargs: object) -> tf.Tensor:
 
 
 def _find_call(args: object, kwargs: object) -> Call:
-    """Return the call that is expanded. Any of its arguments may be the tensor."""
+    """Return the expanded call, from whichever argument is a tensor."""
     tensor = next(filter(is_tensor, tf.nest.flatten((args, kwargs))), None)
     require(tensor is not None)
     return get_call(tensor)
@@ -114,10 +114,9 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return how many rows of the measured tensor one copy stands for; None if unknown.
+    """Return how many rows of the measured tensor each copy corresponds to; None if unknown.
 
-    Either one, or as many as the copied table has, `size`: one row for each head, if examples and
-    heads are one axis.
+    This is one, or the `size` of the copied table if examples and heads are merged.
     """
     like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):
@@ -132,9 +131,9 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
     """Return zeros of shape [examples, *inner].
 
     Args:
-        sizes: holds the number of examples, of `tf.shape` of a tensor.
-        inner: sizes of the other axes. One example has as many rows of the measured tensor as
-            their product.
+        sizes: contains the number of examples, from `tf.shape` of a tensor.
+        inner: sizes of the other axes. Their product is the number of rows per example in the
+            measured tensor.
     """
     batch = next(find_measured_tensors(flatten_values(sizes)), None)
     if batch is None or not batch.shape:
@@ -151,7 +150,7 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
 
 
 def _repeat_inside(kind: str, x: tf.Tensor, counts: list[Any]) -> tuple[Any, list[Any]]:
-    """Return a constant with all copies but those for the batch, and the remaining counts.
+    """Return a constant with all copies except those for the batch, and the remaining counts.
 
     The constant is None if it is not known.
     """

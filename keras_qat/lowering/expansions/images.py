@@ -39,7 +39,7 @@ def _resize(
 
 
 def _old_resize(images: tf.Tensor, *args: object, **options: object) -> tf.Tensor:
-    """Resize a single pixel as TensorFlow 1 does; larger images differ."""
+    """Resize a single pixel like TensorFlow 1. Larger images would differ."""
     before, sizes = images.shape, get_call(images).output.shape[1:3]
     require(len(before) == 4 and tuple(before[1:3]) == (1, 1) and None not in sizes)
     return layers.Resizing(*sizes, interpolation="nearest")(images)
@@ -57,7 +57,7 @@ def _extract_patches(
 ) -> tf.Tensor:
     """Use `tf.nn.space_to_depth`, or crops if patches overlap.
 
-    If patches do not begin at every pixel, a strided pooling of one pixel thins out the crops.
+    If patches do not begin at every pixel, a strided pooling of one pixel selects some of them.
     """
     windows = [read_window(option, 2) for option in (sizes, strides, rates)]
     require(all(windows) and None not in images.shape[1:3])
@@ -100,7 +100,7 @@ def _resize_layer(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _random_crop(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
-    """Crop in training, and at inference crop to the new ratio and resize."""
+    """Crop in training. At inference, crop to the new aspect ratio and resize."""
     require(len(x.shape) == 4 and None not in x.shape[1:])
     (rows, columns), (height, width) = x.shape[1:3], (layer.height, layer.width)
     kept = min(rows, columns * height // width), min(columns, rows * width // height)

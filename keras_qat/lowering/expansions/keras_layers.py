@@ -1,6 +1,6 @@
 """Expands convolutions and pooling of volumes, and a few other layers.
 
-Convolutions of volumes become convolutions of slices. The slices that a kernel covers become
+A convolution of volumes becomes convolutions of images. The slices that a kernel covers become the
 channels of one image.
 """
 
@@ -58,7 +58,7 @@ def _convolve_volumes(
 def _correlate(
     input: tf.Tensor, filters: tf.Tensor, strides: Any, padding: str, dilations: Any = 1
 ) -> tf.Tensor:
-    """Correlate each example with its own kernel, if the channels hold the examples."""
+    """Correlate each example with a separate kernel, if the channels hold the examples."""
     steps = [read_window(option, 2) for option in (strides, dilations)]
     sizes = filters.shape[:2]
     require(None not in [*steps, *sizes, *input.shape[:3]])
@@ -160,7 +160,7 @@ def _convolve_steps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _crop_center(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    # Keras makes smaller images larger.
+    # Keras enlarges smaller images.
     require(layer.height <= x.shape[-3] and layer.width <= x.shape[-2])
     top, left = (x.shape[-3] - layer.height) // 2, (x.shape[-2] - layer.width) // 2
     return x[..., top : top + layer.height, left : left + layer.width, :]

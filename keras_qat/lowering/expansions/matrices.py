@@ -1,7 +1,7 @@
 """Expands products of matrices, `tf.einsum`, and linear operations, also of signals.
 
-A cumulative sum is a product with a triangle of ones, and a resize is a product with the weights
-of the old pixels in the new pixels. `split_layers` makes layers of products with constants.
+A cumulative sum is a product with a triangular matrix of ones. A resize is a product with the
+weights of old pixels in new pixels. `split_layers` makes layers of products with constants.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _overlap_and_add(signal: tf.Tensor, frame_step: int) -> tf.Tensor:
 
 
 MOST_PRODUCTS = 32
-"""The largest number of products that replace one product."""
+"""The maximum number of products that replace one product."""
 
 
 def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
@@ -91,7 +91,7 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
 
 
 def _sum_axes(x: tf.Tensor, term: str, axes: list[str]) -> tf.Tensor:
-    """Sum over axes that are given by their letters, but not over the batch."""
+    """Sum over axes, given by their letters, but not over the batch."""
     if not axes:
         return x
     positions = tuple(map(term.index, axes))
@@ -106,7 +106,7 @@ def _without(term: str, axes: list[str]) -> str:
 
 
 def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
-    """Return the equations of the first two tensors, and of their result and the other tensors."""
+    """Return one equation for the first two tensors, and one for their result and the others."""
     terms, output = _read_equation(equation, ranks)
     needed = set(output).union(*terms[2:])
     middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
@@ -116,7 +116,7 @@ def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
 def _multiply_by_constant(
     x: tf.Tensor, term: str, factor: np.ndarray, own: str, output: str
 ) -> tf.Tensor:
-    """Return the `tf.einsum` of a tensor and a constant, each with the letters of its axes."""
+    """Return the `tf.einsum` of a tensor and a constant, given the letters of their axes."""
     require(all(len(set(axes)) == len(axes) for axes in (term, own)))
     require(set(own) <= {*term, *output} and set(term) <= {*own, *output})
     summed = [axis for axis in own if axis in term and axis not in output]
@@ -134,7 +134,7 @@ def _multiply_by_constant(
         ]
         return tf.stack(parts, output.index(axis))
     if summed:
-        require(len(own) > 2 or len(summed) > 1)  # Others are products with a matrix.
+        require(len(own) > 2 or len(summed) > 1)  # All others are products with a matrix.
         axes = [[letters.index(axis) for axis in summed] for letters in (term, own)]
         y, axes_of_y = tf.tensordot(x, factor, axes), [a for a in term if a not in summed] + added
     else:
@@ -225,7 +225,7 @@ def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
 
 
 def _multiply_outer(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Multiply integers in one column by a row, as spatial transformers copy them."""
+    """Multiply a column of integers by a row, as spatial transformers do to copy them."""
     require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
     return a * b
 
@@ -251,7 +251,7 @@ EARLY: dict[str, Expansion] = {
 
 
 def _einsum_dense(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Sum over the axes that neither the kernel nor the output has before the product."""
+    """Before the product, sum over the axes that neither the kernel nor the output has."""
     inputs, kernel, output = re.split(",|->", layer.equation)
     summed = [axis for axis in inputs.replace("...", "") if axis not in kernel + output]
     require(summed and layer.built)
@@ -266,7 +266,7 @@ EARLY_OF_INTEGERS: dict[str, Expansion] = {"matmul": _multiply_outer}
 
 
 _UNIT = "1"
-"""Names the axis of size 1 that makes a matrix of a vector."""
+"""Letter of the axis of size 1 that turns a vector into a matrix."""
 
 
 def _multiply_along(x: tf.Tensor, axis: int, matrix: np.ndarray, name: str = "") -> tf.Tensor:

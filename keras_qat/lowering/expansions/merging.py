@@ -1,4 +1,4 @@
-"""Expands layers and operations that merge tensors: into pairs, and into inputs of one range."""
+"""Expands layers and operations that merge tensors: into pairs, and to inputs with one range."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from keras_qat.ops.registry import find_op
 
 
 def _align_axes(expansion: Expansion | None = None) -> Expansion:
-    """Return an expansion of a layer that merges tensors: give them equally many axes first.
+    """Return an expansion of a merging layer that first gives all tensors as many axes.
 
     Keras adds axes after the first one; operators would add them before it. A list of one tensor is
     passed on.
@@ -90,7 +90,7 @@ def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _multiply_matrices(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Stack lists of tensors. Give any other second factor a symmetric range."""
+    """Stack lists of tensors. Otherwise give the second factor a symmetric range."""
     pair = [a, b]
     if not any(isinstance(factor, (list, tuple)) for factor in pair):
         return _convert_second_factor(tf.matmul, a, b, *flags, **options)
@@ -114,9 +114,9 @@ def _limit(
     merge: Callable[..., Any],
     operation: Callable[..., Any],
 ) -> tf.Tensor:
-    """Include the constant in the tensor's range, if results may be that constant.
+    """Include the constant in the tensor's range, if it may be a result.
 
-    No result of a maximum is below the constant, which may be above all values of the tensor.
+    A result of a maximum is at least the constant, which may exceed all values of the tensor.
     """
     tensor, limit = (x, read_array(y)) if is_tensor(x) else (y, read_array(x))
     farthest = 0.0 if limit is None else float(sign * np.max(sign * limit))
@@ -132,8 +132,8 @@ def _limit(
 def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
     """Put a Rescaling(1) on fixed-range inputs that are merged with other ranges.
 
-    For example, a Concatenate of a sigmoid and another tensor has one range in TFLite.
-    A convolution that multiplies by 1 changes the range exactly; QUANTIZE rounds zero points again.
+    For example, a sigmoid and another tensor that are concatenated share one range in TFLite. The
+    Rescaling changes the range exactly, but QUANTIZE would round again.
     """
     answers: dict[Value, Any] = {}
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
@@ -170,7 +170,7 @@ def _call_with_rescaled(
 
 
 def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] | None]:
-    """Find the fixed range of a tensor, also through layers that keep their input's range."""
+    """Find the fixed range of a tensor, also if layers that keep the range follow."""
     call = value.producer
     op = find_op(call) if call else None
     if call is not None and op is not None and isinstance(op.output, SharedRange):

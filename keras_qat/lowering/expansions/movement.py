@@ -26,7 +26,7 @@ from keras_qat.ops.slicing import SLICE, items_for_axes
 
 
 def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf.Tensor:
-    """Gather within each example.
+    """Gather from each example separately.
 
     The first of the indices counts the examples if `batch_dims` is 0, as in
     `tf.gather_nd(images, tf.stack([examples, rows, columns], -1))`.
@@ -84,7 +84,7 @@ def _getitem(tensor: tf.Tensor, slice_spec: Any) -> tf.Tensor:
     call = get_call(tensor)
     ranges = SLICE.attributes(call)["parts"]
     require(len(call.inputs) == 1 and ranges)
-    # Keras does not infer the shape of `sizes[::-1]` if a size is open.
+    # Keras does not infer the shape of `sizes[::-1]` if a size is unknown.
     is_vector = len(tensor.shape) == len(call.output.shape) == 1
     require(is_vector and not tensor.dtype.is_floating and ranges == ((None, None, -1),))
     return tf.reverse(tensor, [0])
@@ -131,7 +131,7 @@ def _sort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf
 
 
 def _softmax_of_stack(logits: tf.Tensor, axis: Any = None) -> tf.Tensor:
-    """Softmax along the first axis, of tensors that were stacked there."""
+    """Compute a softmax along the first axis, along which tensors were stacked."""
     require(axis == 0 and logits.shape[0] is not None)
     order = [*range(1, len(logits.shape)), 0]
     return tf.transpose(tf.nn.softmax(tf.transpose(logits, order)), np.argsort(order).tolist())
@@ -172,7 +172,7 @@ def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCEND
 
 
 def _choose(condition: tf.Tensor, x: tf.Tensor = None, y: tf.Tensor = None) -> tf.Tensor:
-    """Choose by a constant. Large values are masks before a softmax, and are not chosen here."""
+    """Choose by a constant condition. It does not support masks before a softmax (large values)."""
     condition = np.asarray(condition)
     numbers = [read_scalar(end) for end in (x, y)]
     require(condition.dtype == bool and (x is not None and y is not None))

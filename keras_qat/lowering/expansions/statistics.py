@@ -1,7 +1,7 @@
 """Expands sums, variances, norms and normalizing layers.
 
-Sums and norms become means, products and roots. Layers normalize along the last axes, as operators
-do.
+Sums and norms become means, products and roots. Layers then normalize along the last axes, like
+operators.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 def _normalize_batch(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
     """Normalize along the last of two axes.
 
-    Keras normalizes images along the last axis by an operation that moves the variance otherwise.
+    For images, Keras would use an operation that updates the moving variance differently.
     """
     shape, rank = x.shape, len(x.shape)
     axes = sorted(axis % rank for axis in tf.nest.flatten([layer.axis]))
@@ -68,7 +68,7 @@ LAYERS: dict[type, Expansion] = {
 
 
 def scale(x: tf.Tensor, factor: float, **options: object) -> tf.Tensor:
-    """Multiply by a number: with a layer, which other passes fold, if there are channels."""
+    """Multiply by a number: if there are channels, by a layer that other passes can fold."""
     if len(x.shape) > 1 and x.shape[0] is None:
         return layers.Rescaling(factor, **options)(x)
     return tf.multiply(x, np.float32(factor), **options)
@@ -92,7 +92,7 @@ def _sum(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> t
 def _merge(
     input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False, *, merge: Callable[..., Any]
 ) -> tf.Tensor:
-    """Merge a list of tensors, which the operation would stack along axis 0."""
+    """Merge a list of tensors, instead of stacking them along axis 0 and reducing that."""
     require(isinstance(input_tensor, (list, tuple)) and len(input_tensor) > 1)
     require(axis in (0, [0], (0,)) and not keepdims and all(map(is_tensor, input_tensor)))
     return merge()(list(input_tensor))
@@ -148,8 +148,8 @@ def _cumulative_log_sum_exp(
 ) -> tf.Tensor:
     """Add the values 1, 2, 4 and more places earlier: log(exp(a) + exp(b)) = max(a, b) + rest.
 
-    The rest is between 0 and log(2), so 8 bits lose little for any values. The first result of an
-    exclusive sum would be the logarithm of 0. It is the lowest of the other results.
+    The rest is between 0 and log(2), so 8 bits always suffice. The first result of an exclusive sum
+    would be the logarithm of 0. It is replaced by the lowest other result.
     """
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and (x.shape[axis] or 0) > 1)
     axis, size = axis % len(x.shape), x.shape[axis]

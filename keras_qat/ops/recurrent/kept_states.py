@@ -56,7 +56,7 @@ class StateVariable:
         self.variable = e.builder.variable(e.temporary("kept", column, wide))
 
     def read(self) -> int:
-        """Adds a read of the state after the last run; zeros in the first run."""
+        """Adds a read of the state that the last run wrote. It is zero in the first run."""
         column = self.e.temporary("before", self.e.shape(self.variable), self.params)
         self.e.add("QUANTIZE", [self.variable], [column])
         return self.e.make_reshaped(column, self.shape, "begun")
@@ -79,6 +79,6 @@ class StateVariable:
             self.variable,
         ]
         written = e.temporary("written", e.shape(column), self.params)
-        relu = schema.ActivationFunctionType.RELU  # Required by kernels, but not computed.
+        relu = schema.ActivationFunctionType.RELU  # Kernels require it, but ignore it.
         e.add("SVDF", inputs, [written], rank=1, fusedActivationFunction=relu)
         return e.make_reshaped(written, self.shape, "ended")

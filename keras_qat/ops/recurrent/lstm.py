@@ -1,13 +1,12 @@
 """LSTM: TFLite's one operator for all steps of a sequence.
 
-Its gates are int16 with 12 fractional bits, and their sigmoids and hyperbolic tangents have 15,
-which TFLite and TFLite Micro compute differently. The cell state is int16 with 11 fractional bits,
-so it ends at 16. The hidden state and the output are int8 from -1 to 127/128. TFLite Micro also has
-a kernel with int16 for the input, the hidden state and the output.
+Its gates are int16 with 12 fractional bits. Their sigmoids and hyperbolic tangents have 15, and
+TFLite and TFLite Micro compute them differently. The cell state is int16 with 11 fractional bits,
+so it is limited to 16. The hidden state and the output are int8 from -1 to 127/128. TFLite Micro
+also has a kernel with int16 for the input, the hidden state and the output.
 
 The operator keeps its states from one run of a file to the next, like a `stateful` layer. Other
-layers start with zeros each time, so their file first writes zeros into the states, for as many
-examples as the input has.
+layers start with zeros each time, so their file first writes zeros into the states.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ GATE = QuantParams(np.float32(2.0**-12), 0, 16)
 """Parameters of the inputs of sigmoids and hyperbolic tangents."""
 
 BITS = 15
-"""Fractional bits of their results."""
+"""Fractional bits of the results of sigmoids and hyperbolic tangents."""
 
 TANH = (keras.activations.tanh, tf.tanh)
 _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
@@ -70,7 +69,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def explain_form(call: Call, axes: int = 3) -> str | None:
-    """Returns why a recurrent layer does not compute one sequence from zeros; None if it does."""
+    """Returns why a layer does not compute one sequence starting from zeros; None if it does."""
     layer = call.layer
     is_masked = any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None
     if is_masked and not has_mask_input(layer):
@@ -89,8 +88,8 @@ class _Prepared:
     Args:
         kernel, bias: the weights of the inputs, and the bias.
         factor: the multipliers from sums of inputs to the scale of the gates.
-        recurrent: the weights of the hidden state.
-        fed_back: the multipliers from sums of the hidden state to that scale.
+        recurrent: the recurrent weights, which multiply the hidden state.
+        fed_back: the multipliers from sums of the hidden state to the scale of the gates.
         tables: sigmoid and tanh of gates, tanh of the cell state.
     """
 
@@ -104,7 +103,7 @@ class _Prepared:
 
 def _choose_family(a: Arguments) -> Arguments:
     """Return the arguments with a kernel family that has an LSTM of these bits."""
-    if a.wide and not a.family.int16_lstm:  # A model for TFLite Micro, with other rounding.
+    if a.wide and not a.family.int16_lstm:  # TFLite Micro rounds differently.
         return dataclasses.replace(a, family=TFLM)
     return a
 
@@ -270,7 +269,7 @@ def _emit(e: Emission) -> None:
 
 
 def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
-    """Add the weights of each gate, [output, input]; returns them and their scales."""
+    """Add the weights of each gate, [output, input], and return them and their scales."""
     parts = np.split(np.asarray(weights.q).astype(np.int8), 4, -1)
     scales = [np.float32(part.flat[0]) for part in np.split(np.asarray(weights.scale), 4, -1)]
     tensors = [
@@ -281,14 +280,14 @@ def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], li
 
 
 def _count_sequences(e: Emission, x: int) -> int:
-    """Return the number of sequences for each example of the file, if time was folded."""
+    """Return the number of sequences per example: not 1 if time was folded into the batch."""
     sequences, examples = e.shape(x)[0], e.shape(FIRST)[0]
     if sequences and examples:
         return sequences // examples
     tensors, codes = e.builder.graph.tensors, e.builder.model.operatorCodes
     producers = {int(index): op for op in e.builder.graph.operators for index in op.outputs}
     ways, seen = [(x, Fraction(1))], {x}
-    while ways:  # Back to an input, through tensors that hold all examples.
+    while ways:  # Goes back to an input, through tensors that hold all examples.
         after, times = ways.pop()
         if after not in producers:
             return int(times)
@@ -307,11 +306,11 @@ def _count_sequences(e: Emission, x: int) -> int:
 
 
 def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
-    """Add operators that write zeros into the states: some value of each example, times zeros.
+    """Add operators that write zeros into the states: a value of each example times zeros.
 
-    Interpreters allocate memory for states when they know the sizes of the first operators. If an
-    operator of the file determines a size at run time, that has to come before it. Then these
-    operators come first, read the file's input, and XNNPACK does not fuse them with others.
+    Interpreters allocate memory for states when they know the sizes of the first operators. If
+    another operator determines a size at run time, the states have to be written before it. These
+    operators then come first and read the file's input, and XNNPACK does not fuse them.
     """
     hidden, cell = states
     batch, units = e.shape(cell)
@@ -327,8 +326,8 @@ def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> Non
             some = e.make_reshaped(folded, (batch, 1), "some_of_step")
     zeros = e.constant("zeros", np.zeros((1, units or 1), np.int16), fine)
     if units == 1:
-        # LiteRT computes a product in the memory of an input with the same size, and then has no
-        # memory for a state, unlike a CAST to another size.
+        # LiteRT may compute a product in the memory of an input of the same size, and then
+        # allocates no memory for a state. A CAST to a type of another size avoids this.
         product = e.temporary("product", (batch, units), CELL)
         e.add("MUL", [some, zeros], [product])
         is_wide = e.dtype(hidden) == "int16"

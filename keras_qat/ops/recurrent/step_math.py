@@ -17,13 +17,13 @@ CONV_LSTMS = (layers.ConvLSTM1D, layers.ConvLSTM2D)
 
 
 class Arithmetic(Protocol):
-    """Computes steps on some kind of values. `name` is the name of a result's range."""
+    """The operations of a step, for one kind of values. `name` is the name of a result's range."""
 
     def product(self, part: str, hidden: Any) -> Any:
         """Multiplies a hidden state by a part of the recurrent weights, and adds the bias."""
 
     def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
-        """Adds, with a ReLU up to `maximum` unless that is None or the range ends there."""
+        """Adds two values, then applies a ReLU up to `maximum` unless that is None."""
 
     def multiply(self, first: Any, second: Any, name: str) -> Any: ...
     def sigmoid(self, x: Any, name: str) -> Any: ...
@@ -43,7 +43,7 @@ Step = Callable[[Arithmetic, Mapping[str, Any], States], States]
 
 
 def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
-    """Compute sigmoids of sums. A hard sigmoid is a range, with its slope in the weights."""
+    """Compute sigmoids of sums. A hard sigmoid only needs a range; its slope is in the weights."""
     fed_back = m.product("gates", hidden)
     if hard:
         return m.add(inputs["gates"], fed_back, name, maximum=1.0)
@@ -116,9 +116,9 @@ HARD_SIGMOID = keras.activations.hard_sigmoid
 
 
 class Part(NamedTuple):
-    """A part of a layer's weights: blocks of columns for slope * (product + offset).
+    """A part of a layer's weights: blocks of columns that compute slope * (product + offset).
 
-    The scales of the weights include the slope, and the bias of the inputs the offset.
+    The scales of the weights include the slope. The bias of the inputs includes the offset.
     """
 
     blocks: tuple[slice, ...]
@@ -163,7 +163,7 @@ def select_columns(x: Any, part: Part) -> Any:
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
     """Returns the observed ranges inside a step: products of inputs and of states, and sums.
 
-    Sums in 16 bits have fixed ranges. Products that become 16 bits have zero point 0.
+    Sums in 16 bits have fixed ranges. Products that are converted to 16 bits have zero point 0.
     """
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}

@@ -1,4 +1,4 @@
-"""Computes steps of recurrent layers in integers, and emits them, with the rows of operators."""
+"""Computes and emits the steps of recurrent layers in integers, by the rows of operators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 
 """16-bit parameters up to 1, 10 and 20. TFLite has other kernels for powers of two."""
 
 NEVER_CLIPPED = (UNIT, SUM)
-"""Parameters of tensors that are within these limits."""
+"""Parameters of tensors within these limits."""
 
 FIXED: dict[str, FixedRange | QuantParams] = {
     "hidden": HIDDEN,
@@ -61,8 +61,8 @@ class Steps:
         machine: prepares, computes or emits the rows.
         parts: parts of the weights, by name.
         attributes: attributes of the layer's operator.
-        weights: weights for the inputs, which include the recurrent weights. If rows compute, only
-            the inner ranges remain.
+        weights: weights for the inputs, with the recurrent weights inside. Once they are prepared,
+            only the inner ranges remain.
     """
 
     machine: Machine
@@ -143,7 +143,7 @@ class Steps:
 
 def _select_part(weights: Weights, part: Part) -> Weights:
     """Return some columns of weights, with their scales and biases."""
-    if weights.q is None:  # They were prepared.
+    if weights.q is None:  # The weights were prepared.
         return weights
     bias = None if weights.bias is None else select_columns(weights.bias, part)
     scale = select_columns(weights.scale, part) if weights.per_channel else weights.scale

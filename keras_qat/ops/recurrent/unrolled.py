@@ -1,9 +1,8 @@
 """Unrolls GRU, SimpleRNN and ConvLSTM, for which TFLite has no operators.
 
-The inputs of all steps are multiplied at once. Then each step multiplies its hidden state and
+The inputs of all steps are multiplied at once. Each step then multiplies its hidden state and
 computes the rest elementwise. `step_math` defines the steps, `step_ops` computes them in integers
-and emits them, and the training layers compute them in float. All steps share the weights and one
-range for each tensor.
+and emits them, and training computes them in float. All steps share weights and ranges.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ _MASK = "mask"
 
 
 def has_initial_state(a: Arguments | Emission) -> bool:
-    """Whether the first state is an input. No layer has both this and a mask."""
+    """Whether the first state is an input. No supported layer has this and a mask."""
     count = len(a.inputs) if isinstance(a, Emission) else len(a.q)
     return count > 1 and not a.attributes["masked"]
 
@@ -199,7 +198,7 @@ def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized
     """Return a function that adds the products of a step's input, by part.
 
     It adds the products of all steps at once. Products of images, which need more memory, are added
-    with their step.
+    in each step.
     """
     source: Any = e.inputs[0], e.node.inputs[0].params
     if not convolves(e.attributes):
@@ -252,7 +251,7 @@ def _emit_steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
 def _accepts(
     activations: str, allowed: Mapping[str, tuple[Any, ...]], call: Call, attributes: Attributes
 ) -> str | None:
-    """Accept layers with one of the allowed functions in each attribute."""
+    """Accept layers with allowed activation functions."""
     is_image = convolves(attributes)
     axes = 3 + len(attributes["strides"]) if is_image else 3
     if (reason := explain_form(call, axes)) is not None:
@@ -280,10 +279,10 @@ def _accepts(
 
 
 def _read_attributes(call: Call) -> Attributes:
-    """Return the attributes of `LSTM`, whether sigmoids are hard, and the effect of a mask.
+    """Return the attributes of `LSTM`, whether sigmoids are hard, and what a mask does.
 
-    With `zeroes`, masked steps return zeros, as inside of Bidirectional, and not the step before. A
-    GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
+    With `zeroes`, masked steps return zeros, as inside Bidirectional, and not the previous output.
+    A GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
     """
     layer, masked = call.layer, keras_variants.has_mask_input(call.layer)
     form = {

@@ -1,8 +1,8 @@
 """BatchNormalization folding with correction factors, as in `tf.contrib.quantize`.
 
 The kernel is folded with the moving variance, so its range changes smoothly. Until
-BatchNormalization is frozen, the output is corrected to the batch's statistics, which a second
-convolution with the float kernel computes.
+BatchNormalization is frozen, a second convolution with the float kernel computes the batch's
+statistics, and the output is corrected to them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from keras_qat.training.fake_quantization.observers import subtract_product
 from keras_qat.training.fake_quantization.phase import Phase
 
 MUCH_LESS = 0.8
-"""The share of a convolution's products below which the covariance of its inputs is faster."""
+"""The covariance is faster if it needs less than this share of a convolution's products."""
 
 
 def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
@@ -63,7 +63,7 @@ def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
 
         def gradient(d_mean: tf.Tensor, d_covariance: tf.Tensor) -> Any:
             slope = (d_covariance + tf.transpose(d_covariance)) / count
-            # Not from `centered`, which graph optimization would keep in memory until here.
+            # Not from `centered`: graph optimization would keep it in memory until here.
             offset = d_mean / count - tf.linalg.matvec(slope, mean)
             return tf.nn.bias_add(tf.matmul(rows, slope), offset)
 
@@ -73,12 +73,12 @@ def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
 
 
 def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
-    """Whether the covariance of a layer's inputs is faster than its outputs for the statistics.
+    """Whether computing the statistics from the covariance of a layer's inputs is faster.
 
     The statistics of a 1x1 convolution's outputs follow from the covariance of its inputs. With
     gradients, the convolution costs three products per weight and pixel. The covariance costs two
-    per pair of input channels and pixel, and three small matrix products. A batch of unknown size
-    counts as 32 examples.
+    products per pair of input channels and pixel, and three small matrix products. A batch of
+    unknown size counts as 32 examples.
     """
     is_by_pixel = (
         type(layer) is backend.keras.layers.Conv2D
@@ -97,7 +97,7 @@ def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
 
 
 def can_concatenate(layer: keras.layers.Layer) -> bool:
-    """Whether a layer computes faster with two concatenated kernels than with one at a time.
+    """Whether a layer is faster with two kernels concatenated than with one after the other.
 
     Its inputs and their gradient are then read and written once, but the outputs have to be split.
     """
@@ -131,12 +131,12 @@ def scale_and_shift(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor, channe
 
         return fuse(y, factors, offsets), gradient
 
-    # On a GPU TensorFlow swaps axes for its gradient if the statistics are not the batch's.
+    # On a GPU, TensorFlow's gradient swaps axes unless the statistics are the batch's.
     return (keep_axes if plain_operations.has_gpu() else fuse)(y, factors, offsets)
 
 
 def fuses(x: tf.Tensor, channel_axis: int) -> bool:
-    """Whether TensorFlow's fused BatchNormalization supports `x`, which saves a pass over it."""
+    """Whether TensorFlow's fused BatchNormalization supports `x`. It saves a pass over `x`."""
     return len(x.shape) == 4 and channel_axis == 3 and x.dtype == tf.float32
 
 
@@ -150,11 +150,12 @@ class CorrectedFold:
 
     `tf.contrib.quantize` folds with the batch's variance and corrects the kernel to the moving
     variance. The two cancel out, so the kernel is folded with the moving variance at once, as in an
-    exported file. With frozen statistics the correction of the output cancels out too, and one
-    convolution is enough.
+    exported file. With frozen statistics the output's correction is 1 too, and one convolution is
+    enough.
 
-    Apart from that, the order of operations is the original's, and the moving statistics are read
-    before the step updates them. So results agree with recorded runs to float rounding.
+    Otherwise the order of operations is the same as in `tf.contrib.quantize`, and the moving
+    statistics are read before the step updates them. So results agree with recorded runs up to
+    rounding.
     """
 
     def __init__(self, wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> None:
@@ -174,8 +175,8 @@ class CorrectedFold:
     def __call__(self, learning: Any) -> Any:
         """Computes the output, corrected to the batch's statistics if `learning`.
 
-        Inference and exported files compute the uncorrected output. A replica must not wait for
-        others within a branch, so only the terms that differ are in it.
+        Inference and exported files compute the uncorrected output. The branch holds only terms
+        that differ, because a replica must not wait for others inside it.
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
         kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))
@@ -196,14 +197,14 @@ class CorrectedFold:
         return scale_and_shift(y, factor, offset, axis)
 
     def find_correction(self) -> tuple[Any, Any]:
-        """Returns factor and offset by the batch's statistics; updates the moving ones."""
+        """Returns the factor and offset of the batch's statistics, and updates the moving ones."""
         mean, variance, count = self.moments or self.batch_moments()
         inverse = self.inverse(variance)
         self.update(mean, variance, count)
         return inverse / self.moving_inverse, self.beta - mean * self.gamma * inverse
 
     def find_moving(self) -> tuple[Any, Any]:
-        """Returns factor and offset by the moving statistics."""
+        """Returns the factor and offset of the moving statistics."""
         offset = self.beta - self.mean * (self.gamma * self.moving_inverse)
         return tf.ones_like(offset), offset
 
@@ -218,7 +219,7 @@ class CorrectedFold:
     def local_moments(self, z: tf.Tensor) -> tuple[Any, Any, Any]:
         """Returns mean, variance and count of the outputs on this replica.
 
-        They come from the outputs, or from the covariance of the inputs if that is faster.
+        Computes them from the outputs, or from the covariance of the inputs if that is faster.
         """
         if z is not None or not is_covariance_faster(self.layer, self.inputs):
             z = self.convolve(self.kernel) if z is None else z
@@ -251,13 +252,13 @@ class CorrectedFold:
         return tf.math.rsqrt(variance + self.norm.epsilon)
 
     def convolve(self, kernel: tf.Tensor, **attributes: Any) -> Any:
-        """Calls the layer with another kernel, in the layer's own precision."""
+        """Calls the layer with another kernel, in the layer's precision."""
         kernel = tf.cast(kernel, self.layer.compute_dtype)
         with backend.swap_attributes(self.layer, **{self.weight: kernel}, **attributes):
             return tf.cast(self.layer(self.inputs), tf.float32)
 
     def convolve_both(self, kernel: tf.Tensor) -> list[Any]:
-        """Returns the outputs of a kernel and of the float one, which have read the inputs once."""
+        """Returns the outputs of a kernel and of the float kernel, and reads the inputs once."""
         kernels = tf.concat([kernel, self.kernel], -1)
         both = self.convolve(kernels, filters=2 * self.layer.filters)
         return tf.split(both, 2, self.norm.axis[0])

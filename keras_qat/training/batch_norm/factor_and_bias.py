@@ -1,4 +1,4 @@
-"""The factor and the bias that a BatchNormalization becomes when it is folded."""
+"""The factor and the bias that replace a folded BatchNormalization."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _layers = backend.keras.layers
 
 
 def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> tuple[Any, Any]:
-    """Returns the factor and the bias per output channel that a wrapper folds to at inference.
+    """Returns the factor and the bias of each output channel of a folded wrapper at inference.
 
     BatchNorm(conv(x, W) + b) = conv(x, a W) + a (b - mean) + beta, per channel, with
     a = gamma / sqrt(variance + epsilon).
@@ -63,7 +63,7 @@ def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> 
 def fold_normalization(
     bias: tf.Tensor, norm: keras.layers.Layer, dtype: tf.DType = tf.float32
 ) -> tuple[Any, Any]:
-    """Returns a BatchNormalization's factor at inference, and its bias with `bias` folded in."""
+    """Returns a BatchNormalization's factor at inference, and its bias including `bias`."""
     factor = tf.math.rsqrt(tf.cast(norm.moving_variance, dtype) + norm.epsilon)
     if norm.scale:
         factor *= tf.cast(norm.gamma, dtype)
@@ -89,13 +89,13 @@ class Weighted(Protocol):
     batch_norm: Any
     """The BatchNormalization after it, or None."""
     weight_axes: dict[str, tuple[int, ...]]
-    """Path of each weight -> axes of its output channels, counted from the end; none if affine."""
+    """Path of each weight -> axes of its output channels, counted from the end; empty if affine."""
     weight_spec: QuantSpec | None
     weight_quantizers: Mapping[str, WeightQuantizer]
-    """The quantizers, by the paths of their weights; none where weights stay in float."""
+    """The quantizers, by the paths of their weights, of the weights that do not stay in float."""
     channels: int
     """Number of channels that the layer reads."""
     state_bits: int
-    """Bits of the state that an LSTM reads again."""
+    """Bits of the hidden state of an LSTM between steps."""
     inner: dict[str, ActivationQuantizer]
     """Quantizers of the tensors inside a step of a recurrent layer, by name."""

@@ -2,14 +2,14 @@
 
 With one scale per channel, quantization commutes with the factors of a BatchNormalization. With one
 scale per tensor, the quantized values of a channel depend on the factors of all channels. Training
-then quantizes the folded kernel a W, with the factor a of the moving statistics, and separates it
+then quantizes the folded kernel a W, with the factor a of the moving statistics, and divides by a
 again: a convolution with Q(a W) / a, then Keras' BatchNormalization.
 
-Quantization changes the norm of a channel that has only a few quantized values, which the batch's
-statistics would hide in training. So the convolution keeps the norm of W, and gamma is multiplied
-by the channel's gain: the norm after quantization over the norm before. Training then computes the
-same as the folded kernel, up to the batch's statistics. A channel that is quantized to zeros has
-the gain 0 and keeps the statistics of the float kernel, so it can recover.
+Quantization changes the norm of a channel that has only a few quantized values. The batch's
+statistics would hide this in training. So the convolution keeps the norm of W, and gamma is
+multiplied by the channel's gain: the norm after quantization divided by the norm before. Training
+then computes the same as the folded kernel, but with the batch's statistics. A channel that is
+quantized to zeros has the gain 0 and keeps the statistics of the float kernel, so it can recover.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def normalize_per_channel(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) ->
 def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
     """Calls a BatchNormalization, with the moving statistics once they are frozen.
 
-    With a `Switch` both are computed, and frozen statistics keep their values.
+    With a `Switch`, results for both kinds of statistics are computed. Frozen ones stay unchanged.
     """
     if isinstance(phase.frozen, Switch):
         return _normalize_twice(norm, x, phase.frozen)
@@ -60,7 +60,7 @@ def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
 
 
 def _normalize_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> Any:
-    """Call a BatchNormalization with both statistics, and selects one of the results."""
+    """Call a BatchNormalization with the batch's and the moving statistics, and select a result."""
     names = [name for name in ("gamma", "beta") if getattr(norm, name) is not None]
     weights = [tf.convert_to_tensor(getattr(norm, name)) for name in names]
     momentum = tf.where(frozen.on, 1.0, norm.momentum)
@@ -123,7 +123,7 @@ def normalize_per_tensor(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> 
 
 
 def apply_quantized(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
-    """Calls the wrapped layer with its weights quantized, none of them folded."""
+    """Calls the wrapped layer with quantized weights, without folding."""
     layer = wrapper.layer
     quantized = {
         name: tf.cast(quantizer(get_weight(layer, name), phase), layer.compute_dtype)
@@ -172,7 +172,7 @@ def quantize_folded(wrapper: Weighted) -> QuantizedKernel:
 def _get_kernel(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
     """Return the kernel of a wrapper, its factors (float32), and the axes of its output channels.
 
-    The kernel of an affine layer is 1 for each channel; without BatchNormalization factors are 1.
+    The kernel of an affine layer is 1 for each channel. Without BatchNormalization factors are 1.
     """
     factor, _ = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:
@@ -215,9 +215,9 @@ def _quantize(
 
 
 def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
-    """Returns the quantized kernel for training, with the float kernel's norm, and the gains.
+    """Returns the quantized kernel for training, scaled to the float kernel's norm, and the gains.
 
-    The gradient is the float kernel's. While quantization is off, the kernel does not change and
+    The gradient goes to the float kernel. While quantization is off, the kernel does not change and
     the gains are 1.
     """
     kernel, factor, axes = _get_kernel(wrapper)
@@ -244,7 +244,7 @@ def use_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
 def apply_gains(wrapper: Weighted, bias: tf.Tensor, gains: tf.Tensor) -> Any:
     """Applies the gains to the bias of `compute_factor_and_bias`, or to an affine layer's output.
 
-    The offset that is added after the factor does not change. Without a factor nothing does.
+    The offset that is added after the factor does not change. Without a factor nothing changes.
     """
     if wrapper.batch_norm is None and wrapper.weight_axes:
         return bias

@@ -1,4 +1,4 @@
-"""The verb `calibrate`: ranges from data, without training, for post-training quantization."""
+"""The function `calibrate`: ranges from data without training, for post-training quantization."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import clip_weights
 
 _QUICK, _LARGEST = 1 << 17, 128
-"""Input elements of the batches that are read of small examples, and most examples of a batch."""
+"""Default batches hold at most this many input values, and this many examples."""
 
 
 @one_at_a_time
 @answers_unknown(
-    epochs="nothing, as one pass over the data is enough",
+    epochs="nothing, because one pass over the data is enough",
     samples="the examples themselves, such as x_train[:200]",
     representative_dataset="it as the second argument",
 )
@@ -70,8 +70,8 @@ def calibrate(
     The model can then be exported: this is post-training quantization. The ranges are observed in
     the float model at inference: quantization, dropout and noise are off. They depend neither on
     the batch size nor on the order of the examples. Trained weights, the statistics of
-    BatchNormalization and the training step do not change, except as `weights` describes.
-    It warns about data that seem to be prepared differently than in training, or lost in 8 bits.
+    BatchNormalization and the training step do not change, except as `weights` describes. It warns
+    about data that seem to be prepared differently than in training, or that 8 bits do not resolve.
 
     In a cluster (`MultiWorkerMirroredStrategy`) all workers have to call it, each with its share of
     the data. The ranges are the same as in one process with all data.
@@ -81,26 +81,26 @@ def calibrate(
         dataset: inputs, as for `model.predict` or TFLite's converter: an array, a list or dict of
             arrays, a `tf.data.Dataset`, batched or not, a `keras.utils.Sequence`, a generator of
             batches or the function that makes one, a list of images. Labels are ignored.
-        steps: how many batches to read; all by default. An endless dataset needs it.
-        batch_size: examples per batch of arrays and single examples; by default 32, or without
-            `steps` up to 128 of small inputs.
-        method: how a range is chosen: "minmax" by the extremes, "percentile" without a share of the
-            values at either end, "mse" by the smallest mean squared error, "entropy" by the
-            smallest Kullback-Leibler divergence. Values beyond the range are clipped. "percentile"
-            clips the inputs before it computes other ranges, for which it reads the data twice
-            unless it is a generator. Ranges that an operator fixes do not change.
-        percentile: share of the values, in percent, below the upper end, and above the lower one.
-        weights: the ranges of weights per channel: "minmax" by the extremes, which changes nothing,
-            or "mse" by the smallest mean squared error, which clips weights, and pays with 4 bits
-            and fewer. Do not use "mse" before `learn_rounding`, which does the same, and would
-            reproduce the clipped weights.
-        reset: whether to forget earlier observations, from training or from an earlier call.
-            Otherwise ranges are averaged with them, weighted by the number of examples.
+        steps: how many batches to read; all by default. Required for an endless dataset.
+        batch_size: examples per batch, for arrays and unbatched data; by default 32, or up to 128
+            small examples if `steps` is not given.
+        method: how to choose a range: "minmax" uses the extremes, "percentile" leaves out a share
+            of the values at either end, "mse" minimizes the mean squared error, "entropy" the
+            Kullback-Leibler divergence. Values beyond the range are clipped. "percentile" clips the
+            inputs before it computes other ranges. It reads the data twice for this, unless the
+            data is a generator. Ranges that an operator fixes do not change.
+        percentile: percentage of the values below the upper end, and above the lower end.
+        weights: how to choose the ranges of weights with one range per channel: "minmax" uses the
+            extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,
+            which helps with 4 bits and fewer. Do not use "mse" before `learn_rounding`, which
+            chooses such ranges itself and would reproduce the clipped weights.
+        reset: whether to forget ranges from training or from an earlier call. Otherwise the new
+            ranges are averaged with them, weighted by the number of examples.
         verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model is not quantized, there is no such method, the data is empty or
-            does not fit the model, or a tensor holds NaN or infinity.
+        ValueError: if the model is not quantized, the method is unknown, the data is empty or does
+            not fit the model, or a tensor holds NaN or infinity.
 
     Example:
         >>> qat = keras_qat.quantize_model(model)
@@ -159,7 +159,7 @@ def calibrate(
 
 
 def _quick_batch(model: keras.Model) -> int | None:
-    """Return how many examples to read at a time, more if they are small; None for the default."""
+    """Return a batch size, larger for small examples; None for the default."""
     sizes = [math.prod(x.shape[1:]) for x in model.inputs if x.shape[1:].is_fully_defined()]
     if len(sizes) < len(model.inputs) or model.inputs[0].shape[0]:
         return None

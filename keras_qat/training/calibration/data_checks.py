@@ -32,15 +32,15 @@ from keras_qat.training.schedule import list_scheduled_layers
 _FIRST = 64
 """Examples that show how the data are prepared."""
 FEW = 4
-"""Calibration warns if it has fewer examples."""
+"""Calibration warns about fewer examples than this."""
 _CHECKED = 32
 """Training examples that are checked, evenly spread over the data."""
 _SAMPLE = 4096
-"""Values of an example, at most, from which its deviation is computed."""
+"""Most values of an example from which its deviation is computed."""
 _VALUES, _PER_BATCH = 2**17, 2**14
-"""Values of an input that are kept, at most, altogether and from a batch."""
+"""Most values of an input that are kept, in total and per batch."""
 ALL_LOOKS = {"predict": 3, "test": 3}
-"""Keras' function -> in how many of its calls `look_at_first_batch` compares the first batch."""
+"""Keras' function -> the number of calls whose first batch `look_at_first_batch` checks."""
 
 
 @dataclasses.dataclass
@@ -115,18 +115,18 @@ def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, c
     if len(ends) == 1:
         return (
             f"All values of the calibration data are {ends.pop():g}, so the ranges fit no other "
-            f"data. Call calibrate again, with examples as the model was trained on."
+            f"data. Call calibrate again, with examples like the training data."
         )
     samples = {data.name: Sample(data.first, *data.ends) for data in inputs}
     wrong = find_wrong_preparation(graph, samples)
     reasons = [_explain_unresolved(graph, data) for data in inputs if not clips]
-    # With a few outliers all data seem to be prepared differently.
+    # A few outliers would make all data seem to be prepared differently.
     at = len(reasons) if any(data.has_outliers for data in inputs) else 0
     reasons.insert(at, wrong and f"{wrong} Then call calibrate again.")
     if examples is not None and examples < FEW:
         reasons.append(
             f"The ranges come from {pluralize(examples, 'example')}: values beyond them are "
-            f"clipped. Calibrate on some hundred."
+            f"clipped. Calibrate with a few hundred examples."
         )
     return next(filter(None, reasons), "")
 
@@ -190,8 +190,8 @@ def _explain_unresolved(graph: Graph, data: InputData) -> str:
     if data.deviations and np.median(np.concatenate(data.deviations)) < step:
         return (
             f"Input '{data.name}': half of the examples vary by less than one quantized value, "
-            f"{step:.3g}, because few values set the range, {low:.4g} to {high:.4g}. Leave these "
-            f"out, or call calibrate with method='percentile'."
+            f"{step:.3g}, because a few values set the range, {low:.4g} to {high:.4g}. Leave these "
+            f"values out, or call calibrate with method='percentile'."
         )
     return ""
 
@@ -199,7 +199,7 @@ def _explain_unresolved(graph: Graph, data: InputData) -> str:
 def look_at_first_batch(model: keras.Model, name: str, batches: Iterator[Any]) -> Iterator[Any]:
     """Warns once if the next batch is far outside of the ranges of a `PhasedModel`'s inputs.
 
-    No other batch is read outside of the traced function, so none takes longer.
+    All other batches are read inside the traced function, and take no longer than without it.
 
     Args:
         model: the model.

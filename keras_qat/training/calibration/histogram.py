@@ -1,12 +1,12 @@
 """Histograms of tensors, and calibration methods that choose a range from them.
 
-The sign, the exponent and the first 9 bits of the mantissa of a float are its bin. So a bin above
-2^-32 is 1/512 to 1/1024 as wide as the values in it. The range need not be known beforehand: one
-pass over the data is enough, in any order and in batches of any size, and neither outliers nor a
+The bin of a float is its sign, its exponent and the first 9 bits of its mantissa. So a bin above
+2^-32 is 1/512 to 1/1024 as wide as its values are large. The range need not be known beforehand:
+one pass over the data is enough, in any order and in batches of any size. Neither outliers nor a
 change of scale cost resolution.
 
 A method receives a histogram and a specification, and returns the ends of the range. Values beyond
-the ends are clipped, which leaves a finer scale for all others.
+the ends are clipped, so all other values get a finer scale.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIRST = (127 - 32) << (23 - _SHIFT)
 """The bin of 2^-32. Smaller values are in the first bin of their sign."""
 _GOLDEN = (5**0.5 - 1) / 2
 _ENOUGH = 1 << 14
-"""Values of an example, at most, that are counted, evenly spread over it."""
+"""Most values of an example that are counted. They are spread evenly over it."""
 
 
 def find_extremes(x: tf.Tensor) -> Any:
@@ -58,14 +58,14 @@ def take_sample(x: tf.Tensor, most: int) -> Any:
     """Returns at most `most` values of each example, evenly spread over it, as a vector."""
     size = math.prod(x.shape[1:]) if x.shape[1:].is_fully_defined() else 0
     step = -(-size // most) or 1
-    while step > 1 and math.gcd(step, x.shape[-1]) > 1:  # Otherwise some channels are skipped.
+    while step > 1 and math.gcd(step, x.shape[-1]) > 1:  # Other strides would skip some channels.
         step += 1
     return _stride(tf.cast(x, tf.float32), size if step > 1 else 1, step)
 
 
 @partial(trace_once, signature=[tf.TensorSpec(None), *[tf.TensorSpec([], tf.int32)] * 2])
 def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
-    """Return every n-th value of examples of a size, as a vector."""
+    """Return every n-th value of examples with `size` values, as a vector."""
     return tf.reshape(tf.reshape(x, [-1, size])[:, ::step], [-1])
 
 
@@ -73,7 +73,7 @@ def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
 def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
     """Returns a vector: the extremes of a tensor, then at most `most` of its values.
 
-    Without constants for each tensor, TensorFlow optimizes this function once for all of them.
+    The function has no constants that depend on the tensor, so TensorFlow optimizes it only once.
     """
     values = tf.reshape(x, [-1])
     size = tf.size(values)
@@ -150,7 +150,7 @@ class Histogram:
     def below(self, thresholds: np.ndarray) -> np.ndarray:
         """Counts the values below each threshold, assuming an even spread within a bin."""
         sums = np.concatenate([[0.0], np.cumsum(self.counts)])
-        # Between two bins there may be a gap, where the sum does not change.
+        # The sum does not change in a gap between two bins.
         ends = np.stack([self.low, self.high], 1).reshape(-1)
         return np.interp(thresholds, ends, np.stack([sums[:-1], sums[1:]], 1).reshape(-1))
 
@@ -192,8 +192,8 @@ Method = Literal["minmax", "percentile", "mse", "entropy"]
 Range = tuple[float, float]
 
 _GAIN = 0.98
-"""A narrower range has to reduce the error to this share, because histograms overestimate the error
-of the extremes for values that already lie on the grid, such as pixels."""
+"""A narrower range has to reduce the error to this share of the extremes' error. Histograms
+overestimate the latter for values that already lie on the grid, such as pixels."""
 _MERGED = 16
 """Bins that are merged to sum errors. A merged bin is 1/32 as wide as its values."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
@@ -210,7 +210,7 @@ def extremes(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def percentile(histogram: Histogram, spec: QuantSpec, percent: float = 99.99) -> Range:
-    """Returns the range that holds all values but a share at either end."""
+    """Returns the range that leaves out a share of the values at either end."""
     share = percent / 100
     low = min(0.0, histogram.quantile(1 - share))
     return low, max(0.0, histogram.quantile(share))
@@ -241,7 +241,7 @@ def _full_range(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarray) -> float:
-    """Sums the squared quantization errors, assuming an even spread of values within a bin."""
+    """Sums the squared quantization errors, assuming that values are spread evenly within a bin."""
     low, high = ends
     if high <= low:
         return float(np.inf)
@@ -275,10 +275,10 @@ def _rounding(x: np.ndarray) -> np.ndarray:
 def entropy(histogram: Histogram, spec: QuantSpec) -> Range:
     """Returns the range with the smallest Kullback-Leibler divergence after quantization.
 
-    Zeros do not count, because every range holds them. With more than 8 bits the range is that of
-    the extremes, because there is hardly anything to gain.
+    Zeros do not count, because every range holds them. With more than 8 bits it returns the
+    extremes, because there is hardly anything to gain.
 
-    Source: TensorRT's calibration (Migacz 2017), for ranges with an end on each side.
+    Source: TensorRT's calibration (Migacz 2017), extended to ranges with two ends.
     """
     rest = histogram.drop_zeros()
     if spec.bits > 8 or not len(rest.counts):

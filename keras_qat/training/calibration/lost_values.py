@@ -1,4 +1,4 @@
-"""Values that quantization loses because far larger ones share their range."""
+"""Values that quantization loses because far larger values share their range."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 MOST_FEATURES = 16
-"""Features of a time series, at most, that are checked one by one. Spectra may have empty bands."""
+"""Most features of a time series that are checked one by one. Spectra may have empty bands."""
 _EXAMPLES = 64
 """Examples with enough different values."""
 FAR = 32
 """A range has outliers if it is more than 32 times as wide as all other values need."""
 ENOUGH = 8
-"""Quantized values that are enough for all other values."""
+"""Values without outliers need this many quantized values."""
 VARIED = 4
-"""Different values among the others, at least: marks beside zeros cost nothing."""
+"""Fewest different values beside the outliers: if all others are zero, outliers cost nothing."""
 MARK = 0.01
-"""Share of a tensor's values from which they are a mark, as for masked entries, and no outliers."""
+"""Values with at least this share of a tensor are marks, as for masked entries, not outliers."""
 
 
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
     """Returns sentences on features and tensors that the ranges of a model lose.
 
-    Without an array of examples for each input, features are judged by the statistics of the layer
+    Without an array of examples for each input, it judges features by the statistics of the layer
     that normalizes them.
     """
     features = _explain_by_statistics(graph) if data is None else explain_lost_features(graph, data)
@@ -82,8 +82,8 @@ def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str
     return (
         f"The output of '{lost[0]}', {start:.4g} to {end:.4g},{others} shares one range, {low:.4g} "
         f"to {high:.4g}, with '{widest}': it spans less than {LEVELS} of {2**bits} quantized "
-        f"values, and is lost. Scale them alike before they are joined, for example by a "
-        f"Rescaling or a BatchNormalization after '{widest}', or end the file before the join: "
+        f"values, and is lost. Scale them alike before they are joined, for example by a Rescaling "
+        f"or a BatchNormalization after '{widest}', or end the file before the join: "
         f"quantize_model(model, outputs=[...])."
     )
 
@@ -93,7 +93,7 @@ def find_lost_features(
 ) -> dict[int, float]:
     """Returns index -> span of the features that span too little of the range of all features.
 
-    Features with few different values, such as a pixel that is mostly 0, are lost in no range.
+    Features with few different values, such as a pixel that is mostly 0, are never lost.
     """
     spans = high - low
     lost = np.flatnonzero((spans > 0) & (spans < compute_lost_span(shared, bits)))
@@ -109,7 +109,7 @@ def has_features(x: np.ndarray) -> bool:
 
 
 def replace_nonfinite(x: np.ndarray) -> np.ndarray:
-    """Returns data with 0 in place of NaN and infinity, which models may replace."""
+    """Returns data with 0 in place of NaN and infinity, because models may replace these."""
     return x if np.isfinite(x).all() else np.nan_to_num(x, posinf=0.0, neginf=0.0)
 
 
@@ -128,7 +128,8 @@ def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
 def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
     """Returns the quantizers of scores that the library masks itself.
 
-    Their range is as wide as a softmax needs. Scores that are small beside it weigh the same.
+    Their range is as wide as a softmax needs. Scores that are small beside this range weigh the
+    same.
     """
     masked = set()
     for call in graph.calls:
@@ -140,14 +141,14 @@ def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
 
 
 def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
-    """Returns the names in the float model of the tensors that share a range, by their slots.
+    """Returns the names, in the float model, of the tensors that share a range, by their slots.
 
     A Rescaling by 1, which only changes the range of its input, is named after its input.
     """
     names: dict[Quantize, dict[int, str]] = {}
     for call in graph.calls:
         slot = call.kwargs.get("slot", 0)
-        if not isinstance(call.layer, Quantize) or slot is None:  # An average of earlier ones.
+        if not isinstance(call.layer, Quantize) or slot is None:  # An average of earlier tensors.
             continue
         producer = call.inputs[0].producer
         tensors: tuple[str, ...] = call.layer.tensors
@@ -162,7 +163,7 @@ def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
 def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
     """Returns the quantizers and slots of tensors that depend on the data.
 
-    Others hold weights, such as the class token of vision transformers.
+    Other tensors hold weights, such as the class token of vision transformers.
     """
     varying, slots = set(flatten_values(graph.inputs)), set()
     for call in graph.calls:
@@ -233,10 +234,10 @@ def _find_norms(graph: Graph) -> Iterator[tuple[Value, keras.layers.Layer]]:
 
 
 class Outliers(NamedTuple):
-    """Values that are far from all others.
+    """A tensor's values that are far from all others.
 
     Args:
-        value: the outermost of them.
+        value: the outermost outlier.
         share: the share of the values that are outliers.
         low, high: the ends of the other values.
     """
@@ -250,14 +251,14 @@ class Outliers(NamedTuple):
 def find_outliers(
     values: np.ndarray, extremes: tuple[float, float], ends: tuple[float, float], bits: int
 ) -> Outliers | None:
-    """Finds outliers that alone set a tensor's range, and leave few quantized values for the rest.
+    """Finds outliers that set a tensor's range and leave few quantized values for the rest.
 
     The extremes may be missing in `values`, a sample of the tensor.
     """
     low, high = ends
     rest = np.sort(np.clip(np.append(values.astype(np.float64).ravel(), extremes), low, high))
     outermost = None
-    for _ in range(2):  # There may be some on both sides.
+    for _ in range(2):  # Both sides may have outliers.
         gaps = np.diff(rest)
         if not gaps.size or gaps.max() <= (rest[-1] - rest[0]) / 4:
             break
@@ -268,7 +269,7 @@ def find_outliers(
             rest, far = above, below[0]
         outermost = max(outermost or 0.0, float(far), key=abs)
     if outermost is None or abs(outermost) < abs(high if outermost > 0 else low) / 2:
-        return None  # Something else set the range, such as an operator.
+        return None  # Something else, such as an operator, set the range.
     needed = max(rest[-1], 0.0) - min(rest[0], 0.0)
     share = 1 - rest.size / (values.size + 2)
     is_lost = needed * FAR < high - low and needed * (2**bits - 1) < ENOUGH * (high - low)
@@ -289,7 +290,7 @@ def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
     )
     if far.share < MARK:
         return (
-            f"{cost} Leave such outliers out of the data, or call calibrate with "
+            f"{cost} Remove such outliers from the data, or call calibrate with "
             f"method='percentile'."
         )
     near = 2 * (min(far.low, 0.0) if far.value < 0 else max(far.high, 0.0)) or np.sign(far.value)

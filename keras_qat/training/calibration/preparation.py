@@ -29,22 +29,22 @@ FAR = 3.0
 """Distance from the training data that is always wrong: see `_find_distances`. Data that are sorted
 by class have up to 1."""
 FAR_IF_OTHER = 0.5
-"""The same if another preparation of the data has less than a quarter of this distance."""
+"""Distance that is wrong if another preparation of the data has less than a quarter of it."""
 _MOST = 8.0
-"""Limit on the distance of a channel: a dead channel must not decide."""
+"""Limit on the distance of one channel, because a dead channel must not decide."""
 _ROWS = 4096
-"""Rows of channels, at most, from which mean and deviation are computed."""
+"""Most rows of channels from which mean and deviation are computed."""
 _FEWEST = 4
 """The fewest examples to judge by."""
 _RESCALED_TWICE = 0.02
-"""Spread after a Rescaling layer below which data was rescaled before."""
+"""Data that spread less than this after a Rescaling layer were rescaled before it."""
 
 _SURE = 1 / np.e
-"""Median ratio of the second class's probability to the first's in sure predictions."""
+"""Predictions are sure with this median ratio of the second class's probability to the first's."""
 _COMMON = 0.8
 """Largest share of the most common class in predictions that follow the data."""
 _SAME = 1e-3
-"""Difference of probabilities below which the scale of the data changes nothing."""
+"""The scale of the data changes nothing if probabilities differ by less than this."""
 _ALIKE = 0.1
 """Largest difference of probabilities among examples that a model hardly distinguishes."""
 
@@ -92,7 +92,7 @@ class Sample(NamedTuple):
         return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
 
     def preparations(self) -> dict[str, Prepare]:
-        """Returns possible preparations of such data before training, by their Python code."""
+        """Returns how such data may have been prepared for training: code -> prepared data."""
         if self.is_pixels:
             count = 4 if self.x.ndim == 4 and self.x.shape[-1] == 3 else 2
             return dict(list(_OF_PIXELS.items())[:count])
@@ -144,7 +144,7 @@ def _compare(
     name: str,
     sample: Sample,
 ) -> str:
-    """Return how the tensor before a normalization differs from its training data."""
+    """Return how the input of a normalization differs from its training data."""
 
     def measure(x: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
         (y,) = _compute(graph, [value], name, x)
@@ -167,7 +167,7 @@ def _compare(
     ratio = float(2 ** np.median(wider))
     how = f"varies {'at least ' * (ratio >= 2**_MOST)}{ratio:.3g} times as much as then"
     if 0.67 < ratio < 1.5:
-        how = f"lies {np.median(np.abs(shift)):.2g} standard deviations off"
+        how = f"lies {np.median(np.abs(shift)):.2g} standard deviations away"
     fit = f"They fit as {best}." if is_better else "Prepare them as in training."
     return (
         f"The data for {sample.describe(name)} are not prepared as in earlier training: what "
@@ -176,7 +176,7 @@ def _compare(
 
 
 def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
-    """Return how much wider than in training each channel is, and how far its mean is shifted.
+    """Return how much wider each channel is than in training, and how far its mean is shifted.
 
     The width is in doublings, the shift in standard deviations.
     """
@@ -186,7 +186,7 @@ def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray
     x = x * np.float32(getattr(norm, "input_scale", 1))
     if mean.size == 1:
         x = x.reshape(-1, 1)
-    else:  # The axis of contrib's BatchNormalization is that of images.
+    else:  # In contrib's BatchNormalization `axis` refers to images.
         norm_axes = [norm.axis] if isinstance(norm.axis, int) else list(norm.axis)
         axes = [axis if axis < x.ndim else -1 for axis in norm_axes]
         x = np.moveaxis(x, axes, range(-len(axes), 0)).reshape(-1, mean.size)
@@ -209,15 +209,15 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
 
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
-    """Return why data seem to be rescaled already, although the first layer is a Rescaling."""
+    """Return why data seem to be rescaled before a first layer that is a Rescaling."""
     for layer in map(get_first_layer, graph.calls):
         if isinstance(layer, keras.layers.Rescaling):
             scale = float(np.max(np.abs(layer.scale)))
             if 0 < scale * (sample.high - sample.low) < _RESCALED_TWICE:
                 return (
-                    f"The data for {sample.describe(name)} seem to be rescaled already, which "
-                    f"layer '{layer.name.removeprefix(PREFIX)}' does, by {scale:.3g}. Pass them "
-                    f"without rescaling."
+                    f"The data for {sample.describe(name)} seem to be rescaled already, but layer "
+                    f"'{layer.name.removeprefix(PREFIX)}' multiplies them by {scale:.3g} again. "
+                    f"Pass them without rescaling."
                 )
     return ""
 
@@ -252,7 +252,7 @@ def _check_classes(graph: Graph, name: str, sample: Sample) -> str:
 
 
 def _probabilities(scores: np.ndarray) -> np.ndarray:
-    """Return a classifier's probabilities from them or from its logits."""
+    """Return a classifier's probabilities, computed from its logits if necessary."""
     if scores.min() >= 0 and np.all(np.abs(scores.sum(1) - 1) < 0.01):
         return scores
     return np.asarray(tf.nn.softmax(scores))

@@ -45,7 +45,7 @@ from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 
 _SAMPLE, _SAMPLED = 16, 256
-"""Values of a tensor that are sampled from each example, and the number of such examples."""
+"""How many values of a tensor are sampled from each example, and from how many examples."""
 
 Slot = tuple[ActivationQuantizer, int | None]
 """A quantizer and the slot of one of its tensors; None for all of them."""
@@ -102,7 +102,7 @@ class Watch:
     def __call__(
         self, batch: list[np.ndarray], sampled: int
     ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-        """Returns extremes, a sample of that size, and counts (if wanted) of each tensor."""
+        """Returns the extremes, a sample and (if `counts`) the counts of each tensor."""
         inputs = map(tf.constant, [*batch, sampled], [spec.dtype for spec in self.specs])
         with explain_batch_size(self.graph.name, self.specs[0].shape[0], len(batch[0])):
             known, counts = self._trace()(*inputs)
@@ -119,13 +119,13 @@ class Observed:
     """
 
     def __init__(self, model: keras.Model, counts: bool, fixed: bool = False) -> None:
-        watches = vars(model).setdefault("_watches", {})  # Past Keras, which would track them.
+        watches = vars(model).setdefault("_watches", {})  # Keras does not track these.
         if (counts, fixed) not in watches:
             watches[counts, fixed] = Watch(model, counts, fixed)
         self.watch: Watch = watches[counts, fixed]
         self.examples = 0
         self.tallies: dict[Slot, Tally] = defaultdict(Tally)
-        """The tally of each quantizer; without counts, of each slot of a quantizer."""
+        """The tally of each quantizer; without counts, the tally of each slot of a quantizer."""
         self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
         """Samples of the tensors of each quantizer, by slot, from the first batches."""
 
@@ -161,7 +161,7 @@ class Observed:
             layer, bits = self._find_layer(quantizer), quantizer.spec.bits
             slot = max(samples, key=lambda slot: np.max(np.abs(samples[slot]), initial=0))
             far = find_outliers(np.concatenate([*samples.values()]), (low, high), (low, high), bits)
-            # The median tells a large tensor from one with a few large values.
+            # The median separates a large tensor from a tensor with a few large values.
             if far and (len(samples) == 1 or far.low <= np.median(samples[slot]) <= far.high):
                 name = self._find_name(quantizer, slot)
                 yield f"The output of '{name}': {describe_outliers(far, low, high, bits)}"
@@ -193,9 +193,9 @@ class Observed:
         if broken:
             raise ValueError(
                 f"The model computes NaN or infinity from this data, first in the output of "
-                f"'{broken[0]}', so that {pluralize(len(broken), 'tensor has', 'tensors have')} no "
+                f"'{broken[0]}', so {pluralize(len(broken), 'tensor has', 'tensors have')} no "
                 f"range. The data itself is finite. Usual causes are a logarithm or a root of "
-                f"negative numbers, a division by zero, and weights that hold NaN or infinity."
+                f"negative values, a division by zero, and weights with NaN or infinity."
             )
 
     def ranges(self, method: Callable[..., Range]) -> dict[Observer, Range]:
@@ -211,7 +211,7 @@ class Observed:
 
 
 def share_tallies(model: keras.Model, tallies: list[Tally]) -> None:
-    """Replaces tallies by those of the data of all workers in a cluster."""
+    """Replaces each worker's tallies by the tallies of all workers' data."""
     if not is_cluster(model.distribute_strategy):
         return
     ends = gather_workers(model, [[tally.low, tally.high] for tally in tallies])
@@ -237,7 +237,7 @@ def show_batches(
     title: str,
     verbose: int,
 ) -> Iterator[list[np.ndarray]]:
-    """Returns the batches of data, which must be finite, and shows progress."""
+    """Returns the batches of data, raises an error if they are not finite, and shows progress."""
     total = count_batches(model, data, batch_size, steps)
     batches = read_batches(model, data, batch_size, steps, finite=True)
     return show_progress(batches, title, verbose, total)

@@ -48,8 +48,8 @@ class ActivationQuantizer:
     ) -> tf.Tensor:
         """Fake-quantizes `x`, and observes it in `slot` if this is training.
 
-        Without a slot, `x` is an average of values that this quantizer was applied to. With a
-        `ceiling`, a ReLU of `x` with that maximum is quantized.
+        Without a slot, `x` is an average of values that are quantized already. With a `ceiling`, it
+        quantizes a ReLU of `x` with that maximum.
         """
         if phase.training is False and phase.quantizing is False:
             y = fake_quant.apply_relu(x, ceiling)
@@ -104,7 +104,7 @@ class ActivationQuantizer:
 
     @property
     def learns(self) -> bool:
-        """Whether training learns its range."""
+        """Whether the range is learned by training."""
         learned = ("learned", "learned_clipping")
         return isinstance(self.spec, specs.QuantSpec) and self.spec.observer in learned
 
@@ -126,7 +126,7 @@ class ActivationQuantizer:
         ceiling: float | None = None,
         counts: Counts = True,
     ) -> Range:
-        """Returns the range, after observing `x` if `training` and (without a branch) `counts`."""
+        """Observes `x` if `training` and (without a branch) `counts`. Returns the range."""
         if isinstance(self.spec, specs.FixedSpec):
             return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
         ranges = [
@@ -144,7 +144,7 @@ class ActivationQuantizer:
         return low, high
 
     def applies(self, phase: Phase, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag | Switch:
-        """Whether a call quantizes: not before the delay, and not before any data was observed."""
+        """Whether a call quantizes: after the delay, and once data was observed."""
         if phase.calibrated:
             return phase.quantizing
         has_range = self.has_range(minimum, maximum)
@@ -153,14 +153,14 @@ class ActivationQuantizer:
         return tf.logical_and(phase.quantizing, has_range)
 
     def has_range(self, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag:
-        """Whether the ends are a usable range. A quantizer without data has none."""
+        """Whether the ends are a usable range. A quantizer that has seen no data has none."""
         if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
             return True
         return maximum > minimum
 
     @property
     def untouched_range(self) -> tuple[float, float] | None:
-        """The recipe's initial range until data changes it, then None."""
+        """The recipe's initial range until data changes the range, then None."""
         if not isinstance(self.spec, specs.QuantSpec) or self.spec.initial_range is None:
             return None
         counters = [observer.counter for observer in self.observers]
@@ -173,6 +173,6 @@ class ActivationQuantizer:
 
     def current_range(self) -> tuple[float, float]:
         """Returns the range as floats: (0, 0) before any data."""
-        with tf.init_scope():  # Even while a function is traced.
+        with tf.init_scope():  # Reads values even while a function is traced.
             minimum, maximum = self.observe(None, training=False)
             return float(minimum), float(maximum)

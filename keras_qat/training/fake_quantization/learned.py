@@ -1,4 +1,4 @@
-"""Fake quantization with learned ranges. The ends of a range have a gradient.
+"""Fake quantization with learned ranges: the ends of a range have a gradient.
 
 With learned step size (LSQ, Esser et al. 2020, arXiv:1902.08153), values beyond an end contribute
 to its gradient, and values inside contribute by their rounding errors. With learned clipping (PACT,
@@ -35,13 +35,13 @@ def fake_quantize_learned(
     rounding: bool,
     fixed: Flag,
 ) -> tf.Tensor:
-    """Applies `fake_quantize` if `applies`, with a gradient for the ends of the range as well.
+    """Applies `fake_quantize` if `applies`. The ends of the range have a gradient too.
 
     Args:
         applies: whether to quantize.
         x, minimum, maximum, bits: as in `fake_quantize`.
         rounding: whether rounding errors contribute to the gradients of the ends, as in LSQ.
-        fixed: whether the ends have no gradient.
+        fixed: True for ends without a gradient.
     """
     levels = 2**bits - 1
 

@@ -29,13 +29,13 @@ Range = tuple[tf.Tensor, tf.Tensor]
 Counts: TypeAlias = bool | tf.Tensor | Switch
 
 RECENT = 10.0
-"""An average spans 10 batches, or the last tenth of all batches if these are more.
+"""An average spans the last 10 batches, or the last tenth of all batches if that is more.
 
-Weights change most when training begins: an average of all batches would clip growing values."""
+Weights change most when training begins, so an average of all batches would clip growing values."""
 
 
 def select_seen(seen: Flag, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Returns `new` if a batch counts, else `old`, without a branch, because GPUs wait for one."""
+    """Returns `new` if a batch counts, else `old`, without a branch that GPUs wait for."""
     return new if seen is True else tf.where(seen, new, old)
 
 
@@ -48,7 +48,7 @@ def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> 
 
 
 def _add_variable(host: keras.layers.Layer, name: str, value: float = 0.0) -> tf.Variable:
-    """Add a variable to `host`. Replicas average what they observe, so their values agree."""
+    """Add a variable to `host`. Replicas average their observations, so their values agree."""
     on_read = tf.VariableSynchronization.ON_READ
     return add_scalar(host, name, value, synchronization=on_read)
 
@@ -82,14 +82,14 @@ class Observer:
         Args:
             x: the batch.
             ceiling: the maximum of the ReLU that the quantizer computes of `x`; None without one.
-            counts: whether the batch counts. A `Switch` is on once the range is frozen, and its
-                range is not empty.
+            counts: whether the batch counts. A `Switch` is on once the range is frozen, and then it
+                is not empty.
         """
         return self.range(x)
 
 
 class CurrentValue(Observer):
-    """The extremes of the current tensor, and zero. Nothing is stored."""
+    """The range of the current tensor's extremes and zero. Nothing is stored."""
 
     def range(self, x: tf.Tensor) -> Range:
         spec, x = self.spec, tf.stop_gradient(x)
@@ -117,7 +117,7 @@ class LastValue(Observer):
         return getattr(self.host, "mixed", False)
 
     def batch_range(self, x: tf.Tensor, ceiling: float | None) -> Range:
-        """Returns the range of a batch, with zero and up to `ceiling`, averaged over replicas."""
+        """Returns a batch's range, with zero and up to `ceiling`, averaged over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
             low, high = fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)
@@ -125,7 +125,7 @@ class LastValue(Observer):
             low, high = tf.zeros([]), tf.cast(tf.reduce_max(x), tf.float32)
             limit = math.inf if ceiling is None else ceiling
             high = tf.raw_ops.ClipByValue(t=high, clip_value_min=0.0, clip_value_max=limit)
-        if self.is_mixed:  # `low` and `high` of NaNs may be zero. Graphs reduce `x` only once.
+        if self.is_mixed:  # NaNs may yield `low` and `high` of zero. Graphs reduce `x` only once.
             ends = [tf.reduce_max] if self.ignores_minimum else [tf.reduce_max, tf.reduce_min]
             is_known = tf.reduce_all(tf.math.is_finite(tf.stack([end(x) for end in ends])))
             low, high = (tf.where(is_known, end, np.nan) for end in (low, high))
@@ -134,7 +134,7 @@ class LastValue(Observer):
         return mean_over_replicas(low, high)
 
     def extremes(self) -> tuple[float, float]:
-        """Returns the range as it was observed: see `QuantSpec.off_ties`."""
+        """Returns the observed range, before `QuantSpec.off_ties` widens it."""
         low, high = float(self.minimum.numpy()), float(self.maximum.numpy())
         return low, low + (high - low) / (1 + WIDER) if self.spec.off_ties else high
 
@@ -147,9 +147,9 @@ class LastValue(Observer):
         )
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
-        """Sets the range to hold two values and zero, as if observed in so many batches.
+        """Sets the range to hold two values and zero, as if observed in this number of batches.
 
-        With `QuantSpec.off_ties` it is wider by the share `wider`.
+        With `QuantSpec.off_ties` the range becomes wider by the share `wider`.
         """
         spec = self.spec
         ends = fake_quant.find_range(
@@ -161,7 +161,7 @@ class LastValue(Observer):
     def is_seen(self, low: tf.Tensor, high: tf.Tensor, counts: Counts) -> Flag:
         """Whether a batch with these extremes counts.
 
-        In half precision infinity and NaN do not: `LossScaleOptimizer` skips such steps.
+        In half precision infinity and NaN do not count: `LossScaleOptimizer` skips such steps.
         """
         if isinstance(counts, Switch):
             counts = tf.logical_not(counts.on)
@@ -179,7 +179,7 @@ class _Average(LastValue):
     Attributes:
         decay: the decay of the average, float32.
         weigh: function of counters, decays and whether the ranges are frozen. It returns the
-            counters with this batch, and the factor that the average needs.
+            counters including this batch, and the factor that the average needs.
     """
 
     decay: np.float32
@@ -188,7 +188,7 @@ class _Average(LastValue):
     def count(self, counter: tf.Variable, seen: Flag, frozen: Flag | None = None) -> tf.Tensor:
         """Counts a batch if it is seen, and returns the factor that `weigh` computes."""
         prepared = step_tensors.current().averages.pop(counter.ref(), None)
-        if prepared is None:  # A second batch in the same step has another weight.
+        if prepared is None:  # The prepared weight is for the first batch in a step.
             prepared = self.weigh(tf.convert_to_tensor(counter), self.decay, frozen)
         count, factor = prepared
         counter.assign(select_seen(seen, count, counter), read_value=False)
@@ -198,10 +198,10 @@ class _Average(LastValue):
 def compute_average_weight(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the number of batches with the next one, and its weight in the moving average.
+    """Computes the number of batches including the next one, and its weight in the average.
 
-    The weight is computed in float64, so scalars and vectors, CPUs and GPUs agree on the float32
-    result.
+    The weight is computed in float64, so the float32 result is equal for scalars and vectors, CPUs
+    and GPUs.
     """
     count = batches + 1.0
     one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)
@@ -235,7 +235,7 @@ class MovingAverage(_Average):
 
     def update(self, x: tf.Tensor, ceiling: float | None = None, counts: Counts = True) -> Range:
         low, high = self.batch_range(x, ceiling)
-        # A switch changes the weight of the batch instead.
+        # With a switch, the weight of the batch decides instead.
         frozen = counts.on if isinstance(counts, Switch) else None
         seen = self.is_seen(low, high, counts if frozen is None else True)
         weight = self.count(self.batches, seen, frozen)
@@ -251,11 +251,11 @@ class MovingAverage(_Average):
         return self._widen_empty(*ends, tf.logical_not(counts))
 
     def range(self, x: tf.Tensor) -> Range:
-        """Returns the current range, up to 1 for a tensor that was always 0 (a dead ReLU)."""
+        """Returns the current range, or 0 to 1 for a tensor that was always 0 (a dead ReLU)."""
         return self._widen_empty(*super().range(x), self.batches > 0.0)
 
     def _widen_empty(self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: Flag) -> Range:
-        """Return a range, up to 1 if the ends are equal although it `is_range` of data."""
+        """Return a range, up to 1 if its ends are equal although it `is_range` of data."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
             longer = 1.0 if self.spec.narrow_range else 2**self.spec.bits / (2**self.spec.bits - 2)
@@ -266,10 +266,10 @@ class MovingAverage(_Average):
 def compute_known_share(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the number of batches with the next one, and the share of them in the average.
+    """Computes the number of batches including the next one, and their share in the average.
 
-    TensorFlow 1's average begins at zero and is divided by this share, 1 - decay^n. The arguments,
-    and the reason for float64, are those of `compute_average_weight`.
+    TensorFlow 1's average begins at zero and is divided by this share, 1 - decay^n. For the
+    arguments, and the reason for float64, see `compute_average_weight`.
     """
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))
@@ -297,7 +297,7 @@ class ShadowedMovingAverage(_Average):
         }
         self.counter = self.shadows["max"][1]
         self.counters = [counter for _, counter in self.shadows.values()]
-        self.decay = np.float32(1) - np.float32(1.0 - spec.ema_decay)  # As TensorFlow 1 rounds it.
+        self.decay = np.float32(1) - np.float32(1.0 - spec.ema_decay)  # Rounded as in TensorFlow 1.
         self.variables = [*self.variables, *self.shadows["min"], *self.shadows["max"]]
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
@@ -321,7 +321,7 @@ class ShadowedMovingAverage(_Average):
         known = self.count(counter, seen)
         if end == "min" and self.ignores_minimum:
             return tf.convert_to_tensor(variable)
-        # The order of operations is TensorFlow 1's, so results agree with it to the last bit.
+        # The order of operations is the same as in TensorFlow 1, so results agree to the last bit.
         weight = tf.constant(1.0 - self.spec.ema_decay, tf.float32)
         change = select_seen(seen, biased.read_value() - value, 0.0)
         average = subtract_product(biased, weight, change) / known
@@ -349,7 +349,7 @@ class Learned(LastValue):
         return -tf.abs(self.minimum.read_value()), high
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
-        if low == high == 0:  # An empty range would mean: no data. Zeros fit in any range.
+        if low == high == 0:  # An empty range would mean "no data". Zeros fit in any range.
             high = 1.0
         super().set(low, high, batches, wider)
 

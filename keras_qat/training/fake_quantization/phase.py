@@ -28,7 +28,7 @@ class Phase(NamedTuple):
     calibrated: bool = False
     """Whether all quantizers are known to have a range."""
     fixed: Any = False
-    """Whether ranges are frozen, so training no longer observes them. With a `Switch` no range is
+    """Whether ranges are frozen, so training observes none. If it is a `Switch`, no range is
     empty."""
     known: int = 0
     """The index, from 1, of the frozen ranges that are constants in the graph; 0 for none."""

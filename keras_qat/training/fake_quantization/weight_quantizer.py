@@ -22,15 +22,16 @@ from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.steps import step_tensors
 
 LEAST_LIMIT = 1e-12
-"""Smallest learned limit: no training step makes a range empty."""
+"""Smallest learned limit, so no training step makes a range empty."""
 
 
 class WeightQuantizer:
     """Fake-quantizes one weight of a layer, per tensor or per output channel.
 
     Args:
-        spec: the specification. Ranges per channel are symmetric and narrow, and follow the current
-            values or are learned. A range per tensor may be such a range of a single channel.
+        spec: the specification. Ranges per channel are symmetric and narrow. They follow the
+            current values or are learned. A range per tensor may be such a range of a single
+                channel.
         host: the layer that owns the variables; the quantizer is made while `host` is built.
         name: the weight's attribute name, prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.
@@ -68,7 +69,7 @@ class WeightQuantizer:
         return tf.maximum(tf.abs(self.learned), LEAST_LIMIT)
 
     def set_limits(self, limits: tf.Tensor) -> None:
-        """Sets the limits if they are learned. Other limits follow the weights."""
+        """Sets the limits if they are learned, because other limits follow the weights."""
         if self.learned is not None:
             self.learned.assign(limits)
 
@@ -106,7 +107,7 @@ class WeightQuantizer:
             return fake_quant.fake_quantize_channels(weights, self.limits(weights), spec.bits)
 
         if quantizing is True and prepared is None:
-            return quantize(weights)  # It passes the gradient by itself.
+            return quantize(weights)  # This operation has a gradient already.
         switch = make_switch(quantizing)
         return straight_through(
             lambda weights: cond(switch, lambda: quantize(weights), lambda: tf.identity(weights)),
@@ -115,7 +116,7 @@ class WeightQuantizer:
 
     @property
     def can_share_block(self) -> bool:
-        """Whether the weights may be quantized in one tensor with those of other layers."""
+        """Whether the weights may be quantized in one tensor with other layers' weights."""
         is_plain = self.observer is None and self.learned is None and self.spec.preserve is None
         axes = self.channel_axes
         is_last = bool(axes) and axes == tuple(range(-len(axes), 0))
@@ -187,12 +188,12 @@ def _change_gradient(weights: tf.Tensor, change: Change) -> tf.Tensor:
 
 
 def keep_zeros(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weights, without a gradient for zeros. Optimizers then keep them zero."""
+    """Returns the weights, without a gradient for zeros, so optimizers keep them zero."""
     return _change_gradient(weights, lambda up: up * tf.cast(weights != 0, up.dtype))
 
 
 def keep_clusters(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weights. Equal ones get the mean of their gradients, and zeros none.
+    """Returns the weights. Equal weights get the mean of their gradients, and zeros get none.
 
     Optimizers then keep them equal or zero, so no mask is stored.
     """

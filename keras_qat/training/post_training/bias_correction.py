@@ -18,7 +18,7 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.post_training.sweep import Part, Tensors, sweep, walk
 
 BATCH = 32
-"""Examples that are computed at a time."""
+"""Number of examples that are computed at a time."""
 
 
 @answers_unknown()
@@ -37,7 +37,7 @@ def bias_correction(
     subtracted from the layer's bias, or from the offset of the BatchNormalization after it. Layers
     are corrected from first to last, after the layers before them are quantized and corrected.
 
-    A channel is corrected only if the correction holds for other data: the correction from each
+    A channel is corrected only if the correction works for other data: the correction from each
     half of the examples has to bring the other half closer to the float model, also after the
     activation. Layers without bias and BatchNormalization, and layers that are called several
     times, do not change.
@@ -48,7 +48,7 @@ def bias_correction(
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches. Keep
             similar examples next to each other, such as crops of one photograph, because both
             halves should not contain the same image.
-        steps: how many batches to read; all by default. An endless dataset needs it.
+        steps: how many batches to read; all by default. Required for an endless dataset.
         batch_size: examples per batch of arrays, 32 by default.
         verbose: 1 shows progress.
 
@@ -78,7 +78,7 @@ def bias_correction(
 def _find_shift(
     wrapper: QuantizeWrapper, variable: tf.Variable, in_float: tf.Tensor, quantized: tf.Tensor
 ) -> Any:
-    """Return the shift of a wrapper's outputs, 0 for channels if two halves do not agree."""
+    """Return the shift of each channel of a wrapper's outputs; 0 if both halves disagree."""
     fold = fold_modes.FOLDS[wrapper.fold]
     activation = wrapper.activation or tf.identity
     middle = int(in_float.shape[0] + 1) // 2
@@ -160,7 +160,7 @@ def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
 
 
 def _average_over_axes(shift: np.ndarray, variable: tf.Variable) -> np.ndarray:
-    """Average a shift over the axes that a variable lacks or has with size 1."""
+    """Average a shift over the axes that the variable lacks, or that have size 1 in it."""
     rank = len(variable.shape)
     shift = np.mean(shift, axis=tuple(range(shift.ndim - rank)))
     axes = tuple(axis for axis in range(rank) if variable.shape[axis] == 1)

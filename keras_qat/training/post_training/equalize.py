@@ -38,7 +38,7 @@ _BETWEEN = (
     *(_layers.AveragePooling1D, _layers.AveragePooling2D),
     *(_layers.GlobalAveragePooling1D, _layers.GlobalAveragePooling2D),
 )
-"""Layers that pass on a factor of a channel."""
+"""Layers with an output that is multiplied by a channel's factor if their input is."""
 _ROUNDS = 20
 
 
@@ -54,8 +54,8 @@ def equalize(model: keras.Model, *, verbose: int = 0) -> Any:
 
     It equalizes pairs of successive convolutions, depthwise convolutions and dense layers, with or
     without BatchNormalization, and with a ReLU, pooling, padding or nothing between. It skips pairs
-    around a ReLU6, which ends at 6 whatever the factor, and layers with an output that several
-    layers read, as in residual networks.
+    around a ReLU6, because its maximum of 6 does not scale with the factor. It skips layers with an
+    output that several layers read, as in residual networks.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
@@ -174,7 +174,7 @@ class _Layer:
         return factor.reshape(sizes) if factor.size > 1 else factor
 
     def largest(self, axes: tuple[int, ...]) -> np.ndarray:
-        """Returns the largest folded weight of each channel along some axes, in one vector."""
+        """Returns the largest folded weight of each channel along `axes`, as a vector."""
         folded = np.abs(self.kernel.value * self._reshape(self.factor, self.axes))
         rest = tuple(axis for axis in range(-folded.ndim, 0) if axis not in axes)
         return folded.max(rest).reshape(-1)
@@ -198,7 +198,7 @@ class _Layer:
 
 
 def _weights(call: Call, graph: Graph) -> list[_Weight]:
-    """Return the weights of a layer, or of the source layer if lowering made the layer."""
+    """Return the weights of a layer, or of its source layer if lowering made it."""
     variables = graph.weights.get(call.layer, call.layer.weights)
     return [_Weight(variable, variable.numpy().copy()) for variable in variables]
 

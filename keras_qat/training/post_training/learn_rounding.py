@@ -1,4 +1,4 @@
-"""Learned rounding (AdaRound): rounds each weight up or down for the sake of the layer's output."""
+"""Learned rounding (AdaRound): rounds weights up or down to keep a layer's output."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import find_least_squares_limits
 
 _BATCH = 32
-"""Examples per training step, at most."""
+"""Most examples per training step."""
 _NUMBERS = 2**20
-"""Values in a tensor of one training step, at most: fewer large images are as good as many."""
+"""Most values in a tensor of one training step, because few large images are as good as many."""
 _STRETCH = 1.2
-"""Factor that stretches the sigmoid, which is then clipped: it has to reach 0 and 1."""
+"""Factor that stretches the sigmoid before it is clipped, so it can reach 0 and 1."""
 _SHARP = 20.0, 2.0
 """The power in the regularization, at the start and at the end."""
 _WARM = 0.2
 """Share of the steps before regularization begins."""
 _WEIGHT = 1.0
-"""Weight of the regularization, relative to the error of rounding to the nearest."""
+"""Weight of the regularization, relative to the error of rounding to the nearest level."""
 
 
 @one_at_a_time
@@ -59,27 +59,27 @@ def learn_rounding(
 ) -> None:
     """Learns which way to round each weight, from a few hundred examples without labels.
 
-    Rounding to the nearest is best for a single weight, but not for a sum of many. From the first
-    layer to the last, `learn_rounding` looks for the rounding that brings a layer's output closest
-    to the float model's, after the layers before it have new weights. Weights move to the chosen
-    levels, so `predict`, `simulate` and files follow, and training may continue. Biases are
+    Rounding to the nearest level is best for a single weight, but not for a sum of many. From the
+    first layer to the last, `learn_rounding` looks for the rounding that brings a layer's output
+    closest to the float model's, given the new weights of earlier layers. Weights move to the
+    chosen levels, so `predict`, `simulate` and files follow, and training may continue. Biases are
     corrected as by `bias_correction`. Use it with fewer than 8 bits; 4 or fewer gain most.
 
     With blocks, the layers of a residual block are learned together, with quantized activations
     between them, so one layer can compensate for another. A layer of a chain is a separate block.
-    Use blocks with 2 bits, in depthwise networks.
+    Use blocks with 2 bits, and for depthwise networks.
 
-    A layer or block keeps rounding to the nearest if that has the smaller error on the data. So do
-    layers that are called several times.
+    A layer or block keeps rounding to the nearest level if that has the smaller error on the data.
+    Layers that are called several times always keep it.
 
     Under a strategy the replicas share the examples of each step. In a cluster all workers have to
-    call it, with the same data. Gradients are then summed in another order than on one device, and
-    a weight between two levels may be rounded differently. All replicas round alike.
+    call it, with the same data. Gradients are then summed in another order than on one device, so a
+    weight between two levels may be rounded differently. All replicas round alike.
 
     Args:
-        model: a calibrated quantization-aware model; its weights change. They have to be the float
-            model's, because they are reproduced: not changed by `calibrate(..., weights="mse")` or
-            an earlier call. Zeros that its recipe preserves stay zero.
+        model: a calibrated quantization-aware model; its weights change. They must still be the
+            float model's, not changed by `calibrate(..., weights="mse")` or an earlier call. Zeros
+            that its recipe preserves stay zero.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
         steps: how many batches to read; all by default. An endless dataset needs it.
@@ -93,8 +93,8 @@ def learn_rounding(
         verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model is not quantized or calibrated, or its recipe is
-            `recipes.contrib`, the data does not fit the model, or an option is unknown.
+        ValueError: if the model is not quantized or calibrated, its recipe is `recipes.contrib`,
+            the data does not fit the model, or an option is unknown.
 
     Example:
         >>> qat = keras_qat.quantize_model(model, "int4_weights")
@@ -111,8 +111,8 @@ def learn_rounding(
     recipe = get_recipe(model)
     if recipe is not None and recipe.fold == "correction":
         raise ValueError(
-            f"Recipe '{recipe.name}' keeps the ranges of weights from training, and rounding can "
-            f"only be learned in a range that follows the weights, as in recipes.int4_weights()."
+            f"Recipe '{recipe.name}' keeps the ranges of weights from training. Rounding can only "
+            f"be learned in ranges that follow the weights, as in recipes.int4_weights()."
         )
     draw = np.random.default_rng(seed)
 
@@ -142,7 +142,7 @@ class Reconstruction:
     Args:
         part: the calls.
         levels: the levels of each wrapper that learns its rounding.
-        in_float, quantized: the tensors of each batch, as a `Visit` gets them.
+        in_float, quantized: the tensors of each batch, as passed to a `Visit`.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Reconstruction:
         self.outputs = [value for value in part.outputs if value.is_float]
         inputs, targets = _concatenate(quantized, part.reads), _concatenate(in_float, self.outputs)
         self.count = min(int(x.shape[0]) for x in (*inputs, *targets))
-        """Number of examples. An example has several rows if these are steps of a sequence."""
+        """Number of examples. An example has several rows if rows are steps of a sequence."""
         self.inputs = [self._group_by_example(x) for x in inputs]
         self.targets = [self._group_by_example(y) for y in targets]
         self.power = [max(float(tf.reduce_mean(y**2)), 1e-30) for y in self.targets]
@@ -166,7 +166,7 @@ class Reconstruction:
     def learn(
         self, iterations: int, learning_rate: float, seed: int, strategy: tf.distribute.Strategy
     ) -> None:
-        """Learns the rounding and moves the weights to it, or to the nearest levels if better.
+        """Learns the rounding and applies it, or rounds to the nearest levels if that is better.
 
         Args:
             iterations, learning_rate: the number of steps of Adam, and its learning rate.
@@ -288,7 +288,7 @@ def _rows(x: tf.Tensor) -> Any:
 
 
 def _soft(logits: tf.Tensor) -> Any:
-    """Return how far each weight is rounded up, from 0 to 1."""
+    """Return how far each weight is moved to the level above, from 0 to 1."""
     return tf.clip_by_value(_STRETCH * tf.sigmoid(logits) - (_STRETCH - 1) / 2, 0.0, 1.0)
 
 
@@ -326,7 +326,7 @@ def _minimize(
 
 
 class Levels:
-    """The weights of a wrapper: the level below each, and the fraction of a step above it."""
+    """The weights of a wrapper: the level below each, and the fraction above this level."""
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
         self.layer = wrapper.layer
@@ -335,7 +335,7 @@ class Levels:
         self.value = self.weights.numpy()
         axes, bits = self.quantizer.channel_axes, self.quantizer.spec.bits
         folded, self.factor = self.value, np.float32(1)
-        if wrapper.fold == "per_tensor":  # The range belongs to the folded kernel.
+        if wrapper.fold == "per_tensor":  # The range is of the folded kernel.
             folded = fold_modes.fold_kernel(wrapper).numpy()
             self.factor = fold_modes.get_factors(wrapper).numpy()
         if ranges == "mse":
@@ -355,11 +355,11 @@ class Levels:
         self.free = (~stays).astype(np.float32)
 
     def weights_at(self, up: tf.Tensor) -> dict[str, Any]:
-        """Returns the weight, by its attribute's name, `up` steps above the levels below."""
+        """Returns the weight, `up` steps above the levels below it, by its attribute's name."""
         return {self.name: (self.below + up) * self.scale}
 
     def settle(self, up: np.ndarray) -> None:
-        """Moves the weights `up` steps above the levels below."""
+        """Sets the weights to `up` steps above the levels below them."""
         moved = self.weights_at(up)[self.name]
         self.weights.assign(np.where(self.factor == 0, self.value, moved))
         self.quantizer.set_limits(self.scale * np.float32(self.levels))

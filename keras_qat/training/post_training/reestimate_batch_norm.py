@@ -38,11 +38,11 @@ def reestimate_batch_norm(
 ) -> None:
     """Re-estimates the moving statistics of BatchNormalization as the average of some batches.
 
-    Moving averages lag behind training, and low-bit weights change in large steps. So statistics
-    for inference may not fit the final weights. About 50 batches without labels, read before
-    `evaluate` and the export, are enough. Depthwise networks gain most. Nothing else changes.
-    Frozen BatchNormalization, in the float model or by `freeze_bn_delay`, is only re-estimated if
-    it computes with the batch's statistics in training.
+    Moving averages lag behind training, and low-bit weights change in large steps, so the
+    statistics may not fit the final weights. Call it before `evaluate` and the export; about 50
+    batches without labels are enough. Depthwise networks gain most. Nothing else changes.
+    BatchNormalization that is frozen, in the float model or by `freeze_bn_delay`, is only
+    re-estimated if it computes with the batch's statistics in training.
 
     Args:
         model: a calibrated or trained quantization-aware model.
@@ -76,7 +76,7 @@ def reestimate_batch_norm(
     dtypes = [x.dtype for x in model.inputs]
     sums, count = [0.0] * len(statistics), 0
     with restore_states(model.weights), contextlib.ExitStack() as stack:
-        for norm in norms:  # The moving statistics are then the last batch's.
+        for norm in norms:  # This sets the moving statistics to those of the last batch.
             stack.enter_context(swap_attributes(norm, momentum=0.0))
         for batch in show_batches(model, data, steps, batch_size, "BatchNormalization", verbose):
             watch(*map(tf.constant, batch, dtypes))

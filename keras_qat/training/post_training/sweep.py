@@ -1,7 +1,7 @@
 """A pass through a quantization-aware model that may change the weights of each part.
 
-Each part is computed in float and quantized, with all examples at once. Its weights may be changed
-before the quantized pass, and later parts see the result.
+Each part is computed in float and quantized, with all examples at once. Its weights may change
+before it is computed quantized, and later parts read the new results.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Part(NamedTuple):
         calls: the calls, in order.
         reads: the values that the calls read but do not compute.
         outputs: the computed values that other calls read, or that are outputs of the model.
-        alone: the calls of a `QuantizeWrapper` that is called only once.
+        alone: the calls of `QuantizeWrapper` layers that are called only once.
     """
 
     calls: list[Call]
@@ -79,10 +79,10 @@ def sweep(
         model: a calibrated quantization-aware model.
         data, steps, batch_size: as in `calibrate`. All examples are held in memory, part by part.
         visit: called for each part before its quantized pass.
-        title: a word or two about `visit`, for progress.
+        title: the title of the progress bar.
         verbose: 1 shows progress.
-        blocks: whether a part is a block between two tensors that all data passes through, such as
-            a residual block with the ReLU after it. Otherwise each call is a part.
+        blocks: whether parts are blocks between tensors that all data passes through, such as a
+            residual block with the ReLU after it. Otherwise each call is a part.
     """
     check_calibrated(model)
     graph = read_model(model)

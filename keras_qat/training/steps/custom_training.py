@@ -40,7 +40,7 @@ ASYNCHRONOUS = (
     tf.distribute.experimental.ParameterServerStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
 )
-"""Strategies with several workers: another one may count steps, or replace a lost one."""
+"""Strategies with several workers: another worker may count steps, or replace a lost worker."""
 
 DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset)
 """Kinds of data that are loaded without running user code during a step."""
@@ -49,7 +49,7 @@ DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset
 def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool:
     """Returns whether surely no user code runs between the steps of an epoch of `fit`.
 
-    Code in a `tf.data` pipeline runs ahead of the steps, and does not count.
+    Code in a `tf.data` pipeline runs before the steps, and does not count.
     """
     hooks = [getattr(item, hook, item) for item in callbacks for hook in HOOKS]
     arrays = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
@@ -82,7 +82,7 @@ def take_training(model: keras.Model, original: keras.Model, without: Iterable[s
         without: the attributes that the model does not get.
     """
     left_out = dict.fromkeys(without, type(original).__name__)
-    derive: Any = derive_class  # Classes have hashes, which mypy does not know.
+    derive: Any = derive_class  # Classes are hashable, which mypy does not know.
     model.__class__ = derive(type(model), type(original))
     object.__setattr__(model, "left_out", left_out)
     for name, value in vars(original).items():
@@ -137,22 +137,22 @@ def from_class_config(config: dict[str, Any], custom_objects: Any = None) -> Any
     """Makes a model from a configuration that `get_class_config` returned.
 
     Raises:
-        ValueError: if the class is not known, or makes no model from its configuration.
+        ValueError: if the class is unknown, or cannot make a model from its configuration.
     """
     name, registered_name = config["class_name"], config["registered_name"]
     registered = keras.utils.get_registered_object(registered_name, custom_objects)
-    if registered is not None:  # Keras looks up one of them, by the file's format.
+    if registered is not None:  # Keras looks up one of them, depending on the file's format.
         custom_objects = {**(custom_objects or {}), name: registered, registered_name: registered}
     try:
         with safe_scope(config, custom_objects):
             return keras.saving.deserialize_keras_object(deepcopy(config), custom_objects)
-    except Exception as error:  # Whatever a user's class raises.
+    except Exception as error:  # A user's class may raise any error.
         raise ValueError(str(error)) from error
 
 
 @functools.cache
 def _set_by_keras() -> frozenset[str]:
-    """Return the attributes that Keras sets on every model, compiled ones included."""
+    """Return the attributes that Keras sets on every model, including compiled models."""
     tensor = keras.Input((1,))
     model = keras.Model(tensor, keras.layers.Activation("linear")(tensor))
     model.compile("sgd")
@@ -163,7 +163,7 @@ def _set_by_keras() -> frozenset[str]:
 def derive_class(base: type, user_class: type) -> type:
     """Returns a class that derives from both, and is saved under the name of `base`."""
     methods: dict[str, Any] = {"class_before": base}
-    if issubclass(user_class, keras.Sequential):  # The model is functional all the same.
+    if issubclass(user_class, keras.Sequential):  # The model is functional nevertheless.
         names = [name for name in vars(keras.Sequential) if not defines(user_class, name)]
         inherited = {name: inspect.getattr_static(base, name, None) for name in names}
         kinds = (types.FunctionType, property)

@@ -1,8 +1,8 @@
-"""Updates of vectors, such as biases, by Keras' optimizers, together.
+"""Joint updates of vectors, such as biases, by Keras' optimizers.
 
 An optimizer updates each variable by itself, with six operations or more. In a model with
-BatchNormalizations most operations of a step are such updates, each of a few values. They are half
-of the time to trace a step of a small network.
+BatchNormalizations most operations of a step are such updates, each of a few values. In a small
+network they take half of the time to trace a step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
 """Optimizers that update an element independently of its position in a tensor.
 
-Optimizers with inverse square roots depend on it: TensorFlow computes eight elements at a time
-differently from the remainder."""
+Optimizers with inverse square roots depend on the position, because TensorFlow computes blocks of
+eight elements differently from the remainder."""
 
 METHOD = "_distributed_apply_gradients_fn"
 """The method of Keras' optimizers that updates variables, given a strategy and gradients."""
@@ -76,11 +76,11 @@ def update_together(optimizer: keras.optimizers.Optimizer, pairs: list[Pair]) ->
 def _is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
     if type(optimizer) not in ELEMENTWISE or optimizer.use_ema:  # Averages need all pairs.
         return False
-    return not getattr(optimizer, "nesterov", False)  # Graphs may reorder its sum of three.
+    return not getattr(optimizer, "nesterov", False)  # Graphs may reorder its sum of three terms.
 
 
 class _JointVariable:
-    """Concatenated vectors, with the methods of a variable that `ELEMENTWISE` call."""
+    """Concatenated vectors, with the methods of a variable that `ELEMENTWISE` optimizers call."""
 
     def __init__(self, variables: Sequence[tf.Variable]) -> None:
         self._variables = variables
@@ -113,7 +113,7 @@ class _JointVariable:
 
 
 class _OptimizerView:
-    """An optimizer as its `update_step` sees it, for a `_JointVariable` of the same arguments."""
+    """Stands for an optimizer in its `update_step` for a `_JointVariable`."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, variables: Sequence[tf.Variable]
@@ -145,7 +145,7 @@ def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> Non
     """
     optimizer = trained.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    known = getattr(optimizer, "_index_dict", None)  # Legacy optimizers have none.
+    known = getattr(optimizer, "_index_dict", None)  # Legacy optimizers lack this attribute.
     if not known or not weights:
         return
     unknown = [weight for weight in weights if optimizer._var_key(weight) not in known]

@@ -1,9 +1,9 @@
 """Products before quantizers, with gradients that keep no more tensors than float training.
 
 The gradient of a quantizer reads its input. After a product this would keep one tensor more than
-float training does, after a swish four more: the quantized input, the sigmoid before and after
-quantization, and the product. So the gradient computes a product again. For a swish, the derivative
-is kept in place of its input.
+float training does. After a swish it would keep four more: the quantized input, the sigmoid before
+and after quantization, and the product. So the gradient computes the product again. For a swish,
+the derivative is kept in place of its input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Source(NamedTuple):
     Args:
         inputs: the tensors that the gradient goes to.
         again: recomputes the tensor, and returns it with the function of its gradient.
-        derivative: the derivative by the only input, if it is known going forward.
+        derivative: the derivative by the only input, if the forward pass computes it.
     """
 
     inputs: list[tf.Tensor]
@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
 
 def find_source(x: tf.Tensor) -> Source | None:
-    """Returns how a tensor of a graph is computed; None unless it is a product."""
+    """Returns the source of a tensor of a graph; None unless it is a product."""
     if tf.executing_eagerly() or x.op.type != "Mul" or x.dtype != tf.float32:
         return None
     a, b = x.op.inputs
@@ -64,7 +64,7 @@ def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Sourc
     )
     derivative = quantized + tf.raw_ops.SigmoidGrad(y=sigmoid, dy=inside)
     op = _find_quantizer(y)
-    # A learned range is an input as well.
+    # A learned range is an input of the operation as well.
     if (
         op is None
         or len(y.op.inputs) != 2
@@ -81,7 +81,7 @@ def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Sourc
 
 def _find_quantizer(y: tf.Tensor) -> tf.Operation | None:
     """Return the operation that quantized a tensor, or None."""
-    if y.op.type != "IdentityN" or y.value_index:  # Custom gradients end in one.
+    if y.op.type != "IdentityN" or y.value_index:  # Custom gradients end in an identity.
         return None
     op = y.op.inputs[0].op
     return op if op.type == "FakeQuantWithMinMaxVars" else None

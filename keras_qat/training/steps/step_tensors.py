@@ -1,8 +1,8 @@
 """Operations that all quantizers of a model share in a training step.
 
 A quantizer has a dozen operations on scalars, and a weight as many on few values. In a model with a
-hundred quantizers most operations of a step are such, and each costs a GPU a launch. Operations
-that do not depend on the batch are computed for all quantizers together when the step begins.
+hundred quantizers most operations of a step are of this kind, and each costs a GPU a launch.
+Operations that do not depend on the batch are computed for all quantizers together at its start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keras_qat.arithmetic.plain_operations import Scalar
 from keras_qat.keras2.backend import keras
 
 QuantizedWeights = dict[Any, tuple[tf.Tensor, tf.Tensor]]
-"""`WeightQuantizer` -> its weight as it was read, and quantized."""
+"""`WeightQuantizer` -> its weight as read, and the quantized weight."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,10 +31,10 @@ class StepTensors:
     """Tensors of one training step of a model.
 
     Args:
-        graph: the graph that holds them. Graphs within it, which may be saved alone, have none.
+        graph: the graph that holds them. Graphs inside it may be saved alone, so they read none.
         weights: the weights that are quantized together.
-        averages: reference of an observer's counter -> the number of batches including this one,
-            and the second result of `weigh`. They hold for the observer's first batch in the step.
+        averages: reference to an observer's counter -> the number of batches including this one,
+            and the second result of `weigh`. Valid for the observer's first batch in the step.
     """
 
     graph: Any
@@ -98,10 +98,9 @@ def apply_to_rows(
 
 
 def _quantize_weights(layers: list[keras.layers.Layer]) -> QuantizedWeights:
-    """Quantize weights together that differ in their numbers of channels only.
+    """Quantize weights together that differ only in the number of channels.
 
-    Concatenating weights copies them. For large ones this takes longer than more operations, on a
-    GPU for fewer.
+    Concatenating copies weights. For large weights, and larger ones on a GPU, this takes too long.
     """
     most = LARGE * (4 if plain_operations.has_gpu() else 1)
     groups: dict[Any, list[tuple[Any, tf.Tensor]]] = collections.defaultdict(list)

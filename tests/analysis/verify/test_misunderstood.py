@@ -13,7 +13,7 @@ from keras_qat.lowering.split_layers import LOWERINGS
 from tests.helpers import keras, layers, rng
 
 X = rng().normal(size=(64, 4, 3)).astype(np.float32)
-SAID = "does not compute what its float model does"
+SAID = "differs from its float model before anything is rounded"
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def misunderstood(monkeypatch):
         with monkeypatch.context() as patch:
             patch.delitem(OF_FLOATS, "abs")
             patch.setitem(LOWERINGS, "abs", wrong)
-            with pytest.warns(UserWarning, match="does not compute what the float model does"):
+            with pytest.warns(UserWarning, match="differs from the float model"):
                 qat = keras_qat.quantize_model(model, **options)
         keras_qat.calibrate(qat, X)
         return qat

@@ -24,7 +24,7 @@ def qat():
 def test_what_is_of_keras_3_is_answered(qat):
     def answer(function, *args, **kwargs):
         with pytest.raises(
-            TypeError, match=r" is of Keras 3, and the model of Keras 2\. "
+            TypeError, match=r" is from Keras 3, but the model is a Keras 2 model\. "
         ) as error:
             function(*args, **kwargs)
         return str(error.value).split(". ")[1]
