@@ -38,9 +38,7 @@ FUNCTIONS = {
         rgb_to_yiq rgb_to_yuv rot90 transpose yiq_to_rgb yuv_to_rgb
         """,
     "keras.backend": "batch_flatten cast_to_floatx",
-    "linalg": """
-        band_part cross diag diag_part matmul matrix_transpose norm normalize set_diag trace
-        """,
+    "linalg": "band_part matmul matrix_transpose norm normalize",
     "math": """
         abs accumulate_n acos acosh add add_n angle argmax argmin asin asinh atan atan2 atanh ceil
         conj cos cosh cumprod cumsum cumulative_logsumexp divide divide_no_nan equal erf erfc exp

@@ -41,7 +41,7 @@ NORMALIZES = {
 }
 """Single operations that normalize."""
 
-BETTER_IN_FLOAT = NORMALIZES | {"clip_by_norm", "per_image_standardization"}
+BETTER_IN_FLOAT = NORMALIZES | {"per_image_standardization"}
 """Operations that divide by a measure of their input. The measure needs more than 8 bits."""
 
 ROOTS = ("rsqrt", "sqrt")

@@ -77,10 +77,7 @@ class MaskTensors:
         return calls
 
     def trace(
-        self,
-        call: Call,
-        expansion: Call | None,
-        lenders: Sequence[layers.Layer | tf.Variable] = (),
+        self, call: Call, expansion: Call | None, lenders: Sequence[layers.Layer | tf.Variable] = ()
     ) -> tuple[TracedLayer, list[Value]]:
         """Trace a layer with the masks that it reads, and return all tensors that it reads.
 

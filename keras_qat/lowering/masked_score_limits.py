@@ -7,13 +7,7 @@ from typing import Any, NamedTuple
 
 from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.graph.facts import Facts
-from keras_qat.graph.operations import (
-    READS_SHAPES,
-    get_kind,
-    get_operands,
-    read_array,
-    read_scalar,
-)
+from keras_qat.graph.operations import READS_SHAPES, get_kind, get_operands, read_array, read_scalar
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.read_operations import read_operation, simplify_operation
 from keras_qat.ops.registry import find_op

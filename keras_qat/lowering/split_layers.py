@@ -6,23 +6,21 @@ three tensors becomes two sums. Later steps need to match only one variant.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from keras_qat.graph.calls import Call, Graph, flatten_values
 from keras_qat.graph.operations import get_kind
 from keras_qat.keras2.backend import layers
 from keras_qat.lowering.activations import (
-    merge_softmax_axes,
     split_activation,
     split_activation_layer,
     split_activity_regularizer,
     widen_softmax,
 )
-from keras_qat.lowering.attention import expand_attention, split_multi_head_attention
+from keras_qat.lowering.attention import split_multi_head_attention
 from keras_qat.lowering.builder import Lowering, LoweringContext, rewrite_calls
-from keras_qat.lowering.expand_call import Expansion, expand_call
-from keras_qat.lowering.expansions import find_expansion, is_of_floats
+from keras_qat.lowering.expand_call import expand_call
+from keras_qat.lowering.expansions import find_expansion
 from keras_qat.lowering.expansions.statistics import IN_INTEGERS
 from keras_qat.lowering.integer_types import narrow_constants
 from keras_qat.lowering.recurrent import merge_mask, split_bidirectional, split_recurrent
@@ -76,37 +74,17 @@ ALWAYS: dict[Any, Lowering] = {
 """Layer class -> its lowering."""
 
 
-def _try_each(*lowerings: Lowering) -> Lowering:
-    """Return a lowering of floats that tries several in order."""
-
-    def lower(call: Call, context: LoweringContext) -> list[Call]:
-        if not is_of_floats(call):
-            return []
-        return next((parts for lowering in lowerings if (parts := lowering(call, context))), [])
-
-    return lower
-
-
-def _expand_by(function: Expansion) -> Lowering:
-    """Return a lowering by an expansion of a Keras layer."""
-    return lambda call, context: expand_call(call, partial(function, call.layer), context)
-
-
 LOWERINGS: dict[Any, Lowering] = {
     **ALWAYS,
-    "einsum": _try_each(make_constant_weight),
-    "matmul": _try_each(split_product, make_constant_weight),
-    **dict.fromkeys(CONVOLUTIONS, _try_each(split_product)),
-    "conv1d_transpose": split_product,  # These also read a shape.
-    "conv2d_transpose": split_product,
+    "einsum": make_constant_weight,
+    "matmul": lambda *given: split_product(*given) or make_constant_weight(*given),
+    **dict.fromkeys(CONVOLUTIONS, split_product),
     "gather": make_embedding,
     "embedding_lookup": make_embedding,
     layers.TimeDistributed: split_time_distributed,
     layers.Bidirectional: split_bidirectional,
     **dict.fromkeys((layers.GRU, layers.SimpleRNN), split_recurrent),
     layers.LSTM: merge_mask,
-    layers.Softmax: _expand_by(merge_softmax_axes),
-    layers.Attention: _expand_by(expand_attention),
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Activation: split_activation_layer,
 }

@@ -98,7 +98,7 @@ def split_product(call: Call, context: LoweringContext) -> list[Call]:
     becomes a product of patches and that tensor.
     """
     product = _read_product(call)
-    if product is None:
+    if product is None or not call.output.is_float:
         return []
     if isinstance(product.kernel, Value):
         compute = partial(_multiply_patches, product, call.output.shape)
@@ -333,9 +333,5 @@ CONVOLUTIONS: dict[str, Callable[[Call], _Product | None]] = {
     "depthwise_conv2d": partial(_read_convolution, depthwise=True),
     **dict.fromkeys(("conv1d_transpose", "conv2d_transpose"), _read_transposed_convolution),
 }
-PRODUCTS = {
-    **CONVOLUTIONS,
-    "matmul": _read_matmul,
-    "tensordot": _read_tensordot,
-}
+PRODUCTS = {**CONVOLUTIONS, "matmul": _read_matmul, "tensordot": _read_tensordot}
 """Kind of an operation -> a function that reads the product it computes."""

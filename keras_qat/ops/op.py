@@ -160,8 +160,8 @@ class Op:
         max_axes: the maximum number of axes of an input.
         integers: integer types that kernels compute too; all by default.
         bits: bits of activations for which there are kernels; 8 stands for 2 to 8.
-        families: bits -> function of a kernel family: whether it has kernels for these bits. Needed
-            only if not all families have kernels.
+        families: bits -> whether a kernel family has kernels for them, if not all have.
+        accepts_wide: whether 16-bit kernels compute a call.
         on_request: whether its layers compute in float without an override `quantize=True`.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
@@ -216,6 +216,7 @@ class Op:
     integers: tuple[str, ...] | None = None
     bits: tuple[int, ...] = (8, 16)
     families: Mapping[int, Callable[[KernelFamily], bool]] = dataclasses.field(default_factory=dict)
+    accepts_wide: Callable[[Call], bool] = lambda call: True
     on_request: bool = False
     output: OutputRange = OWN
     weights: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)

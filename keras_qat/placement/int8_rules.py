@@ -125,6 +125,8 @@ class Int8Placement:
         op = find_op(call)
         if op is None or not self.has_kernel(op) or call in self.index_calls:
             return None
+        if self.is_int16 and not op.accepts_wide(call):
+            return None
         if call.name in self.graph.in_float:
             return None
         is_integer = call in self.group_of or (not op.is_weighted and self.settings.quantizes(call))

@@ -148,11 +148,7 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
     """Makes TensorFlow draw new random values in each step inside a `with` block.
 
     Without a symbolic argument, as in `tf.random.normal(w.shape)`, it would draw them only once.
-    DeBERTa drops values by TensorFlow's Bernoulli distribution, which accepts no symbolic sizes.
-    `tf.random.uniform` replaces it.
     """
-    bernoulli = tf.compat.v1.distributions.Bernoulli
-    sample_before = bernoulli.sample
 
     def draw_anew(draw: Callable[..., Any]) -> Callable[..., Any]:
         def call(shape: Any, *args: object, **kwargs: object) -> Any:
@@ -166,16 +162,10 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
 
         return call
 
-    def sample(self: Any, sample_shape: Any = (), *args: object, **kwargs: object) -> Any:
-        if self.batch_shape.rank != 0 or not tf.executing_eagerly():
-            return sample_before(self, sample_shape, *args, **kwargs)
-        return tf.cast(tf.random.uniform(sample_shape) < float(self.probs), self.dtype)
-
     draws = {name: draw_anew(getattr(tf.random, name)) for name in _DRAWS}
     with (
         patch_members(tf.random, **draws),
         patch_members(tf.compat.v2.random, **draws),
-        patch_members(bernoulli, sample=sample),
     ):
         yield
 

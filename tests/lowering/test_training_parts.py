@@ -67,34 +67,6 @@ def test_an_open_size_of_a_draw_is_that_of_the_batch():
     assert 0 < np.sum(errors < 0.1) < 48
 
 
-class StableDropout(layers.Layer):
-    """As DeBERTa has it: a mask of TensorFlow's distributions, which the gradient reads, too."""
-
-    @tf.custom_gradient
-    def drop(self, x):
-        sizes = [tf.shape(x)[0], *x.shape[1:]]
-        mask = tf.compat.v1.distributions.Bernoulli(probs=0.5).sample(sample_shape=sizes)
-        return x * (2.0 * tf.cast(mask, x.dtype)), lambda y: y * (2.0 * tf.cast(mask, y.dtype))
-
-    def call(self, x, training=False):
-        return self.drop(x) if training else x
-
-
-def test_masks_that_distributions_draw(tmp_path):
-    inputs, x = keras.Input((8,)), images(16, (8,))
-    qat = keras_qat.quantize_model(keras.Model(inputs, StableDropout()(inputs)), strict=True)
-    keras_qat.calibrate(qat, x)
-    assert_kept(qat, x, tmp_path)
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
-    keras_qat.set_quantization(loaded, False)
-    with tf.GradientTape() as tape:
-        tape.watch(read := tf.constant(x))
-        y = loaded(read, training=True)
-    kept = np.asarray(y != 0)
-    assert 16 < np.sum(kept) < 112
-    np.testing.assert_array_equal(tape.gradient(y, read), 2.0 * kept)
-
-
 class Sampled(layers.Layer):
     """As variational encoders: a sample in training, and the mean otherwise."""
 

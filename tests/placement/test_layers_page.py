@@ -137,7 +137,6 @@ OF_TWO = {
 
 KERNEL = np.ones((3, 3, 4, 2), np.float32)
 CALLS: dict[str, Any] = {
-    "tf.linalg.cross": lambda x: tf.linalg.cross(x[..., :3], x[..., 1:]),
     "tf.nn.conv1d": lambda x: tf.nn.conv1d(x[:, 0], KERNEL[0], 1, "SAME"),
     "tf.nn.conv2d": lambda x: tf.nn.conv2d(x, KERNEL, 1, "SAME"),
     "tf.nn.convolution": lambda x: tf.nn.convolution(x, KERNEL),
@@ -147,9 +146,6 @@ CALLS: dict[str, Any] = {
     "tf.add_n": lambda x: tf.add_n([x, 2.0 * x, tf.nn.relu(x)]),
     "tf.concat": lambda x: tf.concat([x, x], -1),
     "tf.stack": lambda x: tf.stack([x, x], 1),
-    "tf.linalg.set_diag": lambda x: tf.linalg.set_diag(x[:, :, :4], x[:, 0]),
-    "tf.linalg.trace": lambda x: tf.linalg.trace(tf.matmul(x, x, transpose_b=True))[:, None],
-    "tf.linalg.diag_part": lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),
     "tf.squeeze": lambda x: tf.squeeze(x[:, :1], 1),
     "tf.signal.fft": lambda x: tf.abs(tf.signal.fft(tf.cast(x, tf.complex64))),
     "tf.signal.stft": lambda x: tf.abs(tf.signal.stft(tf.reshape(x, [-1, 144]), 16, 8)),

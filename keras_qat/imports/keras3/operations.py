@@ -181,23 +181,6 @@ def _take(x: tf.Tensor, indices: Any, axis: int | None) -> tf.Tensor:
     return tf.gather(x, indices.tolist(), axis=axis)
 
 
-def _attention(
-    query: tf.Tensor,
-    key: tf.Tensor,
-    value: tf.Tensor,
-    bias: tf.Tensor | None = None,
-    mask: tf.Tensor | None = None,
-    scale: float | None = None,
-    **options: object,
-) -> tf.Tensor:
-    """Compute attention on [batch, steps, heads, head size], Keras 3's layout."""
-    if bias is not None or mask is not None or any(options.values()):
-        raise NotImplementedError("it has a mask, a bias or a cap")
-    scale = float(query.shape[-1]) ** -0.5 if scale is None else scale
-    scores = Contract("bqhd,bkhd->bhqk")([query * scale, key])
-    return Contract("bhqk,bkhd->bqhd")([tf.nn.softmax(scores), value])
-
-
 _MEAN, _MAX, _MIN = map(_make_reduction, (tf.reduce_mean, tf.reduce_max, tf.reduce_min))
 
 OPERATIONS: dict[str, Row] = {
@@ -205,7 +188,6 @@ OPERATIONS: dict[str, Row] = {
     "Amin": _MIN,
     "Argmax": Row(_make_arg_function(tf.argmax), {"axis": "axis", "keepdims": "keepdims"}),
     "Argmin": Row(_make_arg_function(tf.argmin), {"axis": "axis", "keepdims": "keepdims"}),
-    "DotProductAttention": Row(_attention, {"causal": "is_causal", "cap": "attn_logits_soft_cap"}),
     "Einsum": Row(_einsum, {"subscripts": "subscripts"}),
     "Matmul": Row(tf.matmul),
     "Max": _MAX,

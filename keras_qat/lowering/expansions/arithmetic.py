@@ -160,13 +160,6 @@ def _cumulative_product(
     return tf.reverse(y, [axis]) if reverse else y
 
 
-def _cross(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    (a_next, a_last), (b_next, b_last) = (
-        (tf.gather(x, [1, 2, 0], axis=-1), tf.gather(x, [2, 0, 1], axis=-1)) for x in (a, b)
-    )
-    return a_next * b_last - a_last * b_next
-
-
 def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """Compute the angle in one eighth of the circle, and mirror it to the right place."""
     require(not NO_WIDE)  # Quotients have 16 bits.
@@ -220,7 +213,6 @@ EARLY: dict[str, Expansion] = {
     "clip_by_value": _clip_by_tensor,
     "pow": _any_power,
     "cumprod": _cumulative_product,
-    "cross": _cross,
     "silu": _scale_silu,
     "crelu": lambda features, axis=-1: tf.concat(
         [tf.nn.relu(features), tf.nn.relu(-features)], axis

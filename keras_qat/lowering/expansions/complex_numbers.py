@@ -153,11 +153,6 @@ def _join(real: tf.Tensor, imag: tf.Tensor) -> Pair:
     return real, None if is_zero else imag
 
 
-def _map_pair(function: Callable[[Any], Any], x: Pair) -> Pair:
-    real, imag = (None if part is None else function(part) for part in x)
-    return real, imag
-
-
 def _multiply(x: Any, y: Any, product: Callable[[Any, Any], Any] = operator.mul) -> Pair:
     """Return a product of complex tensors, given the product of two floats."""
     (a, b), (c, d) = _to_pair(x), _to_pair(y)

@@ -15,6 +15,8 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.operations import FlattenTime, RestoreTime
 from keras_qat.keras2.backend import keras, layers
+from keras_qat.lowering.activations import merge_softmax_axes
+from keras_qat.lowering.attention import expand_attention
 from keras_qat.lowering.expand_call import Expansion, require
 from keras_qat.ops.movement import read_window
 
@@ -55,22 +57,6 @@ def _convolve_volumes(
     return convolve_volumes(input, filters, sizes[0], padding, sizes[1])
 
 
-def _correlate(
-    input: tf.Tensor, filters: tf.Tensor, strides: Any, padding: str, dilations: Any = 1
-) -> tf.Tensor:
-    """Correlate each example with a separate kernel, if the channels hold the examples."""
-    steps = [read_window(option, 2) for option in (strides, dilations)]
-    sizes = filters.shape[:2]
-    require(None not in [*steps, *sizes, *input.shape[:3]])
-    require((input.shape[0], filters.shape[2], filters.shape[3]) == (1, None, 1))
-    settings = [[1, *numbers, 1] for numbers in (sizes, *steps)]
-    x = tf.image.extract_patches(tf.transpose(input, [3, 1, 2, 0]), *settings, padding)
-    height, width, count = x.shape[1:]
-    kernels = tf.reshape(tf.transpose(filters, [2, 0, 1, 3]), [-1, count, 1])
-    y = tf.matmul(tf.reshape(x, [-1, height * width, count]), kernels)
-    return tf.transpose(tf.reshape(y, [-1, height, width, 1]), [3, 1, 2, 0])
-
-
 def _pool_by_layer(
     input: tf.Tensor,
     ksize: Any,
@@ -86,7 +72,6 @@ def _pool_by_layer(
 
 EARLY: dict[str, Expansion] = {
     "separable_conv2d": _convolve_separably,
-    "depthwise_conv2d": _correlate,
     "conv3d": _convolve_volumes,
     "max_pool3d": partial(_pool_by_layer, pooling=layers.MaxPooling3D),
     "avg_pool3d": partial(_pool_by_layer, pooling=layers.AveragePooling3D),
@@ -95,6 +80,8 @@ EARLY: dict[str, Expansion] = {
 LAYERS: dict[type, Expansion] = {
     layers.AveragePooling3D: partial(_pool_volumes, pooling=layers.AveragePooling2D),
     layers.MaxPooling3D: partial(_pool_volumes, pooling=layers.MaxPooling2D),
+    layers.Softmax: merge_softmax_axes,
+    layers.Attention: expand_attention,
 }
 
 

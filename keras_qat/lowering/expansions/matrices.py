@@ -14,16 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.operations import get_argument, read_array, read_scalar
+from keras_qat.graph.operations import get_argument, read_array
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
-from keras_qat.lowering.expand_call import (
-    Expansion,
-    get_call,
-    is_tensor,
-    require,
-    unwrap,
-)
+from keras_qat.lowering.expand_call import Expansion, get_call, is_tensor, require, unwrap
 
 
 def _frame(
@@ -181,19 +175,6 @@ def _keep_band(input: tf.Tensor, num_lower: int, num_upper: int) -> tf.Tensor:
     return input * tf.linalg.band_part(np.ones((rows, columns), np.float32), num_lower, num_upper)
 
 
-def _spread_diagonal(x: tf.Tensor) -> tf.Tensor:
-    """Return square matrices, or columns as diagonals, with zeros beside the diagonal."""
-    require(x.shape[-2] is not None and x.shape[-1] in (1, x.shape[-2]))
-    return x * np.eye(x.shape[-2], dtype=np.float32)
-
-
-def _set_diagonal(input: tf.Tensor, diagonal: tf.Tensor, k: Any = 0) -> tf.Tensor:
-    rows, columns = input.shape[-2:]
-    require(rows is not None and rows == columns and read_scalar(k) == 0)
-    on = np.eye(rows, dtype=np.float32)
-    return input * (1.0 - on) + diagonal[..., None] * on
-
-
 def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
     """Move the axes to sum over to the end, for a product with a matrix or a vector."""
     count = axes if isinstance(axes, int) else 0
@@ -232,10 +213,7 @@ def _multiply_outer(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: objec
 
 EARLY: dict[str, Expansion] = {
     "band_part": _keep_band,
-    "diag": lambda diagonal: _spread_diagonal(diagonal[..., None]),
-    "diag_part": lambda input: tf.reduce_sum(_spread_diagonal(input), -1),
     "einsum": einsum,
-    "set_diag": _set_diagonal,
     "tensordot": _multiply_axes,
     "frame": _frame,
     "overlap_and_add": _overlap_and_add,
@@ -246,7 +224,6 @@ EARLY: dict[str, Expansion] = {
             tf.signal.mfccs_from_log_mel_spectrograms,
         )
     },
-    "trace": lambda x: tf.reduce_sum(_spread_diagonal(x), [-2, -1]),
 }
 
 

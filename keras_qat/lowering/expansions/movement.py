@@ -189,20 +189,6 @@ def _pad(
     return tf.pad(tensor - value, paddings) + value
 
 
-def _reverse_sequence(
-    input: tf.Tensor,
-    seq_lengths: tf.Tensor,
-    seq_axis: int | None = None,
-    batch_axis: int | None = None,
-) -> tf.Tensor:
-    """Reverse the steps of each example up to its length, and keep the later steps."""
-    require((seq_axis, batch_axis or 0) == (1, 0) and input.shape[1] is not None)
-    steps, lengths = np.arange(input.shape[1], dtype=np.int32), tf.cast(seq_lengths, tf.int32)
-    from_last = lengths[:, None] - (steps + 1)
-    positions = tf.where(from_last >= 0, from_last, steps)
-    return tf.gather(input, positions, axis=1, batch_dims=1)
-
-
 def _boolean_mask(tensor: tf.Tensor, mask: tf.Tensor, axis: Any = None) -> tf.Tensor:
     """Gather by a constant mask, or by a mask that is the same for each example."""
     if is_tensor(mask):
@@ -236,7 +222,6 @@ EARLY: dict[str, Expansion] = {
 EARLY_OF_INTEGERS: dict[str, Expansion] = {
     "boolean_mask": _boolean_mask,
     "sequence_mask": _sequence_mask,
-    "reverse_sequence": _reverse_sequence,
 }
 
 OPERATIONS: dict[str, Expansion] = {

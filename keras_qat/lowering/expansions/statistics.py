@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.operations import read_scalar
 from keras_qat.helper_layers.elementwise_functions import Formula
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
@@ -107,10 +106,7 @@ def _variance(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False)
 
 
 def _norm(
-    tensor: tf.Tensor,
-    ord: Any = None,
-    axis: Any = None,
-    keepdims: bool | None = None,
+    tensor: tf.Tensor, ord: Any = None, axis: Any = None, keepdims: bool | None = None
 ) -> tf.Tensor:
     require(axis is not None)
     axes = _read_axes(tensor, axis)
@@ -168,30 +164,6 @@ def _cumulative_log_sum_exp(
     return tf.reverse(y, [axis]) if reverse else y
 
 
-def _other_norm(
-    tensor: tf.Tensor,
-    ord: Any = "euclidean",
-    axis: Any = None,
-    keepdims: bool = False,
-) -> tf.Tensor:
-    require(read_scalar(ord) in (1, math.inf) and isinstance(axis, int))
-    reduce = tf.reduce_sum if read_scalar(ord) == 1 else tf.reduce_max
-    return reduce(tf.abs(tensor), axis, keepdims=bool(keepdims))
-
-
-def _clip_by_norm(t: tf.Tensor, clip_norm: float, axes: Any = None) -> tf.Tensor:
-    require(axes is not None and read_scalar(clip_norm) is not None)
-    norm = tf.sqrt(tf.reduce_sum(tf.square(t), axes, keepdims=True))
-    return t * (clip_norm / tf.maximum(norm, clip_norm))
-
-
-def _normalize_vectors(
-    tensor: tf.Tensor, ord: Any = "euclidean", axis: Any = None
-) -> tuple[Any, Any]:
-    require(ord in ("euclidean", 2) and axis is not None)
-    return tf.math.l2_normalize(tensor, axis), tf.norm(tensor, axis=axis, keepdims=True)
-
-
 def _multiply_few(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> tf.Tensor:
     require(isinstance(axis, int) and (input_tensor.shape[axis] or 99) <= 8)
     first, *rest = tf.unstack(input_tensor, axis=axis)
@@ -208,9 +180,6 @@ EARLY: dict[str, Expansion] = {
         input_tensor, axis=axis, keepdims=keepdims
     ),
     "reduce_prod": _multiply_few,
-    "norm": _other_norm,
-    "normalize": _normalize_vectors,
-    "clip_by_norm": _clip_by_norm,
 }
 
 OF_FLOATS: dict[str, Expansion] = {

@@ -85,7 +85,6 @@ PRODUCTS: dict[str, Callable[[Any], Any]] = {
     "matmul": lambda x: x @ x,
     "einsum": lambda x: ops.einsum("bijc,bjkc->bikc", x, x),
     "tensordot": lambda x: ops.tensordot(x, WEIGHTS, axes=[[3], [0]]),
-    "attention": lambda x: ops.dot_product_attention(x, x, x),
     "convolution": lambda x: ops.conv(x, np.ones((3, 3, 4, 2), np.float32)),
     "pooling": lambda x: ops.max_pool(x, 2) + ops.average_pool(x, 2),
     "resize": lambda x: ops.image.resize(x, (8, 8)),

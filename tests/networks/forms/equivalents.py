@@ -33,24 +33,6 @@ def zero_where_divided_by_zero(x):
     return tf.math.divide_no_nan(x, tf.nn.relu(x - 1.0))
 
 
-def correlated(operation, stride, padding):
-    """Returns a function that correlates each example with a part of it, as trackers do."""
-
-    def in_channels(x):
-        sizes = x.shape[1:3]
-        return tf.reshape(tf.transpose(x, [1, 2, 0, 3]), [*sizes, tf.shape(x)[0] * 2, 1])
-
-    def function(x):
-        image = tf.stack([x, tf.reverse(x, [1])], -1)
-        steps, kernel = [1, stride, stride, 1], in_channels(image[:, 1:4, :2])
-        image = tf.transpose(in_channels(image), [3, 0, 1, 2])
-        y = operation(image, kernel, steps, padding)
-        y = tf.reshape(y, [*y.shape[1:3], tf.shape(x)[0], 2])
-        return tf.transpose(y, [2, 0, 1, 3])
-
-    return function
-
-
 def by_channel(x):
     return tf.pow(tf.abs(x), np.linspace(0.5, 1.8, 8, dtype=np.float32))
 
@@ -80,9 +62,6 @@ FUNCTIONS = {
     "math.scalar_mul": (
         lambda x: tf.math.scalar_mul(0.3, x),
         lambda x: tf.compat.v1.math.scalar_mul(-2.0, x),
-    ),
-    "reverse_sequence": (
-        lambda x: tf.reverse_sequence(x, 1 + tf.argmax(x[..., 0], -1), seq_axis=1, batch_axis=0),
     ),
     "linalg.matmul": (
         lambda x: (
@@ -137,7 +116,6 @@ FUNCTIONS = {
         lambda x: tf.math.cumulative_logsumexp(3.0 * x, -1, reverse=True),
         lambda x: tf.math.cumulative_logsumexp(x, 2, exclusive=True)[..., 1:],
     ),
-    "linalg.cross": (lambda x: tf.linalg.cross(x[..., :3], x[..., 3:6]),),
     "nn.local_response_normalization": (
         lambda x: tf.nn.local_response_normalization(x[:, None], 2, 2.0, 1e-2, 0.75),
     ),
@@ -145,14 +123,6 @@ FUNCTIONS = {
     "nn.silu": (lambda x: tf.nn.silu(x, 1.702),),
     "nn.crelu": (tf.nn.crelu,),
     "nn.softmax": (chosen,),
-    "norm": (
-        lambda x: tf.norm(x, ord=1, axis=-1),
-        lambda x: tf.norm(x, np.inf, axis=1, keepdims=True),
-        lambda x: x * tf.norm(x, axis=(1, 2), keepdims=True),
-        lambda x: x * tf.norm(x, ord="fro", axis=[-2, -1], keepdims=True),
-    ),
-    "linalg.norm": (lambda x: tf.linalg.norm(x, 1, axis=2),),
-    "clip_by_norm": (lambda x: tf.clip_by_norm(x, 2.0, axes=-1),),
     "boolean_mask": (
         lower_triangle,
         lambda x: tf.boolean_mask(x, MASK, axis=1),
@@ -198,7 +168,6 @@ FUNCTIONS = {
     "image.adjust_contrast": (lambda x: tf.image.adjust_contrast(x[..., None], 1.5),),
     "image.adjust_brightness": (lambda x: tf.image.adjust_brightness(x[..., None], 0.3),),
     "image.grayscale_to_rgb": (lambda x: tf.image.grayscale_to_rgb(x[..., None]),),
-    "linalg.normalize": (lambda x: tf.linalg.normalize(x, axis=-1),),
     "sort": (lambda x: tf.sort(x, axis=1, direction="DESCENDING"), lambda x: tf.sort(x, 1)),
     "where": (
         lambda x: tf.where(np.tri(6, 8) > 0, x, -1.0),
@@ -216,8 +185,6 @@ FUNCTIONS = {
             tf.reshape(x, [-1, 3, 4, 4, 1]), (2, 2, 1), (1, 2, 2), pool_mode="avg"
         ),
     ),
-    "linalg.diag": (lambda x: tf.linalg.diag(x),),
-    "linalg.diag_part": (lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),),
     "tensordot": (
         lambda x: tf.tensordot(x, MATRIX, 1),
         lambda x: tf.tensordot(x, MATRIX[:, 0], [[-1], [0]]),
@@ -245,8 +212,6 @@ FUNCTIONS = {
         lambda x: layers.EinsumDense("...bc,cde->...de", (5, 4))(x),
     ),
     "keras.backend.batch_flatten": (keras.backend.batch_flatten,),
-    "nn.depthwise_conv2d": (correlated(tf.nn.depthwise_conv2d, 1, "VALID"),),
-    "compat.v1.nn.depthwise_conv2d": (correlated(tf.compat.v1.nn.depthwise_conv2d, 2, "SAME"),),
     "nn.separable_conv2d": (
         lambda x: keras.backend.separable_conv2d(x[..., None], KERNELS[0], KERNELS[1], (2, 2)),
         lambda x: tf.nn.separable_conv2d(x[..., None], *KERNELS, [1, 2, 2, 1], "SAME"),
@@ -265,13 +230,6 @@ FUNCTIONS = {
     "signal.overlap_and_add": (
         lambda x: tf.signal.overlap_and_add(tf.transpose(x, [0, 2, 1]), 2),
         lambda x: tf.signal.overlap_and_add(x[:, None], 3),
-    ),
-    "linalg.set_diag": (
-        lambda x: tf.linalg.set_diag(tf.matmul(x, x, transpose_a=True), x[:, 0]),
-        lambda x: tf.linalg.set_diag(x[:, :, :6], tf.ones(tf.shape(x)[:-1])),
-    ),
-    "linalg.trace": (
-        lambda x: tf.linalg.trace(tf.matmul(x, x, transpose_b=True))[:, None] + x[:, 0],
     ),
     "math.floormod": (lambda x: x % 4.0, lambda x: tf.math.floormod(x, 2.0 + tf.nn.relu(x))),
     "floor_div": (lambda x: x // 1.5,),
