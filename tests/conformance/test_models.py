@@ -92,7 +92,7 @@ OBSERVERS = {"last_value": "last_value", "moving_average": "shadowed_moving_aver
 """What the record calls a way to keep ranges -> what `QuantSpec` calls it."""
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_placement(name):
     result = case(name)
@@ -156,7 +156,7 @@ def consumers_of_quantizers(found: Case) -> dict[str, list[str]]:
     return result
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_each_step_from_the_recorded_state(name, count_flips):
     result, excused = case(name), []
@@ -204,7 +204,7 @@ def test_free_run(name, count_flips):
         pytest.skip("this CPU adds up in another order: a value inside was rounded the other way")
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAITHFUL)
 def test_inference(name, count_flips):
     result = case(name)
@@ -218,7 +218,7 @@ def test_inference(name, count_flips):
         assert_close(output, result.arrays[outputs], outputs, step, count_flips)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_folding_changes_nothing_without_quantization(name):
     """Output and gradients are the float model's: also where the original had its two bugs.

@@ -10,7 +10,7 @@ import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import RUNNABLE
 from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import keras, values
+from tests.helpers import keras, quantize_on, values
 from tests.networks import forms
 from tests.networks.forms.form import Form, decibels
 from tests.networks.forms.in_float import IN_FLOAT
@@ -75,7 +75,7 @@ def kernels_of(case):
 
 
 @pytest.mark.filterwarnings("ignore:target .*operators:UserWarning")  # They run on a host.
-@pytest.mark.sample(len(FORMS) // 2)
+@pytest.mark.sample(len(FORMS) // 3)
 @pytest.mark.parametrize(("subject", "name"), CASES)
 def test_from_the_float_model_to_the_file(subject, name, tmp_path):
     form = FORMS[subject][name]
@@ -117,8 +117,7 @@ def test_other_kernels_compute_the_same(subject, name):
     form = FORMS[subject][name]
     model = form.model()
     x = form.inputs(model)
-    qat = keras_qat.quantize_model(model, form.recipe, target=form.target)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, form.recipe, target=form.target)
     for kernels in form.kernels:
         assert_exact_everywhere(qat, x, kernels, per_layer=True)
 

@@ -90,7 +90,7 @@ def check(name):
             assert not steps.any()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ROWS)
 def test_operator(name):
     check(name)

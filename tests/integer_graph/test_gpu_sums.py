@@ -29,7 +29,7 @@ def test_wide_convolutions_of_a_model(layer, asked_for_a_gpu):
     np.testing.assert_array_equal(qat.predict(x_train, verbose=0), tflite.predict(x_train))
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("length", [9, 10, None])
 @pytest.mark.parametrize("padding", ["same", "valid", "causal"])
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def calls_of(chain: Callable[[int, Any], Any], count: int, recipe: Any) -> int:
     return counts[0]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "recipe"), [*((name, "int8") for name in CHAINS), ("sums", "contrib")]
 )

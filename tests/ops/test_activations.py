@@ -23,8 +23,6 @@ from tests.ops import harness
 from tests.ops.examples import EXAMPLES
 from tests.ops.examples.example import of_any_shape
 
-_layers = keras.layers
-
 BINARY = (
     elementwise.ADD,
     elementwise.SUBTRACT,

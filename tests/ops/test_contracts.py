@@ -58,7 +58,7 @@ def test_every_row_has_an_example():
     assert {op.name for op in MATCHING} == set(EXAMPLES)
 
 
-@pytest.mark.sample(200)
+@pytest.mark.sample(120)
 @pytest.mark.parametrize(("op", "bits", "family"), CASES)
 def test_the_operator_computes_what_the_interpreter_does(op, bits, family):
     for seed in first_seeds(op, bits, family):

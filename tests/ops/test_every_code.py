@@ -78,7 +78,7 @@ def with_scales(node: Node, bits: int, scale: float, zero: float, width: float) 
     return node, ({x.name: codes.astype(x.params.dtype)}, real)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize(("op", "bits", "family"), UNARY)
 def test_every_code(op, bits, family, scale):
@@ -102,7 +102,7 @@ def list_nodes(op: Any, bits: int) -> Iterator[Node]:
         yield make_node(last_call(build, shapes), bits, np.random.default_rng(0))
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("op", "bits", "family"),
     [

@@ -147,7 +147,7 @@ def traced_for_inference(node, inputs, family):
     return tf.function(infer, autograph=False).get_concrete_function(*specs)
 
 
-@pytest.mark.sample(45)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(
     ("op", "bits", "family"),
     [case for case in CASES if case.values[1] in (8, 16) and case.values[2] != "tflm"],

@@ -114,21 +114,6 @@ def test_means_have_as_many_bits_as_there_is_room_for(size):
     assert bits == 7 or room / 2 ** (bits + 1) < LEAST_WEIGHTS
 
 
-@pytest.mark.slow
-def test_layers_share_one_small_table():
-    """Each layer had one of its own, of 64 kB."""
-
-    def size(count):
-        inputs = x = keras.Input((8,))
-        for _ in range(count):
-            x = layers.Dense(8)(layers.LayerNormalization()(x))
-        recipe = in_integers("LayerNormalization")
-        return len(export(keras.Model(inputs, x), images(8, (8,)), recipe=recipe).contents)
-
-    assert size(1) < 20_000
-    assert size(3) - size(1) < 12_000
-
-
 @pytest.mark.parametrize(
     "layer",
     [

@@ -38,7 +38,7 @@ def has_int16(contents: bytes) -> bool:
     return any(tensor.type == TYPES["int16"] for tensor in unpack(contents).subgraphs[0].tensors)
 
 
-@pytest.mark.sample(50)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("op", MATCHING, ids=lambda op: op.name)
 def test_versions_are_tensorflows(op, bits):

@@ -112,7 +112,7 @@ LARGE = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("kind", LARGE)
 @pytest.mark.parametrize("of", ["weights", "bias"])
@@ -303,7 +303,7 @@ INT4 = {
 }
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(6)
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime lacks the kernels")
 @pytest.mark.parametrize("family", RUNNABLE)
 @pytest.mark.parametrize("name", INT4)

@@ -67,7 +67,7 @@ def test_shapes_of_causal_convolutions():
     assert_written_as_computed(keras_qat.export_tflite(qat, batch_size=BATCH))
 
 
-@pytest.mark.sample(20)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(
     "op", [op for op in MATCHING if op.has_kernel_for(8)], ids=lambda op: op.name
 )

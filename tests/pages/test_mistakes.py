@@ -16,7 +16,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import messages, recipes
 from keras_qat_cli.data import Source
-from tests.helpers import keras, layers, rng
+from tests.helpers import keras, layers, quantize_on, rng
 
 PAGE = (Path(__file__).parents[2] / "docs" / "accuracy-drops.md").read_text()
 X = rng().uniform(0, 1, (64, 6, 6, 1)).astype(np.float32)
@@ -46,8 +46,7 @@ def plain() -> Any:
 
 
 def calibrated(x: Any, model: Any = None) -> Any:
-    qat = keras_qat.quantize_model(model or network())
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model or network(), x)
     return qat
 
 
@@ -158,7 +157,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
 """Words of the answer -> the program."""
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("words", MISTAKES)
 def test_a_mistake_is_answered(words, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(messages, "_SHOWN", set())

@@ -61,7 +61,7 @@ def test_every_layer_is_on_the_page():
     assert layer_classes() - NO_LAYERS - aliases == set(table())
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", sorted(table()))
 def test_the_page_says_what_the_plan_does(name):
     if name in BEFORE_THE_MODEL:
@@ -170,7 +170,7 @@ def operation_model(name: str) -> Any:
     return keras.Model(x, y)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", sorted(operations()))
 def test_the_page_says_what_becomes_of_operations(name):
     model = operation_model(name)

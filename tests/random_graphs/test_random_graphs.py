@@ -172,7 +172,7 @@ def test_what_fails_is_printed_as_a_program(capsys):
     assert "100" in capsys.readouterr().out
 
 
-@trials(2, derandomize=True, phases=[Phase.generate])  # Making it smaller takes minutes.
+@trials(1, derandomize=True, phases=[Phase.generate])  # Making it smaller takes minutes.
 @given(SKETCHES, RECIPES)
 def test_a_sample(folder, sketch, recipe):
     try_out(sketch, recipe, folder)

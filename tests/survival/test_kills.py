@@ -62,6 +62,7 @@ def hash_of(*names: str) -> int:
     return zlib.crc32("/".join(names).encode())
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(uninterrupted, tmp_path):
     survives(tmp_path, "backup", "int8", 1, uninterrupted("int8"))
 

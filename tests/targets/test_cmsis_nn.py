@@ -92,7 +92,7 @@ def codes(contents, x):
     return keras_qat.TFLiteModel(contents, kernels="tflm").predict(x)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_fault_is_avoided_or_named(name):
     pytest.importorskip("tflite_micro")

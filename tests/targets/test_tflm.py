@@ -36,7 +36,7 @@ def runs(op, bits, seed):
     return True, not problems(contents, TFLM)
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("op", "bits"), CASES)
 def test_the_table_says_what_runs(op, bits):
     pytest.importorskip("tflite_micro")

@@ -77,7 +77,7 @@ def scrambled(model: Any) -> Any:
     return model
 
 
-@pytest.mark.sample(7)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_wrappers(name):
     layer, weights, shape = WRAPPED[name]
@@ -94,7 +94,7 @@ def test_wrappers(name):
         ]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("fold", "quantized"),
     [

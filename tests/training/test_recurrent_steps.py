@@ -72,7 +72,7 @@ def make_model(form):
     return qat, tf.constant(x)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_and_ranges_are_those_of_a_plain_loop(form, monkeypatch):
     qat, x = make_model(form)
@@ -97,6 +97,7 @@ def test_gradients_and_ranges_are_those_of_a_plain_loop(form, monkeypatch):
         np.testing.assert_allclose(together, plain, rtol=1e-5, atol=2e-5 * largest)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{"run_eagerly": True}, {"jit_compile": True}], ids=str)
 def test_training_computes_the_same_eagerly_and_in_xla(options):
     weights = []
