@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import keras, observe
+from tests.helpers import export_exact, keras, observe
 
 KERNELS = ("xnnpack", "reference")
 
@@ -70,8 +70,7 @@ def assert_kept(qat: Any, x: Any, path: Any) -> None:
         x: its inputs.
         path: a folder to save the model in.
     """
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
+    contents = export_exact(qat, x)
     qat.save(path / "qat.keras")
     assert keras_qat.export_tflite(keras.models.load_model(path / "qat.keras")) == contents
 

@@ -83,11 +83,49 @@ def train(
     return qat
 
 
+def save_and_load(model: Any, path: Any) -> Any:
+    """Saves a model and returns what Keras loads."""
+    model.save(path)
+    return keras.models.load_model(path)
+
+
+def export_exact(qat: Any, x: Any, **options: Any) -> bytes:
+    """Exports a model, asserts that its file computes exactly the same, and returns the file."""
+    contents = keras_qat.export_tflite(qat, **options)
+    assert keras_qat.verify(qat, contents, x).identical == 1
+    return contents
+
+
+def assert_all_equal(arrays: Iterable[Any], others: Iterable[Any]) -> None:
+    """Asserts that arrays are equal in pairs."""
+    for one, other in zip(arrays, others, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def assert_all_close(
+    arrays: Iterable[Any], others: Iterable[Any], rtol: float = 1e-7, atol: float = 0.0
+) -> None:
+    """Asserts that arrays are close to each other in pairs."""
+    for one, other in zip(arrays, others, strict=True):
+        np.testing.assert_allclose(one, other, rtol, atol)
+
+
 def moved(model: Any) -> Any:
     """Gives other values to the weights that train, as training does."""
     for weight in model.trainable_weights:
         weight.assign(1.1 * weight)
     return model
+
+
+class Trainer(keras.Model):
+    """Trains a model that it calls, with Keras' own step."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        return self.inner(x, training=training)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras
+from tests.helpers import quantize_on
 
 X = np.random.default_rng(0).random((8, 8, 8, 1), np.float32)
 Y = np.zeros((8, 6, 6, 2), np.float32)
@@ -59,8 +60,7 @@ def verify(qat: Any) -> None:
 )
 def test_a_model_is_freed(use: Callable[[Any], Any]) -> None:
     model = made()
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X)
     use(qat)
     held = [weakref.ref(variant) for variant in (model, qat)]
     del model, qat

@@ -7,62 +7,102 @@ import tensorflow as tf
 import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
-from tests.helpers import images, keras, observe
+from tests.helpers import Trainer, images, keras, observe
 from tests.networks.small import functional, layers, tiny_net
 
 pytestmark = pytest.mark.legacy
 X = images(16, (6, 6, 2))
 
 
-@pytest.mark.parametrize(
-    ("scope", "message"),
-    [
-        (["conv", "logitss"], r"'logitss' matches no layer. Did you mean 'logits'\? .*conv, bn"),
-        (("conv2", "Dens"), r"'conv2', 'Dens' matches no layer. Did you mean 'conv', 'Dense'\?"),
-        (lambda layer: False, "^The function <lambda> matches no layer. The layers are: conv"),
-        (["conv", "head*"], r"'head\*' matches no layer. The layers are: conv"),
-    ],
-)
-def test_typing_errors_in_a_scope(scope, message):
-    for verb in (keras_qat.plan, keras_qat.quantize_model):
-        with pytest.raises(ValueError, match=message):
-            verb(tiny_net(), scope=scope)
+def refuse_weights(**weights):
+    return keras_qat.register_op(Mine, "dense", weights=weights)
 
 
 SCOPES = {
-    "number": (3, "3 is not a scope: pass the name of a layer"),
-    "class": (layers.Dense, "The scope contains a class: pass its name, 'Dense'"),
-    "layer": ([layers.ReLU(name="r")], "The scope contains a layer: pass its name, 'r'"),
+    r"'logitss' matches no layer. Did you mean 'logits'\? .*conv, bn": ["conv", "logitss"],
+    r"'conv2', 'Dens' matches no layer. Did you mean 'conv', 'Dense'\?": ("conv2", "Dens"),
+    "^The function <lambda> matches no layer. The layers are: conv": lambda layer: False,
+    r"'head\*' matches no layer. The layers are: conv": ["conv", "head*"],
+    "3 is not a scope: pass the name of a layer": 3,
+    "'' is not a scope: pass the name of a layer": "",
+    "The scope contains a class: pass its name, 'Dense'": layers.Dense,
+    "The scope contains a layer: pass its name, 'r'": [layers.ReLU(name="r")],
 }
 
 
-@pytest.mark.parametrize("kind", SCOPES)
-def test_what_is_no_scope(kind):
-    scope, message = SCOPES[kind]
+@pytest.mark.parametrize("message", SCOPES)
+def test_scopes(message):
+    for verb in (keras_qat.plan, keras_qat.quantize_model):
+        with pytest.raises(ValueError, match=message):
+            verb(tiny_net(), scope=SCOPES[message])
+
+
+OPTIONS = {
+    "target='etos_u55': use one of 'xnnpack', 'tflm'": {"target": "etos_u55"},
+    "kernels='xnpack': use one of 'xnnpack'": {"kernels": "xnpack"},
+    "TFLite Micro rounds as 'tflm'. Leave": {"target": "tflm", "kernels": "xnnpack"},
+    "has no kernels for .* 16 bits": {"target": "edgetpu", "recipe": recipes.int16x8()},
+    "'convv' matches no layer. Did you mean 'conv'": {
+        "recipe": recipes.int8().override("convv", weight_bits=4)
+    },
+    r"recipes.int8 is the function .*: pass int8\(\)": {"recipe": recipes.int8},
+    r"no recipe {'bits': 4}. Use one of \['contrib'": {"recipe": {"bits": 4}},
+    "no recipe 'int16'. Did you mean 'int16x8'": {"recipe": "int16"},
+    r"register. Did you mean 'ethos_u55'\?": {"target": "ethosu55"},
+}
+
+
+@pytest.mark.parametrize("message", OPTIONS)
+def test_options(message):
     with pytest.raises(ValueError, match=message):
-        keras_qat.plan(tiny_net(), scope=scope)
+        keras_qat.quantize_model(tiny_net(), **OPTIONS[message])
 
 
-def test_an_empty_name_as_a_scope():
-    with pytest.raises(ValueError, match="'' is not a scope: pass the name of a layer"):
-        keras_qat.plan(tiny_net(), scope="")
+COUNTS = {
+    "steps='percentile'": lambda qat: keras_qat.calibrate(qat, X, "percentile"),
+    "steps=0": lambda qat: keras_qat.calibrate(qat, X, steps=0),
+    "batch_size=0": lambda qat: keras_qat.calibrate(qat, X, batch_size=0),
+    "iterations=0": lambda qat: keras_qat.learn_rounding(qat, X, iterations=0),
+    "examples=1.5": lambda qat: keras_qat.diagnose(qat, X, examples=1.5),
+    "every=True": lambda qat: keras_qat.callbacks.Prune(every=True),
+    "batch_size=False": lambda qat: keras_qat.simulate(qat, X, batch_size=False),
+    "batch_size=-1": lambda qat: keras_qat.verify(qat, b"TFL3", X, batch_size=-1),
+    "batch_size='1'": lambda qat: keras_qat.export_tflite(qat, batch_size="1"),
+}
+MISTAKES = {
+    **{f"{given}: pass an integer of at least 1": call for given, call in COUNTS.items()},
+    "a layer or a class, e.g. 'Dense'": lambda _: recipes.int8().override(layers.Dense),
+    "a layer or a class, e.g. 'r'": lambda _: recipes.int8().override(layers.ReLU(name="r")),
+    "a class, e.g. 'Dense'": lambda _: recipes.int8().override("", weight_bits=4),
+    "or a class, e.g. 'Dense'": lambda _: recipes.int8().override(lambda layer: True),
+    r"override\('Dense'\) changes nothing.*quantize=": lambda _: recipes.int8().override("Dense"),
+    "once for each": lambda _: recipes.int8().override(["a", "b"], quantize=False),
+    "the function tiny_net: pass its": lambda _: keras_qat.quantize_model(tiny_net),
+    "Expected a Keras model, got bytes": lambda _: keras_qat.diagnose(b"file", X),
+    "got the model 'tiny': pass what": lambda _: keras_qat.TFLiteModel(tiny_net()),
+    "'tiny' is already quantized. Pass the float": lambda qat: keras_qat.sensitivity(qat, X),
+    r"float model.*plan\(model, target='tflm'\)\.problems": lambda _: keras_qat.targets.problems(
+        tiny_net(), "tflm"
+    ),
+    "budget='50%': pass a number of bytes, or a share": lambda _: keras_qat.search_bits(
+        tiny_net(), X, "50%"
+    ),
+    r"Use register_op\(MyDense, 'dense'": lambda _: keras_qat.register_rule,
+    r"no operator 'moves'. Did you mean 'move'\? There": lambda _: keras_qat.register_op(
+        Mine, "moves"
+    ),
+    "pass Mine, without parentheses": lambda _: keras_qat.register_op(Mine(), "softmax"),
+    "got 'Mine': pass the class itself": lambda _: keras_qat.register_op("Mine", "softmax"),
+    r"counted from the end: \(-1,\), or \(\)": lambda _: refuse_weights(weight=(1,)),
+    r"from the end: \(-1,\), or \(\)": lambda _: refuse_weights(weight="kernel"),
+    r"the output channels of dense are axes \(-1,\)": lambda _: refuse_weights(weight=(-2,)),
+}
 
 
-def test_overrides_of_classes_and_layers():
-    given_names = ((layers.Dense, "Dense"), (layers.ReLU(name="r"), "r"), ("", "Dense"))
-    for given, name in (*given_names, (lambda layer: True, "Dense")):
-        with pytest.raises(ValueError, match=f"pass the name of a layer or a class, e.g. '{name}'"):
-            recipes.int8().override(given, weight_bits=4)
-
-
-def test_recipes_that_are_not_called():
-    with pytest.raises(ValueError, match=r"recipes.int8 is the function .*: pass int8\(\)"):
-        keras_qat.plan(tiny_net(), recipes.int8)
-
-
-def test_names_of_operators():
-    with pytest.raises(ValueError, match=r"no operator 'moves'. Did you mean 'move'\? There are"):
-        keras_qat.register_op(Mine, "moves")
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes(message):
+    with pytest.raises((ValueError, TypeError, AttributeError), match=message):
+        MISTAKES[message](keras_qat.quantize_model(tiny_net()))
 
 
 def test_what_is_no_model():
@@ -82,26 +122,6 @@ def test_what_is_no_model():
                 verb(given)
 
 
-COUNTS = {
-    "calibrate": (lambda qat: keras_qat.calibrate(qat, X, "percentile"), "steps='percentile'"),
-    "no steps": (lambda qat: keras_qat.calibrate(qat, X, steps=0), "steps=0"),
-    "no batch": (lambda qat: keras_qat.calibrate(qat, X, batch_size=0), "batch_size=0"),
-    "rounding": (lambda qat: keras_qat.learn_rounding(qat, X, iterations=0), "iterations=0"),
-    "diagnose": (lambda qat: keras_qat.diagnose(qat, X, examples=1.5), "examples=1.5"),
-    "pruning": (lambda qat: keras_qat.callbacks.Prune(every=True), "every=True"),
-    "simulate": (lambda qat: keras_qat.simulate(qat, X, batch_size=0), "batch_size=0"),
-    "verify": (lambda qat: keras_qat.verify(qat, b"TFL3", X, batch_size=-1), "batch_size=-1"),
-    "export": (lambda qat: keras_qat.export_tflite(qat, batch_size="1"), "batch_size='1'"),
-}
-
-
-@pytest.mark.parametrize("verb", COUNTS)
-def test_what_is_no_count(verb):
-    call, given = COUNTS[verb]
-    with pytest.raises(ValueError, match=f"{given}: pass an integer of at least 1"):
-        call(keras_qat.quantize_model(tiny_net()))
-
-
 OF_FLOAT_MODELS = {
     "quantizers": keras_qat.quantizers,
     "summary": keras_qat.summary,
@@ -112,6 +132,10 @@ OF_FLOAT_MODELS = {
     "freeze_batch_norm": keras_qat.freeze_batch_norm,
     "freeze_ranges": keras_qat.freeze_ranges,
     "export_c": lambda model: keras_qat.export_c(model, "model.cc"),
+    "export_tflite": keras_qat.export_tflite,
+    "export_saved_model": lambda model: keras_qat.export_saved_model(model, "folder"),
+    "plot_model": keras_qat.plot_model,
+    "plot_quantizers": lambda model: keras_qat.plot_quantizers(model, X),
     "QuantDelay": lambda model: QuantDelay(2, model=model).on_train_begin(),
 }
 
@@ -124,11 +148,6 @@ def test_float_models(verb):
         OF_FLOAT_MODELS[verb](tiny_net())
 
 
-def test_problems_of_a_float_model():
-    with pytest.raises(ValueError, match=r"float model.*plan\(model, target='tflm'\)\.problems"):
-        keras_qat.targets.problems(tiny_net(), "tflm")
-
-
 @pytest.mark.parametrize(
     ("name", "verb"),
     [("m.tflite", "export_tflite"), ("m.onnx", "export_onnx"), ("m.cc", "export_c")],
@@ -139,28 +158,6 @@ def test_saving_what_is_exported(name, verb, tmp_path):
     with pytest.raises(ValueError, match=rf"call keras_qat\.{verb}\(model, '.*{name}'\)"):
         qat.save(tmp_path / name)
     assert not list(tmp_path.iterdir())
-
-
-NO_OPTIONS = {
-    "target": ({"target": "etos_u55"}, "target='etos_u55': use one of 'xnnpack', 'tflm'"),
-    "rounding": ({"kernels": "xnpack"}, "kernels='xnpack': use one of 'xnnpack'"),
-    "both": ({"target": "tflm", "kernels": "xnnpack"}, "TFLite Micro rounds as 'tflm'. Leave"),
-    "bits": ({"target": "edgetpu", "recipe": recipes.int16x8()}, "has no kernels for .* 16 bits"),
-    "layer": (
-        {"recipe": recipes.int8().override("convv", weight_bits=4)},
-        "'convv' matches no layer. Did you mean 'conv'",
-    ),
-    "recipe": ({"recipe": {"bits": 4}}, r"no recipe {'bits': 4}. Use one of \['contrib'"),
-    "near recipe": ({"recipe": "int16"}, "no recipe 'int16'. Did you mean 'int16x8'"),
-    "near target": ({"target": "ethosu55"}, r"register. Did you mean 'ethos_u55'\?"),
-}
-
-
-@pytest.mark.parametrize("kind", NO_OPTIONS)
-def test_what_is_no_option(kind):
-    options, message = NO_OPTIONS[kind]
-    with pytest.raises(ValueError, match=message):
-        keras_qat.quantize_model(tiny_net(), **options)
 
 
 @pytest.mark.parametrize(
@@ -195,35 +192,6 @@ def test_training_data_with_nan():
         keras_qat.export_tflite(qat)
 
 
-ODD = {
-    "function": (lambda: keras_qat.quantize_model(tiny_net), "the function tiny_net: pass its"),
-    "several": (lambda: recipes.int8().override(["a", "b"], quantize=False), "once for each"),
-    "file": (lambda: keras_qat.diagnose(b"file", X), "Expected a Keras model, got bytes"),
-    "not a file": (lambda: keras_qat.TFLiteModel(tiny_net()), "got the model 'tiny': pass what"),
-    "twice": (
-        lambda: keras_qat.sensitivity(keras_qat.quantize_model(tiny_net()), X),
-        "'tiny' is already quantized. Pass the float model",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", ODD)
-def test_other_things_than_asked_for(kind):
-    call, message = ODD[kind]
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
-def test_a_budget_is_a_number():
-    with pytest.raises(TypeError, match="budget='50%': pass a number of bytes, or a share"):
-        keras_qat.search_bits(tiny_net(), X, "50%")
-
-
-def test_overrides_without_settings():
-    with pytest.raises(ValueError, match=r"override\('Dense'\) changes nothing.*quantize="):
-        recipes.int8().override("Dense")
-
-
 class Mine(layers.Layer):
     """A dense layer."""
 
@@ -250,28 +218,12 @@ def test_weights_registered_where_there_are_none(kind):
         keras_qat.quantize_model(model)
 
 
-@pytest.mark.parametrize("axes", [-1, (1,), "kernel"])
-def test_axes_registered_that_are_none(axes):
-    with pytest.raises(ValueError, match=r"counted from the end: \(-1,\), or \(\)"):
-        keras_qat.register_op(Mine, "dense", weights={"weight": axes})
-
-
-def test_output_channels_registered_that_are_not_the_operators():
-    with pytest.raises(ValueError, match=r"the output channels of dense are axes \(-1,\)"):
-        keras_qat.register_op(Mine, "dense", weights={"weight": (-2,)})
-
-
 def test_weights_that_are_not_registered():
     model = functional((4,), build=Mine(name="mine"))
     registration = keras_qat.register_op(Mine, "dense", weights={"weight": (-1,)})
     message = "layer 'mine' has weights in offset too"
     with registration, pytest.raises(ValueError, match=message):
         keras_qat.quantize_model(model)
-
-
-def test_a_removed_function():
-    with pytest.raises(AttributeError, match=r"Use register_op\(MyDense, 'dense'"):
-        _ = keras_qat.register_rule
 
 
 def test_attributes_registered_that_are_not_there():
@@ -283,13 +235,6 @@ def test_attributes_registered_that_are_not_there():
         pytest.raises(ValueError, match=message),
     ):
         keras_qat.plan(model)
-
-
-def test_registering_an_instance():
-    with pytest.raises(ValueError, match="pass Mine, without parentheses"):
-        keras_qat.register_op(Mine(), "softmax")
-    with pytest.raises(ValueError, match="got 'Mine': pass the class itself"):
-        keras_qat.register_op("Mine", "softmax")
 
 
 def test_names_of_simulated_tensors():
@@ -340,40 +285,13 @@ def test_saved_models_tell_the_converter_what_to_call(tmp_path):
     assert any("convert_with_keras_qat.export_tflite" in name for name in names)
 
 
-class Distiller(keras.Model):
-    """Trains a model that it holds."""
-
-    def __init__(self, student):
-        super().__init__(name="distiller")
-        self.student = student
-
-    def call(self, x, training=None):
-        return self.student(x, training=training)
-
-
-CALLBACKS = pytest.mark.parametrize("callback", [QuantDelay, FreezeBatchNorm])
-
-
-@CALLBACKS
+@pytest.mark.parametrize("callback", [QuantDelay, FreezeBatchNorm])
 def test_delays_in_a_model_that_trains_others(callback):
-    trainer = Distiller(keras_qat.quantize_model(tiny_net()))
+    trainer = Trainer(keras_qat.quantize_model(tiny_net()))
     trainer.compile("sgd", "mse")
-    message = rf"Distiller 'distiller' trains other models.*{callback.__name__}\(2, model=qat\)"
+    message = rf"Trainer 'trainer.*' trains other models.*{callback.__name__}\(2, model=qat\)"
     with pytest.raises(ValueError, match=message):
         trainer.fit(X, np.zeros((16, 3)), verbose=0, callbacks=[callback(2)])
-
-
-@pytest.mark.slow
-@CALLBACKS
-def test_delays_of_a_model_that_another_one_trains(callback):
-    qat = keras_qat.quantize_model(tiny_net())
-    trainer = Distiller(qat)
-    trainer.compile("sgd", "mse")
-    labels = np.zeros((16, 3))
-    trainer.fit(X, labels, verbose=0, batch_size=4, callbacks=[callback(2, model=qat)])
-    wrapper = qat.get_layer("quant_conv")
-    assert int(getattr(wrapper, callback.threshold)) == 2
-    assert int(wrapper.step) == 4
 
 
 def test_calibration_where_nothing_is_quantized():

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from keras_qat import messages
-from tests.helpers import keras, rng
+from tests.helpers import keras, quantize_on, rng
 from tests.networks.small import layers, tiny_net
 
 X = rng().uniform(-1, 1, (64, 8)).astype(np.float32)
@@ -48,8 +47,7 @@ def test_layer_that_hurts(model):
     island = next(code for code in diagnosis.remedies if code.count("quantize=False") > 1)
     assert "override('both', quantize=False)" in island
     assert diagnosis.remedies[island].sqnr > diagnosis.now.sqnr + 20
-    wide = keras_qat.quantize_model(model, "int16x8")
-    keras_qat.calibrate(wide, X[::2])
+    wide = quantize_on(model, X[::2], "int16x8")
     assert promised.sqnr == pytest.approx(signal_to_noise(model, wide, X[1::2]), abs=0.1)
     assert json.loads(json.dumps(diagnosis.to_dict()))["now"]["sqnr"] == diagnosis.now.sqnr
     lines = str(diagnosis).splitlines()
@@ -61,8 +59,7 @@ def test_ranges_of_other_data():
     keras.utils.set_random_seed(0)
     inner = layers.Dense(8, "relu")
     model = keras.Sequential([keras.Input((8,), name="x"), inner, layers.Dense(5)])
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, 100 * X)
+    qat = quantize_on(model, 100 * X)
     diagnosis = keras_qat.diagnose(qat, X)
     (problem,) = diagnosis.problems
     assert problem.startswith("Input 'x' uses 1.0% of its range, -100.2 to 99.4, and 0.0%")
@@ -74,10 +71,7 @@ def test_ranges_of_other_data():
 def test_ranges_that_include_more_than_the_data_have():
     """Those of 16 bits are symmetric, and all include zero."""
     for recipe, x in (("int16x8", np.abs(X)), ("int8", 0.6 + 0.4 * np.abs(X))):
-        qat = keras_qat.quantize_model(
-            keras.Sequential([keras.Input((8,)), layers.Dense(3)]), recipe
-        )
-        keras_qat.calibrate(qat, x)
+        qat = quantize_on(keras.Sequential([keras.Input((8,)), layers.Dense(3)]), x, recipe)
         diagnosis = keras_qat.diagnose(qat, x)
         assert diagnosis.is_good and str(diagnosis).splitlines()[1].startswith(
             "The model is good: "
@@ -86,23 +80,9 @@ def test_ranges_that_include_more_than_the_data_have():
 
 def test_a_dead_model_is_told():
     model = keras.Sequential([keras.Input((8,)), layers.Dense(3, kernel_initializer="zeros")])
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X)
     (problem,) = keras_qat.diagnose(qat, X[:16]).problems
     assert "output of the float model is the same" in problem
-
-
-@pytest.mark.slow
-def test_models_that_are_only_tried_are_not_announced(monkeypatch, caplog):
-    monkeypatch.setattr(messages, "_SHOWN", set())
-    model = keras.Sequential([keras.Input((8,)), layers.LayerNormalization(), layers.Dense(3)])
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
-    assert len(caplog.messages) == 1
-    caplog.clear()
-    messages._SHOWN.clear()
-    keras_qat.diagnose(qat, X[:16])
-    assert not caplog.messages
 
 
 def test_what_cannot_be_diagnosed(model):
@@ -114,7 +94,8 @@ def test_what_cannot_be_diagnosed(model):
     with pytest.raises(ValueError, match="not quantization-aware"):
         keras_qat.diagnose(tiny_net(), rng().normal(size=(8, 6, 6, 2)))
     stateful = layers.GRU(2, stateful=True)
-    qat = keras_qat.quantize_model(keras.Sequential([keras.Input((4, 8), 2), stateful]))
-    keras_qat.calibrate(qat, np.reshape(X, (16, 4, 8)))
+    qat = quantize_on(
+        keras.Sequential([keras.Input((4, 8), 2), stateful]), np.reshape(X, (16, 4, 8))
+    )
     with pytest.raises(ValueError, match=r"keeps its states .* stateful=False"):
         keras_qat.diagnose(qat, np.reshape(X, (16, 4, 8)))

@@ -9,14 +9,15 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.ops.multiply_accumulates import count_products
 from keras_qat.tflite.schema import OPERATORS, operator_code, unpack
-from tests.helpers import keras, layers, rng
+from tests.helpers import keras, layers, quantize_on, rng
 
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 
 
 def calibrated(model, recipe="int8"):
-    qat = keras_qat.quantize_model(model, recipe)
-    keras_qat.calibrate(qat, rng(1).uniform(-1, 1, (4, *model.input_shape[1:])).astype(np.float32))
+    qat = quantize_on(
+        model, rng(1).uniform(-1, 1, (4, *model.input_shape[1:])).astype(np.float32), recipe
+    )
     return qat
 
 

@@ -8,28 +8,23 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.analysis.tune.build import KeepBest
 from keras_qat.analysis.tune.score import Judge, Score
-from tests.helpers import keras, layers, values
+from tests.helpers import assert_all_equal, keras, layers, values
 
 X = np.random.default_rng(0).normal(size=(240, 6)).astype("float32")
 Y = (X[:, 0] * X[:, 1] > 0).astype("int64")
 TRAIN, VALIDATION = (X[:160], Y[:160]), (X[160:], Y[160:])
 
 
-def make_classifier(epochs=10):
+@pytest.fixture(scope="module")
+def classifier():
     keras.utils.set_random_seed(1)
     inputs = keras.Input((6,), name="row")
     hidden = layers.Dense(16, "relu")(layers.Dense(16, "relu")(inputs))
     model = keras.Model(inputs, layers.Dense(2, "softmax", name="label")(hidden))
     model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", ["accuracy"])
-    model.fit(*TRAIN, epochs=epochs, verbose=0)
+    model.fit(*TRAIN, epochs=10, verbose=0)
     return model
-
-
-@pytest.fixture(scope="module")
-def classifier():
-    return make_classifier()
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +70,8 @@ def without_times(result):
 
 def test_ranges_from_data_are_enough_for_an_easy_model(classifier, tmp_path, capsys):
     before = values(classifier.weights)
-    result = keras_qat.tune(classifier, TRAIN, VALIDATION, max_drop=100)
+    options = {"max_drop": 100, "directory": tmp_path / "search"}
+    result = keras_qat.tune(classifier, TRAIN, VALIDATION, **options)
     assert result.is_met
     assert [attempt.outcome for attempt in result.attempts] == ["kept"]
     assert result.metric == "accuracy"
@@ -86,8 +82,15 @@ def test_ranges_from_data_are_enough_for_an_easy_model(classifier, tmp_path, cap
     assert report.identical == 1
     accuracy = np.mean(result.model.predict(VALIDATION[0], verbose=0).argmax(-1) == VALIDATION[1])
     assert accuracy == pytest.approx(result.best.value)
-    for now, then in zip(values(classifier.weights), before, strict=True):
-        np.testing.assert_array_equal(now, then)
+    assert_all_equal(values(classifier.weights), before)
+    # A directory belongs to one search: of this model, with these data.
+    again = keras_qat.tune(classifier, TRAIN, VALIDATION, **options, verbose=0)
+    assert without_times(again) == without_times(result)
+    other = keras.models.clone_model(classifier)
+    other.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
+    for model, labels in ((classifier, 1 - Y[160:]), (other, Y[160:])):
+        with pytest.raises(ValueError, match="attempts of another search"):
+            keras_qat.tune(model, TRAIN, (X[160:], labels), **options)
 
 
 def test_the_whole_ladder_is_tried_for_a_budget_that_cannot_be_met(whole_search):
@@ -183,20 +186,6 @@ def test_the_search_ends_within_the_budget_even_if_the_interval_is_wide(classifi
     assert result.best == result.attempts[1]
 
 
-@pytest.mark.slow
-def test_training_that_was_cut_short_is_repeated(regressor, tmp_path, monkeypatch):
-    def search():
-        options = {"max_drop": 0, "verbose": 0, "directory": tmp_path}
-        keras_qat.tune(*regressor, metric=measure_nearness, **options)
-        return {path.name for path in tmp_path.glob("*.json")}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(KeepBest, "on_train_begin", lambda self, logs: setattr(self, "deadline", 0))
-        attempts = search()
-        assert search() == attempts
-    assert len(search() - attempts) == 1
-
-
 def test_memory_counts_for_microcontrollers(classifier):
     pytest.importorskip("tflite_micro")
     result = keras_qat.tune(classifier, TRAIN, VALIDATION, target="tflm", max_drop=100, verbose=0)
@@ -231,20 +220,6 @@ def test_mistakes_get_an_answer(message, classifier):
     arguments |= MISTAKES[message](classifier)
     with pytest.raises(ValueError, match=re.escape(message)):
         keras_qat.tune(**arguments)
-
-
-def test_a_directory_belongs_to_one_search(tmp_path):
-    """A model that was trained further got the scores of the earlier one."""
-    options = {"max_drop": 100, "directory": tmp_path, "verbose": 0}
-    other = make_classifier(epochs=1)
-    first, again = (keras_qat.tune(other, TRAIN, VALIDATION, **options) for _ in range(2))
-    assert without_times(again) == without_times(first)
-    for data, recipe in (((X[160:], 1 - Y[160:]), None), (VALIDATION, "int16x8")):
-        with pytest.raises(ValueError, match="attempts of another search"):
-            keras_qat.tune(other, TRAIN, data, recipe=recipe, **options)
-    other.set_weights([weight + 0.5 for weight in other.get_weights()])
-    with pytest.raises(ValueError, match="attempts of another search"):
-        keras_qat.tune(other, TRAIN, VALIDATION, **options)
 
 
 def test_targets_decide_what_is_tried(regressor):

@@ -16,6 +16,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat_cli.labels import measure_accuracy
 from keras_qat_cli.options import KERNEL_FAMILIES, TARGETS
 from tests.cli.running import X, run
+from tests.helpers import quantize_on
 from tests.networks.small import functional, layers
 
 ROOT = Path(__file__).parent.parent.parent
@@ -37,8 +38,7 @@ def test_diagnosis(files, as_json):
 def test_what_was_made_is_what_python_makes(files):
     qat = keras.models.load_model(files / "qat.keras")
     ranges = [(quantizer.minimum, quantizer.maximum) for quantizer in keras_qat.quantizers(qat)]
-    again = keras_qat.quantize_model(keras.models.load_model(files / "float.keras"))
-    keras_qat.calibrate(again, X)
+    again = quantize_on(keras.models.load_model(files / "float.keras"), X)
     for one, other in zip(keras_qat.quantizers(again), ranges, strict=True):
         np.testing.assert_array_equal([one.minimum, one.maximum], other)
     assert (files / "model.tflite").read_bytes() == keras_qat.export_tflite(qat)
@@ -204,8 +204,7 @@ def test_several_outputs(tmp_path):
     hidden = layers.Flatten()(x)
     outputs = [layers.Dense(3, name="kind")(hidden), layers.Dense(1, name="size")(hidden)]
     model = keras.Model(x, outputs, name="two")
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X)
     qat.save(tmp_path / "two.keras")
     keras_qat.export_tflite(qat, tmp_path / "two.tflite")
     kinds, sizes = model.predict(X, verbose=0)

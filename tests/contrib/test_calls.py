@@ -6,7 +6,7 @@ import pytest
 import keras_qat
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.training.schedule import list_scheduled_layers
-from tests.helpers import images, keras, train, values
+from tests.helpers import assert_all_equal, images, keras, save_and_load, train, values
 from tests.networks.contrib import conv, image, layers, relu, two_scopes
 from tests.networks.small import residual_net, tiny_net
 
@@ -24,8 +24,7 @@ def test_variables_are_added_and_the_float_model_is_not_changed():
     quantized = keras_qat.quantize_model(model, "contrib")
     assert len(quantized.weights) > len(model.weights)
     assert not any(isinstance(layer, (Quantize, QuantizeWrapper)) for layer in model.layers)
-    for old, new in zip(before, model.weights, strict=True):
-        np.testing.assert_array_equal(old, new)
+    assert_all_equal(before, model.weights)
 
 
 def test_quant_delay_is_in_every_layer():
@@ -145,8 +144,7 @@ def test_a_trained_model_resumes_in_the_middle_of_its_delay(tmp_path):
     quantized = keras_qat.quantize_model(tiny_net(), contrib(quant_delay=5))
     x = images(shape=(6, 6, 2))
     train(quantized, x, steps=4)
-    quantized.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = save_and_load(quantized, tmp_path / "model.keras")
     for model in (quantized, loaded):
         assert {int(layer.step) for layer in list_scheduled_layers(model)} == {4}
         train(model, x, steps=2)

@@ -11,7 +11,7 @@ import pytest
 
 import keras_qat
 from keras_qat.training.schedule import list_scheduled_layers
-from tests.helpers import images, train, values
+from tests.helpers import assert_all_equal, images, train, values
 from tests.networks.contrib import ACTIVATIONS, KERNELS, SHAPE, single
 from tests.networks.small import tiny_net
 
@@ -32,7 +32,7 @@ def recipe_with(delay: int | None) -> keras_qat.recipes.Recipe:
     return contrib(quant_delay=delay)
 
 
-@pytest.mark.sample(32)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize(("kind", "batch_norm", "activation", "bypass", "scope"), GRID)
 def test_placement(kind, batch_norm, activation, bypass, scope):
     model = single(kind, activation, bypass, batch_norm, scope)
@@ -57,7 +57,7 @@ def test_placement(kind, batch_norm, activation, bypass, scope):
         assert row.spec.initial_range == ((0, 6) if row.reason == "act_quant" else (-6, 6))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("delay", [None, 5000])
 @pytest.mark.parametrize(("kind", "batch_norm", "activation", "bypass", "scope"), GRID[::7])
 def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
@@ -74,8 +74,7 @@ def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
 
     again = keras_qat.quantize_model(quantized, recipe_with(delay))
     assert again.get_config() == quantized.get_config()
-    for one, other in zip(values(again.weights), values(quantized.weights), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_equal(values(again.weights), values(quantized.weights))
 
 
 @pytest.mark.sample(2)

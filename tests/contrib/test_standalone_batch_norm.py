@@ -5,6 +5,7 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
+from tests.helpers import save_and_load
 
 
 @pytest.mark.legacy
@@ -26,6 +27,5 @@ def test_vectors_keep_the_variance_of_the_population(tmp_path):
     np.testing.assert_allclose(norm.moving_variance, 0.9 + 0.1 * y.var(0, ddof=1), rtol=1e-5)
     normalized = (y - y.mean(0)) / np.sqrt(y.var(0) + 1e-3)
     np.testing.assert_allclose(output, normalized, rtol=1e-3, atol=1e-4)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), qat.predict(x, verbose=0))

@@ -13,6 +13,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, QuantDelay
 from keras_qat.keras2.backend import keras
+from tests.helpers import save_and_load
 
 X = np.random.default_rng(0).normal(size=(64, 8, 8, 3)).astype(np.float32)
 Y = np.random.default_rng(1).integers(0, 3, 64)
@@ -111,8 +112,7 @@ def verbs(folder: Path) -> None:
     keras_qat.strip_quantization(qat).save(folder / "float.keras")
     keras_qat.export_saved_model(qat, folder / "saved_model")
     with strategy.scope():
-        qat.save(folder / "qat.h5")
-        loaded = keras.models.load_model(folder / "qat.h5")
+        loaded = save_and_load(qat, folder / "qat.h5")
     assert keras_qat.export_tflite(loaded) == tflite
     assert_replicas_agree(train(loaded))
 

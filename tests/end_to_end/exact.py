@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.targets import TFLM, problems
 from tests.comparison import KERNELS, assert_identical
-from tests.helpers import images, keras, observe
+from tests.helpers import assert_all_equal, images, keras, observe, save_and_load
 
 __all__ = [
     "assert_agreement",
@@ -62,11 +62,9 @@ def assert_trains_and_is_kept(qat: Any, x: Any, directory: Path) -> None:
     qat.fit(x, tf.nest.map_structure(np.ones_like, qat.predict(x, verbose=0)), 8, verbose=0)
     moved = [np.any(old != new) for old, new in zip(before, qat.trainable_variables, strict=True)]
     assert all(moved)
-    qat.save(directory / "qat.keras")
-    again = keras.models.load_model(directory / "qat.keras")
+    again = save_and_load(qat, directory / "qat.keras")
     expected = tf.nest.flatten(qat.predict(x, verbose=0))
-    for result, y in zip(tf.nest.flatten(again.predict(x, verbose=0)), expected, strict=True):
-        np.testing.assert_array_equal(result, y)
+    assert_all_equal(tf.nest.flatten(again.predict(x, verbose=0)), expected)
     assert keras_qat.export_tflite(again) == keras_qat.export_tflite(qat)
     assert_exact_everywhere(again, x, "xnnpack")
     keras_qat.export_saved_model(qat, directory / "saved")
@@ -105,8 +103,7 @@ def assert_agreement(model: Any, x: Any = None, recipe: Any = "int8", reloaded: 
     x = inputs_of(model) if x is None else x
     qat = observe(keras_qat.quantize_model(model, recipe), x)
     if reloaded is not None:
-        qat.save(reloaded / "qat.keras")
-        qat = keras.models.load_model(reloaded / "qat.keras")
+        qat = save_and_load(qat, reloaded / "qat.keras")
     contents = keras_qat.export_tflite(qat)
     report = keras_qat.verify(qat, contents, x, per_layer=True)
     assert report.identical == 1

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from tests.comparison import assert_identical
 from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
-from tests.helpers import images, keras, observe
+from tests.helpers import export_exact, images, keras, observe, quantize_on
 from tests.networks.small import layers
 
 constant = keras.initializers.Constant
@@ -134,8 +134,7 @@ def test_biases_of_weights_of_zeros_in_contrib():
     layer = layers.Dense(3, kernel_initializer="zeros", bias_initializer=small(seed=1))
     x = 1000 * images(32, (6,))
     qat = observe(keras_qat.quantize_model(model_of(layer, (6,)), "contrib"), x)
-    contents = keras_qat.export_tflite(qat, input_range=(-4000.0, 4000.0))
-    assert keras_qat.verify(qat, contents, x).identical == 1
+    export_exact(qat, x, input_range=(-4000.0, 4000.0))
 
 
 @pytest.mark.sample(1)
@@ -146,11 +145,9 @@ def test_products_whose_ratio_graph_optimization_takes_first(factor):
     model = keras.Model([x, y], layers.Multiply()([x, y]))
     product = 2.55 * factor  # Inputs have the scale 0.1, their product 0.01 * factor.
     ends = [[25.5, 0.0, product / 25.5, 0.0], [0.0, 25.5, 25.5, 0.0]]
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, [np.repeat(np.float32(end)[:, None], 16, 1) for end in ends])
+    qat = quantize_on(model, [np.repeat(np.float32(end)[:, None], 16, 1) for end in ends])
     steps = np.float32(0.1) * np.arange(256, dtype=np.float32)
     given = [grid.reshape(-1, 16) for grid in np.meshgrid(steps, steps)]
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, given).identical == 1
+    contents = export_exact(qat, given)
     predicted = qat.predict(given, 64, 0)
     np.testing.assert_array_equal(predicted, keras_qat.TFLiteModel(contents).predict(given))

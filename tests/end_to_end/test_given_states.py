@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import keras, layers, scramble
+from tests.helpers import keras, layers, quantize_on, scramble
 
 pytestmark = pytest.mark.legacy
 
@@ -86,8 +85,7 @@ def quantized(name: str) -> Any:
 
 
 def calibrated(model: Any, recipe: Any = "int8") -> Any:
-    qat = keras_qat.quantize_model(model, recipe)
-    keras_qat.calibrate(qat, data(model))
+    qat = quantize_on(model, data(model), recipe)
     return qat
 
 
@@ -152,20 +150,6 @@ def test_a_state_that_nobody_reads_is_in_no_file():
     assert result[0] == result[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("layer", "states"), [(layers.GRU, 1), (layers.LSTM, 2)])
-def test_a_constant_state_stays_in_float(layer, states):
-    """It is in no tensor that a kernel reads."""
-    x = keras.Input((STEPS, FEATURES), 24)
-    given = [tf.constant([[0.9, -0.5, 0.3]] * 24)] * states
-    model = scramble(keras.Model(x, layer(UNITS)(x, initial_state=given)))
-    (reason,) = keras_qat.plan(model).float_layers.values()
-    assert "a state that is a constant" in reason
-    expected = model.predict(data(model), verbose=0)
-    predicted = calibrated(model).predict(data(model), verbose=0)
-    np.testing.assert_allclose(predicted, expected, atol=0.05)
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [layers.GRU, layers.SimpleRNN])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
@@ -175,8 +159,7 @@ def test_first_states_beyond_what_the_layer_returns_are_not_clipped(kind, activa
     outputs = kind(8, activation=activation)(x, initial_state=layers.Dense(8)(features))
     model, rng = scramble(keras.Model([x, features], outputs)), np.random.default_rng(0)
     data = [rng.normal(size=(32, *i.shape[1:])).astype(np.float32) * 3 for i in model.inputs]
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data, strict=True)
     error = np.std(qat(data) - model(data)) / np.std(model(data))
     assert -20 * np.log10(error) > 25
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1

@@ -12,7 +12,7 @@ from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, RUNNABLE, Product, assert_identical
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.end_to_end.test_families import exported
-from tests.helpers import images, keras, observe, scramble, train
+from tests.helpers import images, keras, observe, quantize_on, scramble, train
 from tests.networks.small import functional, layers, residual_net
 
 X = images(96, (8, 8, 1))
@@ -225,8 +225,7 @@ def test_activations_of_inputs_that_end_next_to_a_power_of_two(function, exponen
     model = functional((64,), build=layers.Activation(function))
     scale = 2.0**exponent * (1 + off)
     x = np.linspace(-scale * 32767, scale * 32767, 64 * 64).astype(np.float32).reshape(64, 64)
-    qat = keras_qat.quantize_model(model, "int16x8")
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, "int16x8")
     (quantizer, _) = keras_qat.quantizers(qat)
     assert abs((quantizer.maximum - quantizer.minimum) / 65535 / scale - 1) < 1e-6
     for kernels in RUNNABLE:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,19 +14,6 @@ from tests.helpers import images, keras, scramble
 from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.filterwarnings("error:The weights of .* rounded again")
-
-
-BY_DEFAULT = {
-    *("conv", "depthwise", "dense", "transposed2d_norm", "add_then_relu"),
-    *("concatenations", "moves", "activations", "hard_swish", "other_rounding"),
-}
-"""Families that differ most. Of each operator alone, tests/ops have random examples."""
-
-
-def of(family: str, *more: Any, marks: Any = ()) -> Any:
-    """A case with a family; slow, if it does not run by default."""
-    slow = [] if family in BY_DEFAULT else [pytest.mark.slow]
-    return pytest.param(family, *more, marks=[*marks, *slow])
 
 
 def test_something_like_hard_swish_is_not_taken_for_it():

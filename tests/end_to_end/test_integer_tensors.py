@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
-from tests.helpers import keras, observe
+from tests.helpers import keras, observe, quantize_on
 from tests.networks.small import layers
 
 
@@ -136,7 +136,6 @@ def test_pixels_become_real_numbers(name, target):
     pixels = layers.Input((4, 4, 3), dtype="uint8")
     x = np.random.default_rng(0).integers(0, 256, (8, 4, 4, 3)).astype(np.uint8)
     model = keras.Model(pixels, layers.Conv2D(2, 3)(PIXELS[name](pixels)))
-    qat = keras_qat.quantize_model(model, target=target, strict=True)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, target=target, strict=True)
     assert np.mean(np.abs(qat(x) - model(x))) < 0.01 * np.ptp(model(x))
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat, target=target), x).identical == 1

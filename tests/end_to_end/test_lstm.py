@@ -17,7 +17,7 @@ from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import unpack
 from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import keras, layers, observe
+from tests.helpers import export_exact, keras, layers, observe
 from tests.networks.small import functional
 from tests.ops.harness import assert_same, make_node, random_inputs
 from tests.ops.test_movement import calls_of
@@ -172,8 +172,7 @@ def with_positions(x: Any) -> Any:
 def test_sequences_of_steps_begin_with_zeros_where_sizes_are_computed(batch):
     """Their number was taken from the repeated numbers; two tensors had one name."""
     qat = observe(keras_qat.quantize_model(functional(SHAPE, build=with_positions)), images())
-    contents = keras_qat.export_tflite(qat, batch_size=batch)
-    assert keras_qat.verify(qat, contents, images()).identical == 1
+    export_exact(qat, images(), batch_size=batch)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import assert_identical, export
-from tests.helpers import images, keras, observe, scramble
+from tests.helpers import images, keras, observe, quantize_on, scramble
 from tests.networks.small import functional, layers
 
 
@@ -112,8 +112,7 @@ def test_many_softmaxes(kernels):
     """One in half a million codes was another one, as a graph took the reciprocal of the sum."""
     inputs = keras.Input((4, 16, 16))
     x = (2 * np.random.default_rng(0).normal(size=(2048, 4, 16, 16))).astype(np.float32)
-    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Softmax()(inputs)))
-    keras_qat.calibrate(qat, x[:64])
+    qat = quantize_on(keras.Model(inputs, layers.Softmax()(inputs)), x[:64])
     qat.kernels = kernels
     (expected,) = keras_qat.simulate(qat, x, kernels, batch_size=256).outputs.values()
     predicted = qat.predict(x, batch_size=256, verbose=0)

@@ -12,7 +12,7 @@ from keras_qat.ops.recurrent.step_math import find_weight_parts
 from keras_qat.ops.recurrent.unrolled import SIMPLE_RNN
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import images, keras, layers, observe, scramble, train
+from tests.helpers import images, keras, layers, observe, quantize_on, scramble, train
 from tests.networks.forms.cells_and_convolutions import SHAPES, tiny
 from tests.networks.forms.form import Form
 from tests.networks.forms.recurrent import SHAPE, WORDS, masked, mixed, small
@@ -41,8 +41,7 @@ def test_a_sequence_at_each_step_beside_one_of_any_length():
     y = layers.GlobalAveragePooling1D()(layers.GRU(3, return_sequences=True)(sound))
     model = keras.Model([steps, sound], layers.Dense(2)(layers.Concatenate()([x, y])))
     x = [images(8, (3, 5, 4)), images(8, (7, 4))]
-    qat = keras_qat.quantize_model(scramble(model))
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(scramble(model), x)
     (output,) = keras_qat.verify(qat, keras_qat.export_tflite(qat), x).outputs
     assert output.identical == 1.0
 

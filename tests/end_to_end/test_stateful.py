@@ -12,7 +12,7 @@ import keras_qat
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.recurrent.kept_states import read_states
 from keras_qat.training.recurrent import list_states
-from tests.helpers import keras, layers
+from tests.helpers import assert_all_equal, keras, layers, save_and_load
 
 KERNELS = [
     "xnnpack",
@@ -116,8 +116,7 @@ def test_verify_and_simulate_leave_the_states_of_the_model():
     assert all(map(np.any, before))
     keras_qat.simulate(qat, x)
     keras_qat.verify(qat, file(), x)
-    for state, value in zip(list_states(qat), before, strict=True):
-        np.testing.assert_array_equal(state, value)
+    assert_all_equal(list_states(qat), before)
 
 
 @pytest.mark.slow
@@ -138,8 +137,7 @@ def test_a_custom_loop_keeps_the_states_of_the_kernels():
 def test_models_are_saved_with_their_kept_states_at_zero(tmp_path, of):
     qat, x = trained(of), sounds()
     qat.kernels = "xnnpack"
-    qat.save(tmp_path / "qat.keras")
-    again = keras.models.load_model(tmp_path / "qat.keras")
+    again = save_and_load(qat, tmp_path / "qat.keras")
     qat.reset_states()
     expected = qat.predict(x, batch_size=2, verbose=0)
     np.testing.assert_array_equal(again.predict(x, batch_size=2, verbose=0), expected)

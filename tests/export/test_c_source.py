@@ -12,7 +12,7 @@ import pytest
 import keras_qat
 from keras_qat.export.c_source import _get_resolver_name
 from keras_qat.tflite.schema import OPERATORS
-from tests.helpers import keras, layers, rng
+from tests.helpers import keras, layers, quantize_on, rng
 from tests.networks.small import tiny_net
 
 RESOLVER = """
@@ -116,8 +116,11 @@ def test_operators_have_the_resolvers_names():
 def test_operators_inside_of_loops_are_added(tmp_path):
     """The interpreter of a device had not all that the file asks for."""
     inputs = keras.Input((5, 4), name="steps")
-    qat = keras_qat.quantize_model(keras.Model(inputs, layers.GRU(3)(inputs)), "int16x8")
-    keras_qat.calibrate(qat, rng(1).normal(size=(4, 5, 4)).astype(np.float32))
+    qat = quantize_on(
+        keras.Model(inputs, layers.GRU(3)(inputs)),
+        rng(1).normal(size=(4, 5, 4)).astype(np.float32),
+        "int16x8",
+    )
     keras_qat.export_c(qat, tmp_path / "model.cc")
     text = (tmp_path / "model.h").read_text()
     assert "resolver.AddWhile() == 0" in text and "resolver.AddLess() == 0" in text
@@ -178,10 +181,10 @@ def test_examples_are_integers_as_the_model_takes_them(tmp_path):
 
 def test_what_tflite_micro_lacks_is_named(tmp_path):
     inputs = keras.Input((4,))
-    qat = keras_qat.quantize_model(
-        keras.Model(inputs, layers.Activation("gelu", name="bent")(inputs))
+    qat = quantize_on(
+        keras.Model(inputs, layers.Activation("gelu", name="bent")(inputs)),
+        rng(1).normal(size=(4, 4)).astype(np.float32),
     )
-    keras_qat.calibrate(qat, rng(1).normal(size=(4, 4)).astype(np.float32))
     with pytest.warns(UserWarning, match=r"missing or inexact.*\n  .*GELU: no kernel"):
         keras_qat.export_c(qat, tmp_path / "model.cc")
 
@@ -189,8 +192,7 @@ def test_what_tflite_micro_lacks_is_named(tmp_path):
 def test_the_source_holds_the_file_of_the_model_s_target(tmp_path):
     inputs = keras.Input((7, 4))  # In one row CMSIS-NN computes such a convolution wrongly.
     model = keras.Model(inputs, layers.Conv1D(4, 4, 3, "same")(inputs))
-    qat = keras_qat.quantize_model(model, target="cmsis_nn")
-    keras_qat.calibrate(qat, rng(1).normal(size=(8, 7, 4)).astype(np.float32))
+    qat = quantize_on(model, rng(1).normal(size=(8, 7, 4)).astype(np.float32), target="cmsis_nn")
     contents = keras_qat.export_c(qat, tmp_path / "model.cc")
     assert contents == keras_qat.export_tflite(qat)
     assert contents != keras_qat.export_tflite(qat, target="tflm")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from tests.helpers import images, keras, quantize_on
+from tests.helpers import export_exact, images, keras, quantize_on, save_and_load
 from tests.networks.small import layers
 
 X = images(200, (8,))
@@ -86,14 +86,12 @@ def test_an_output_that_layers_in_integers_read_is_rounded_with_them():
     value = layers.Dense(1, name="value")(x)
     model = keras.Model(x, [value, layers.Dense(2, name="more")(value)])
     qat = quantize_on(model, X, BY_NAME)
-    contents = keras_qat.export_tflite(qat, output_dtype="float32")
-    assert keras_qat.verify(qat, contents, X).identical == 1
+    export_exact(qat, X, output_dtype="float32")
 
 
 @pytest.mark.parametrize("format_", [".keras", pytest.param("", marks=pytest.mark.slow)])
 def test_it_is_saved(qat, format_, tmp_path):
-    qat.save(tmp_path / f"qat{format_}")
-    loaded = keras.models.load_model(tmp_path / f"qat{format_}")
+    loaded = save_and_load(qat, tmp_path / f"qat{format_}")
     for dtype in (None, "int8"):
         contents = keras_qat.export_tflite(loaded, output_dtype=dtype)
         assert contents == keras_qat.export_tflite(qat, output_dtype=dtype)

@@ -23,13 +23,6 @@ def test_export_of_a_model_that_has_seen_no_data(exporter, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("exporter", EXPORTS)
-def test_export_of_a_float_model(exporter, tmp_path):
-    with pytest.raises(ValueError, match=r"not quantization-aware.*quantize_model"):
-        exporter(tiny_net(), tmp_path / "model")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.legacy
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_export_of_a_model_that_diverged(bad, tmp_path):

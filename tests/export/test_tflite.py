@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize
-from tests.helpers import images, keras, observe, scramble
+from tests.helpers import assert_all_equal, images, keras, observe, scramble
 from tests.networks.small import functional, layers, out_of_order
 
 pytestmark = pytest.mark.legacy
@@ -38,8 +38,7 @@ def test_a_saved_model_is_not_replaced(exported, tmp_path):
 def test_exporting_does_not_change_the_model(exported):
     before = exported.model.get_weights()
     assert keras_qat.export_tflite(exported.model) == exported.tflite
-    for one, other in zip(exported.model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_equal(exported.model.get_weights(), before)
 
 
 @pytest.mark.sample(4)

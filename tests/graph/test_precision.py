@@ -1,8 +1,5 @@
 """Half precision: what trains in it, what stays in float32, and what the file then gives."""
 
-import threading
-import warnings
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,7 +8,7 @@ import keras_qat
 from keras_qat.training.quantizers import list_activation_quantizers
 from tests import helpers
 from tests.comparison import assert_identical
-from tests.helpers import keras, layers, rng, train
+from tests.helpers import assert_all_equal, keras, layers, rng, save_and_load, train
 from tests.networks.small import residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -97,23 +94,6 @@ def test_products_are_in_half_precision_and_state_is_in_float32(policy, recipe):
         assert not hasattr(layer, "layer") or layer.layer.dtype_policy.name == policy
 
 
-@pytest.mark.slow
-def test_float32_models_have_no_casts():
-    operations = gradient_operations(
-        keras_qat.quantize_model(residual_net()), helpers.images(shape=(8, 8, 1))
-    )
-    dtypes = {dtype for item in operations.values() for dtype in item}
-    assert not dtypes & {"float16", "bfloat16"}
-    # Single numbers: the weight of a batch in the moving averages.
-    assert {op for op, value in operations.items() if "float64" in value} <= {
-        "Sub",
-        "Pow",
-        "RealDiv",
-        "Maximum",
-    }
-    assert "IsFinite" not in operations
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "recipe", ["int8", *(slow(item) for item in ("int4_weights", "contrib", CONTRIB))]
@@ -152,48 +132,8 @@ def test_layers_in_layers_operations_and_islands_in_float(policy, tmp_path):
     qat.fit(x, np.ones((len(x), 3)), verbose=0)
     contents = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, contents, x, kernels=FOR_LOOPS).max_difference <= 1
-    qat.save(tmp_path / "qat.keras")
-    reloaded = keras.models.load_model(tmp_path / "qat.keras")
+    reloaded = save_and_load(qat, tmp_path / "qat.keras")
     np.testing.assert_array_equal(reloaded.predict(x, verbose=0), qat.predict(x, verbose=0))
-
-
-@pytest.mark.slow
-def test_layers_keep_their_own_policies():
-    inputs = keras.Input((8, 8, 1))
-    x = layers.Conv2D(4, 3, name="full")(inputs)
-    x = layers.Conv2D(4, 3, activation="swish", dtype="mixed_bfloat16", name="half")(x)
-    x = layers.GlobalAveragePooling2D(dtype="mixed_bfloat16")(x)
-    model = keras.Model(inputs, layers.Dense(3, "softmax", dtype="float32", name="head")(x))
-    qat = keras_qat.quantize_model(model)
-    computes = {
-        layer.name: layer.layer.compute_dtype for layer in qat.layers if "layer" in vars(layer)
-    }
-    assert computes == {"quant_full": "float32", "quant_half": "bfloat16", "quant_head": "float32"}
-    assert qat.get_layer("quant_half_activation_sigmoid").compute_dtype == "bfloat16"
-    x = helpers.images(shape=(8, 8, 1))
-    train(qat, x, 2)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).max_difference == 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("policy")
-def test_casts_halves_as_inputs_and_normalization():
-    """Inputs and outputs of quantization-aware models are in float32, as those of files are."""
-    x = helpers.images(shape=(6, 6, 2))
-    normalization = layers.Normalization()
-    normalization.adapt(x * 3 + 120)
-    inputs = keras.Input((6, 6, 2), dtype="float16")
-    y = layers.Conv2D(4, 3)(normalization(inputs))
-    y = tf.cast(tf.nn.relu(tf.cast(y, tf.float32)), y.dtype)
-    y = y + tf.constant([0.5, 1.0, 1.5, 2.0], y.dtype)
-    model = keras.Model(inputs, layers.LayerNormalization()(y))
-    qat = keras_qat.quantize_model(model)
-    assert (qat.input.dtype, qat.output.dtype) == (tf.float32, tf.float32)
-    x = x * 3 + 120
-    qat.compile("sgd", "mse")
-    qat.fit(x, np.zeros((len(x), 4, 4, 4)), verbose=0)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
-    assert report.max_difference <= 1
 
 
 @pytest.mark.slow
@@ -242,8 +182,7 @@ def test_ranges_take_in_nothing_of_a_step_that_overflows():
     qat.train_on_batch(x, y)
     assert ranges(qat) == before
     assert float(qat.optimizer.loss_scale) == scale / 2
-    for old, new in zip(weights, qat.trainable_weights, strict=True):
-        np.testing.assert_array_equal(old, new)
+    assert_all_equal(weights, qat.trainable_weights)
 
 
 @pytest.mark.usefixtures("float16")
@@ -312,26 +251,3 @@ def test_inputs_in_float64_are_taken_in_float32():
     x = helpers.images(shape=(4,))
     train(qat, x.astype("float64"), 1)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).max_difference == 0
-
-
-def test_nothing_is_said_of_float32_and_half_precision():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        keras_qat.quantize_model(tiny_net())
-        keras_qat.quantize_model(
-            keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="mixed_bfloat16")])
-        )
-
-
-def test_threads_leave_the_policy_as_it_was():
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        models = [keras.Sequential([keras.Input((4,)), layers.Dense(3)]) for _ in range(4)]
-        work = [threading.Thread(target=keras_qat.plan, args=[model]) for model in models]
-        for thread in work:
-            thread.start()
-        for thread in work:
-            thread.join()
-        assert keras.mixed_precision.global_policy().name == "mixed_bfloat16"
-    finally:
-        keras.mixed_precision.set_global_policy("float32")

@@ -7,7 +7,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.integer_graph import file_inference
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import images, keras, observe, scramble
+from tests.helpers import images, keras, observe, quantize_on, scramble
 from tests.networks.small import functional, layers
 
 X, Y = images(40, (8, 8, 3)), np.arange(40) % 5
@@ -146,8 +146,7 @@ def test_returns_structures_of_several_inputs(runs):
     model = keras.Model({"a": a, "b": b}, {"sum": layers.Dense(6)(x), "ids": layers.Dense(3)(y)})
     ids = np.arange(160).reshape(40, 4) % 9
     data = {"a": X, "b": ids.astype(np.int32)}
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data)
     one, other = run_both(qat, lambda qat: qat.predict(data, verbose=0))
     assert runs and one.keys() == other.keys()
     for name, values in one.items():

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, keras, observe
+from tests.helpers import export_exact, images, keras, observe, quantize_on
 from tests.networks.small import layers
 
 SHAPE = (5, 4)
@@ -64,8 +64,7 @@ def test_trains_with_full_batches_of_another_size():
 
 def test_operations_that_hold_the_batch_size():
     qat = quantized(with_the_batch)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, X).identical == 1
+    contents = export_exact(qat, X)
     outputs = keras_qat.simulate(qat, X[:16]).outputs
     codes = keras_qat.TFLiteModel(contents).predict(X, codes=True)
     np.testing.assert_array_equal(next(iter(outputs.values())).codes, codes[:16])
@@ -113,7 +112,7 @@ def read_batch(contents):
     return next(iter(FileGraph(contents).inputs.values())).shape[0]
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", MIXING)
 @pytest.mark.parametrize("target", [None, "tflm", "ethos_u55"])
 def test_life_of_a_model_that_computes_its_examples_together(kind, target, tmp_path):
@@ -122,8 +121,7 @@ def test_life_of_a_model_that_computes_its_examples_together(kind, target, tmp_p
     y = layers.Dense(3)(MIXING[kind](layers.Dense(8)(x), links)) + tf.reduce_sum(links, 1)[:, None]
     model, data = keras.Model([x, links], y), [images(5 * ROWS, (8,)), images(5 * ROWS, (ROWS,))]
     assert keras_qat.plan(model, target=target).rows
-    qat = keras_qat.quantize_model(model, target=target)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data, target=target)
     keras_qat.calibrate(qat, data, method="mse")
     qat.compile("sgd", "mse")
     qat.fit(data, model.predict(data, batch_size=ROWS, verbose=0), batch_size=ROWS, verbose=0)
@@ -144,8 +142,7 @@ def test_life_of_a_model_that_computes_its_examples_together(kind, target, tmp_p
 def test_independent_examples_have_the_target_s_batch_size():
     keras.utils.set_random_seed(3)
     x = keras.Input(SHAPE, batch_size=8)
-    qat = keras_qat.quantize_model(keras.Model(x, with_shapes(x)), target="tflm")
-    keras_qat.calibrate(qat, X[:16])
+    qat = quantize_on(keras.Model(x, with_shapes(x)), X[:16], target="tflm")
     contents = keras_qat.export_tflite(qat)
     assert read_batch(contents) == 1
     report = keras_qat.verify(qat, contents, X[:16], per_layer=True)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.integer_graph.float_layers import rnn
-from tests.helpers import keras, rng
+from tests.helpers import assert_all_close, keras, rng
 
 EXAMPLES, STEPS, UNITS = 3, 4, 2
 
@@ -57,5 +57,4 @@ def test_it_is_the_loop_of_keras(options, backwards, mask, steps):
     result, expected = (
         tf.nest.flatten(compute(step, **given)) for compute in (rnn, keras.backend.rnn)
     )
-    for here, there in zip(result, expected, strict=True):
-        np.testing.assert_allclose(here, there, rtol=1e-6)
+    assert_all_close(result, expected, rtol=1e-6)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import images, keras, observe, scramble
+from tests.helpers import assert_all_close, images, keras, observe, save_and_load, scramble
 from tests.networks.small import functional, layers
 
 
@@ -57,8 +57,7 @@ def test_reloads_with_equal_outputs(tmp_path, form):
 
     x = images(16, (6, 6, 4))
     qat = observe(keras_qat.quantize_model(scramble(functional((6, 6, 4), build=build))), x)
-    qat.save(tmp_path / form)
-    reloaded = keras.models.load_model(tmp_path / form)
+    reloaded = save_and_load(qat, tmp_path / form)
     expected = qat.predict(x, verbose=0)
     np.testing.assert_array_equal(reloaded.predict(x, verbose=0), expected)
     report = keras_qat.verify(reloaded, keras_qat.export_tflite(reloaded), x, per_layer=True)
@@ -119,8 +118,7 @@ def test_gradients_at_inference_are_those_of_the_simulation():
             loss = tf.reduce_sum(qat(x, training=False)[:, 0])
         return tape.gradient(loss, [x, *qat.trainable_variables])
 
-    for gradient, other in zip(gradients(), tf.function(gradients)(), strict=True):
-        np.testing.assert_allclose(gradient, other, rtol=1e-4, atol=1e-5)
+    assert_all_close(gradients(), tf.function(gradients)(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import messages
-from tests.helpers import images, keras, observe, quantize_on, scramble
+from tests.helpers import images, keras, observe, quantize_on, save_and_load, scramble
 from tests.networks.small import layers, residual_net
 
 
@@ -89,8 +89,7 @@ def test_a_copy_of_a_part_is_exact_from_the_start(qat, monkeypatch, caplog, tmp_
     model(x)
     (line,) = caplog.messages
     assert f"Keras built '{model.name}'" in line and f"quantize_model({model.name})" in line
-    model.save(tmp_path / "part.keras")
-    loaded = keras.models.load_model(tmp_path / "part.keras")
+    loaded = save_and_load(model, tmp_path / "part.keras")
     values = [keras_qat.quantize_model(part).predict(x, verbose=0) for part in (model, loaded)]
     np.testing.assert_array_equal(values[0], values[1])
     np.testing.assert_allclose(values[0], simulated, atol=0.05)
@@ -112,12 +111,10 @@ def test_a_part_of_a_loaded_part_is_exact(qat, tmp_path):
     """Of a model that Keras saved, recipe and kernels are not known."""
     qat.save(tmp_path / "qat.keras")
     part = cut(keras.models.load_model(tmp_path / "qat.keras"))
-    part.save(tmp_path / "part.keras")
-    loaded = keras.models.load_model(tmp_path / "part.keras")
+    loaded = save_and_load(part, tmp_path / "part.keras")
     x = images(64, (8, 8, 1))
     assert file_equals(loaded, x)
-    loaded.save(tmp_path / "exact.keras")
-    again = keras.models.load_model(tmp_path / "exact.keras")
+    again = save_and_load(loaded, tmp_path / "exact.keras")
     np.testing.assert_array_equal(again.predict(x, verbose=0), loaded.predict(x, verbose=0))
 
 

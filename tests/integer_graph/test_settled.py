@@ -8,7 +8,6 @@ import keras_qat
 from keras_qat.integer_graph import cached_inference
 from keras_qat.integer_graph.cached_inference import DECIDES
 from keras_qat.layers import Quantize
-from keras_qat.ops.weighted_sums import RECENT
 from tests.helpers import images, keras, observe, scramble
 from tests.networks.small import functional, layers
 
@@ -179,25 +178,6 @@ def test_calls_share_what_was_traced(qat):
         qat(X, training=False)
         functions.append(qat._inference.traced[1])
     assert functions[0] is functions[1]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not RECENT, reason="this TensorFlow lacks a kernel")
-def test_norms_of_one_size_are_traced_as_one_function():
-    """In line, 25 of them were 5,800 operations, and the first predict took seconds."""
-    inputs = y = keras.Input((5, 8))
-    for _ in range(3):
-        y = layers.Dense(8, activation="relu")(layers.LayerNormalization()(y))
-    recipe = keras_qat.recipes.int8().override("LayerNormalization", quantize=True)
-    x = images(32, (5, 8))
-    qat = observe(keras_qat.quantize_model(scramble(keras.Model(inputs, y)), recipe), x)
-    for _ in range(2):  # With other weights, too.
-        np.testing.assert_array_equal(qat.predict(x, verbose=0), of_the_file(qat, x))
-        for weight in qat.trainable_weights:
-            weight.assign(0.9 * weight + 0.01)
-    operations = qat._inference.settled._traced.graph.get_operations()
-    assert len({op.get_attr("f").name for op in operations if op.type == "PartitionedCall"}) == 1
-    assert len([op for op in operations if op.type != "Placeholder"]) < 100
 
 
 def test_a_change_of_a_large_table_counts(monkeypatch):

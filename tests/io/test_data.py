@@ -11,7 +11,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.io import data as data_lib
 from keras_qat.io.data import count_batches, read_arrays, read_batches
-from tests.helpers import images, keras, observe
+from tests.helpers import assert_all_equal, images, keras, observe
 from tests.networks.small import functional, layers, out_of_order, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -120,16 +120,14 @@ def test_inputs_in_a_dict_of_other_names():
     joined = layers.Concatenate()([inputs["a"], inputs["b"]])
     model = keras.Model(inputs, layers.Dense(2)(joined))
     for given in ({"a": A, "b": B}, {"left": B, "right": A}, [A, B], ({"a": A, "b": B}, Y)):
-        for result, value in zip(read_arrays(model, given), (A, B), strict=True):
-            np.testing.assert_array_equal(result, value)
+        assert_all_equal(read_arrays(model, given), (A, B))
 
 
 def test_keys_that_are_the_names_of_other_inputs():
     """As in `predict`, keys of the model's dict count, not the names of its inputs."""
     inputs = {"b": keras.Input((4,), name="a"), "a": keras.Input((6,), name="b")}
     model = keras.Model(inputs, layers.Concatenate()([inputs["a"], inputs["b"]]))
-    for values, expected in zip(read_arrays(model, {"a": A, "b": B}), (A, B), strict=True):
-        np.testing.assert_array_equal(values, expected)
+    assert_all_equal(read_arrays(model, {"a": A, "b": B}), (A, B))
 
 
 def test_inputs_nested_in_lists():

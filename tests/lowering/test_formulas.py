@@ -1,4 +1,4 @@
-"""Functions of one tensor that a model computes with several operations are one table."""
+"""Functions and softmaxes that a model computes with several operations are one layer."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.helper_layers.elementwise_functions import Formula
 from keras_qat.lowering import lower
 from tests.helpers import images, keras
-from tests.networks.forms.patterns import FUNCTIONS, OF_SHARES, SHAPE
+from tests.networks.forms.patterns import FUNCTIONS, OF_SHARES, ONE, SHAPE, shifted, total
 from tests.networks.small import functional
 
 pytestmark = pytest.mark.legacy
@@ -35,18 +35,43 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, *SEVERAL, "behind others"])
-def test_one_layer_computes_the_same(name):
-    model = functional(SHAPE, build={**FUNCTIONS, **SEVERAL, "behind others": behind_others}[name])
+def assert_lowered_alike(build):
+    """Asserts that the lowered model computes the same; returns the kinds of its layers."""
+    model, x = functional(SHAPE, build=build), 2 * images(4, SHAPE)
     lowered = lower(read_model(model))
-    kinds = [type(call.layer) for call in lowered.calls]
-    if name in FUNCTIONS:
-        assert kinds == [Formula]
-    assert (Formula in kinds) is (name not in SEVERAL)
-    x = 2 * images(4, SHAPE)
     rebuilt = rebuild_model(lowered)
     rebuilt.set_weights(model.get_weights())
     np.testing.assert_allclose(rebuilt(x), model(x), rtol=1e-5, atol=1e-5)
+    return [type(call.layer) for call in lowered.calls]
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *SEVERAL, "behind others"])
+def test_one_layer_computes_the_same(name):
+    build = {**FUNCTIONS, **SEVERAL, "behind others": behind_others}[name]
+    kinds = assert_lowered_alike(build)
+    if name in FUNCTIONS:
+        assert kinds == [Formula]
+    assert (Formula in kinds) is (name not in SEVERAL)
+
+
+SEVERAL_SOFTMAXES = {
+    "a number added, nothing subtracted": lambda x: tf.exp(x) / (total(tf.exp(x)) + 1e-7),
+    "a large number added": lambda x: shifted(x) / (total(shifted(x)) + 1e-2),
+    "of others": lambda x: tf.exp(x) / total(tf.exp(-x)),
+    "of other parts": lambda x: tf.exp(x[:, :2]) / total(tf.exp(x[:, 2:])),
+    "of several outputs": lambda x: (
+        tf.exp(tf.split(x, 2, 1)[0]) / total(tf.exp(tf.split(x, 2, 1)[1]))
+    ),
+    "one less": lambda x: tf.exp(x - 1.0) / total(tf.exp(1.0 - x)),
+    "along other axes": lambda x: tf.exp(x[:, :, :4]) / total(tf.exp(x[:, :, :4]), 1),
+    "of a part of it": lambda x: tf.exp(x[:, :1]) / tf.reduce_sum(tf.exp(x), 1, keepdims=True),
+}
+
+
+@pytest.mark.parametrize("name", [*ONE, *SEVERAL_SOFTMAXES])
+def test_one_softmax_computes_the_same(name):
+    kinds = assert_lowered_alike({**ONE, **SEVERAL_SOFTMAXES}[name])
+    assert (kinds == [layers.Softmax]) is (name in ONE)
 
 
 def test_steps_that_others_read_stay():

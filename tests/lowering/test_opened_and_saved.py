@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, layers, quantize_on
+from tests.helpers import images, keras, layers, quantize_on, save_and_load
 from tests.lowering.test_opening import SHAPE, model_of, quantized
 from tests.networks.closed import CLOSED
 from tests.networks.custom import Steep
@@ -23,8 +23,7 @@ def test_activations_that_keras_cannot_save(activation, tmp_path):
     qat = quantized(model)
     keras_qat.calibrate(qat, data)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
     with pytest.raises(ValueError, match="knows no float model"):
         keras_qat.strip_quantization(qat)
@@ -217,8 +216,7 @@ class Prior(keras.initializers.Initializer):
 def test_initializers_of_ones_own_are_not_needed_again(tmp_path):
     model = model_of(lambda x: layers.Conv2D(2, 3, bias_initializer=Prior())(x))
     qat = keras_qat.quantize_model(model)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     np.testing.assert_array_equal(loaded.get_weights()[0], qat.get_weights()[0])
     assert keras_qat.strip_quantization(qat).layers[1].get_config()["bias_initializer"] != "zeros"
 
@@ -275,6 +273,5 @@ def test_equality_is_saved_with_both_sides(compared, tmp_path):
     x = keras.Input(SHAPE)
     y, z = layers.Conv2D(4, 1, activation="relu")(x), layers.ReLU()(x)
     qat = quantize_on(keras.Model(x, y * tf.cast(compared(y, z), tf.float32)), images(8))
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)

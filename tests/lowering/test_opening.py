@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, layers, observe, quantize_on
+from tests.helpers import export_exact, images, keras, layers, observe, quantize_on, save_and_load
 from tests.networks.closed import CLOSED, OwnNorm
 from tests.networks.custom import OPENED, Block, ChannelAffine, OwnConv
 
@@ -154,10 +154,8 @@ def test_what_training_computes_otherwise_stays_in_training(tmp_path):
 
     model, x = model_of(build), images(8, SHAPE)
     qat = quantize_on(model, x, strict=True)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    contents = export_exact(qat, x)
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == contents
     inner = loaded.get_layer("quant_code/in_training")
     z = np.arange(256, dtype=np.float32).reshape(1, *SHAPE)

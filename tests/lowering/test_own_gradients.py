@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import assert_kept
-from tests.helpers import images, keras, layers
+from tests.helpers import assert_all_close, assert_all_equal, images, keras, layers
 
 
 @tf.custom_gradient
@@ -58,14 +58,12 @@ def test_own_gradients(form, tmp_path):
     x = images(32, (6,))
     qat = keras_qat.quantize_model(model, strict=True)
     keras_qat.set_quantization(qat, False)
-    for ours, real in zip(gradients(qat, x), gradients(model, x), strict=True):
-        np.testing.assert_allclose(ours, real, rtol=1e-3, atol=1e-5)
+    assert_all_close(gradients(qat, x), gradients(model, x), rtol=1e-3, atol=1e-5)
     keras_qat.set_quantization(qat, True)
     keras_qat.calibrate(qat, x)
     assert_kept(qat, x, tmp_path)
     loaded = keras.models.load_model(tmp_path / "qat.keras")
-    for ours, real in zip(gradients(loaded, x), gradients(qat, x), strict=True):
-        np.testing.assert_array_equal(ours, real)
+    assert_all_equal(gradients(loaded, x), gradients(qat, x))
 
 
 def gradients(model, x):

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import assert_kept
-from tests.helpers import images, keras, layers, quantize_on, scramble
+from tests.helpers import export_exact, images, keras, layers, quantize_on, save_and_load, scramble
 
 SHAPE = (4, 4, 3)
 
@@ -38,10 +38,8 @@ def test_branches_are_dropped_in_training_only(tmp_path):
     inputs, x = keras.Input(SHAPE), images(64, SHAPE)
     model = scramble(keras.Model(inputs, Block()(inputs)))
     qat = quantize_on(model, x, strict=True)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    contents = export_exact(qat, x)
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == contents
     for trained in (qat, loaded):
         # Both branches are dropped of a quarter of the images: the input is left, within a step.
@@ -234,25 +232,3 @@ def test_weights_are_drawn_in_training_only(layer, tmp_path):
             loss = tf.reduce_sum(first**2)
         assert np.abs(first - second).max() > 0.5
         assert all(np.any(g) for g in tape.gradient(loss, trained.trainable_weights))
-
-
-class Chain(layers.Layer):
-    """Adds noise in training, and has a billion ways to it: thirty sums of two terms."""
-
-    def build(self, shape):
-        self.scale = self.add_weight("scale", shape[-1:], initializer="ones")
-
-    def call(self, x, training=None):
-        y = x
-        if training:
-            y += tf.random.normal(tf.shape(x))
-            for _ in range(30):
-                y = (y + tf.nn.relu(y)) * 0.5
-        return y * self.scale
-
-
-@pytest.mark.slow
-def test_a_part_with_many_ways_through_it_is_looked_at_once():
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, Chain()(layers.Dense(4)(inputs)))
-    assert not keras_qat.plan(model).float_layers

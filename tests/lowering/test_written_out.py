@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, quantize_on, scramble
+from tests.helpers import export_exact, images, keras, quantize_on, save_and_load, scramble
 from tests.networks.forms.written_out import LAYERS
 from tests.networks.small import functional, layers
 
@@ -44,11 +44,9 @@ def test_random_crops_are_resized_at_inference(size, tmp_path):
     y = layers.RandomCrop(*size, seed=1, name="crop")(inputs)
     model, x = keras.Model(inputs, layers.Conv2D(2, 3)(y)), images(8, (6, 7, 2))
     qat = quantize_on(model, x, strict=True)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
+    contents = export_exact(qat, x)
     np.testing.assert_allclose(qat.predict(x, verbose=0), model.predict(x, verbose=0), atol=0.05)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == contents
     z = np.arange(84, dtype=np.float32).reshape(1, 6, 7, 2)
     crop = loaded.get_layer("quant_crop")(
@@ -66,8 +64,7 @@ def test_one_number_for_each_example_is_normalized(tmp_path):
     x = np.random.default_rng(1).normal(3.0, 2.0, 64).astype(np.float32)
     model.layers[1].adapt(x)
     qat = quantize_on(model, x, strict=True)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
+    contents = export_exact(qat, x)
     expected = model.predict(x, verbose=0)
     np.testing.assert_allclose(qat.predict(x, verbose=0), expected, atol=0.02 * np.ptp(expected))
     qat.save(tmp_path / "qat.keras")

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import keras, layers
+from tests.helpers import keras, layers, quantize_on
 
 Names = dict[str, Any]
 
@@ -57,8 +57,7 @@ def float_model() -> Names:
 def calibrated() -> Names:
     """A float model, and the quantization-aware one with ranges."""
     names = float_model()
-    qat = keras_qat.quantize_model(names["model"])
-    keras_qat.calibrate(qat, names["x_train"])
+    qat = quantize_on(names["model"], names["x_train"])
     return names | {"qat": qat}
 
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras, layers
-from tests.helpers import images
+from tests.helpers import export_exact, images, quantize_on, save_and_load
 
 X = images(48, (8, 8, 3))
 PRIORS = np.random.default_rng(3).uniform(4, 28, (16, 2)).astype(np.float32)
@@ -72,8 +72,7 @@ def test_the_model_decodes_what_the_file_gives(qat):
 @pytest.mark.legacy
 @pytest.mark.parametrize("format_", [".keras", ".h5"])
 def test_outputs_are_saved_with_the_model(qat, format_, tmp_path):
-    qat.save(tmp_path / f"qat{format_}")
-    loaded = keras.models.load_model(tmp_path / f"qat{format_}")
+    loaded = save_and_load(qat, tmp_path / f"qat{format_}")
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
     np.testing.assert_array_equal(loaded.predict(X, verbose=0), qat.predict(X, verbose=0))
     copy = keras_qat.quantize_model(qat)
@@ -116,10 +115,8 @@ def test_strict_does_not_count_what_is_cut_off():
 
 def test_a_file_may_end_at_a_tensor_that_other_layers_read():
     model = detector()
-    qat = keras_qat.quantize_model(model, outputs=["offsets", "boxes"])
-    keras_qat.calibrate(qat, X)
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, X).identical == 1
+    qat = quantize_on(model, X, outputs=["offsets", "boxes"])
+    export_exact(qat, X)
     assert [*keras_qat.resolve(qat).outputs] == ["offsets", "boxes"]
     assert "sigmoid" not in {node.op.name for node in keras_qat.resolve(qat).nodes if node.op}
 
@@ -138,8 +135,7 @@ def test_files_end_inside_of_layers_at_all_tensors_that_plan_lists(build):
     model = build()
     names = ["classes_before_activation", "offsets"]
     assert set(names) <= {row.tensor for row in keras_qat.plan(model).rows}
-    qat = keras_qat.quantize_model(model, outputs=names)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X, outputs=names)
     file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
     logits, offsets = file.predict(X)
     classes = qat.predict(X, verbose=0)[..., 4:]

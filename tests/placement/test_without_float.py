@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import assert_kept
-from tests.helpers import images, keras, layers, observe
+from tests.helpers import images, keras, layers, observe, quantize_on, save_and_load
 
 
 def normalized(*more):
@@ -30,8 +30,7 @@ def test_norms_are_in_integers(options, tmp_path):
     report = keras_qat.verify(qat, contents, data[:1])
     assert report.identical == 1
     assert not report.float_operations
-    qat.save(tmp_path / "qat.keras")
-    again = keras.models.load_model(tmp_path / "qat.keras")
+    again = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(again) == contents
     keras_qat.quantize_model(again, **options)  # A copy: it is quantized with the same recipe.
 
@@ -72,8 +71,7 @@ def test_norms_along_other_axes_are_turned_where_an_override_asks(tmp_path):
 def test_cosines_along_any_axes(axes):
     inputs, data = [keras.Input((6, 6)) for _ in range(2)], [images(32, (6, 6), n) for n in (1, 2)]
     model = keras.Model(inputs, layers.Dot(axes, normalize=True)(inputs))
-    qat = keras_qat.quantize_model(model, strict=True)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data, strict=True)
     np.testing.assert_allclose(qat(data), model(data), atol=0.05)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
 

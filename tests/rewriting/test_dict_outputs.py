@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras
+from tests.helpers import images, keras, quantize_on, save_and_load
 from tests.networks.small import layers
 
 X = images(64, (6,))
@@ -80,8 +80,7 @@ def test_keys_are_the_names_in_files(qat, tmp_path):
     "format_", [".keras", *(pytest.param(end, marks=pytest.mark.slow) for end in (".h5", ""))]
 )
 def test_keys_are_saved(qat, format_, tmp_path):
-    qat.save(tmp_path / f"qat{format_}")
-    loaded = keras.models.load_model(tmp_path / f"qat{format_}")
+    loaded = save_and_load(qat, tmp_path / f"qat{format_}")
     assert loaded.output_names == KEYS
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
     assert keras_qat.quantize_model(loaded).output_names == KEYS
@@ -92,8 +91,7 @@ def test_a_key_may_be_the_name_of_an_input_and_hold_several_tensors():
     model = keras.Model(
         x, {"image": layers.Dense(6)(x), "parts": [layers.Dense(2)(x), layers.Dense(3)(x)]}
     )
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X)
     contents = keras_qat.export_tflite(qat)
     assert list(keras_qat.TFLiteModel(contents).outputs) == ["image", "parts_0", "parts_1"]
     assert keras_qat.verify(qat, contents, X).identical == 1

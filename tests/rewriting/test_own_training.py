@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.keras2.backend import keras, layers
-from tests.helpers import images, observe
+from tests.helpers import assert_all_equal, images, observe, quantize_on, save_and_load
 
 X = images(24)
 Y = images(24, (8, 8, 3), seed=5)
@@ -136,8 +136,7 @@ def test_the_quantized_model_trains_and_evaluates_as_the_class_says(model):
     classes = qat.predict(X, verbose=0)
     np.testing.assert_array_equal(classes, outputs.argmax(-1))
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
-    for before, after in zip(untrained, model.trainable_weights, strict=True):
-        np.testing.assert_array_equal(before, after)
+    assert_all_equal(untrained, model.trainable_weights)
 
 
 @pytest.mark.sample(1)
@@ -159,8 +158,7 @@ def test_quantization_off_it_trains_as_the_float_model(model):
 def test_it_is_saved_and_loaded_with_its_training(make, format_, tmp_path):
     qat = observe(keras_qat.quantize_model(make()), X)
     path = tmp_path / f"qat{format_}"
-    qat.save(path)
-    loaded = keras.models.load_model(path)
+    loaded = save_and_load(qat, path)
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
     steps = {"batch_size": 8, "shuffle": False, "verbose": 0}
     losses = [compiled(variant).fit(X, Y, **steps).history["pixels"] for variant in (qat, loaded)]
@@ -228,8 +226,7 @@ def test_a_teacher_comes_along_and_stays_as_it_is():
     history = qat.fit(images(64, (4,)), batch_size=8, epochs=3, verbose=0).history["distance"]
     assert history[-1] < history[0]
     assert qat.teacher is student.teacher
-    for was, is_ in zip(before, student.teacher.get_weights(), strict=True):
-        np.testing.assert_array_equal(was, is_)
+    assert_all_equal(before, student.teacher.get_weights())
 
 
 def test_a_functional_model_with_a_call_of_its_own_computes_what_that_says():
@@ -240,8 +237,7 @@ def test_a_functional_model_with_a_call_of_its_own_computes_what_that_says():
     inputs = keras.Input((4,))
     model = Doubled(inputs, layers.Dense(3)(inputs))
     x = images(64, (4,))
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x)
     np.testing.assert_allclose(qat.predict(x, verbose=0), model(x), atol=0.1)
 
 

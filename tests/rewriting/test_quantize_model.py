@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 import keras_qat
-from tests.helpers import images, keras, observe, scramble, train, values
+from tests.helpers import (
+    assert_all_close,
+    assert_all_equal,
+    images,
+    keras,
+    observe,
+    scramble,
+    train,
+    values,
+)
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -50,8 +59,7 @@ def test_float_model_is_untouched(model):
     optimizer = model.optimizer
     qat = keras_qat.quantize_model(model)
     train(qat, X)
-    for weight, value in zip(model.weights, before, strict=True):
-        np.testing.assert_array_equal(weight, value)
+    assert_all_equal(model.weights, before)
     np.testing.assert_array_equal(model.predict(X, verbose=0), output)
     assert model.optimizer is optimizer
     # And it still trains by itself.
@@ -141,8 +149,7 @@ def test_several_inputs_and_outputs_keep_names_and_order():
     assert qat.output_names == ["second", "first"]
     keras_qat.set_quantization(qat, False)
     x = [images(4, (4,), seed) for seed in (1, 2)]
-    for one, other in zip(qat.predict(x, verbose=0), model.predict(x, verbose=0), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_all_close(qat.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
 
 
 def test_nested_models_and_shared_layers():

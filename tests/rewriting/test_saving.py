@@ -13,7 +13,17 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, observe, rng, scramble, train
+from tests.helpers import (
+    assert_all_equal,
+    images,
+    keras,
+    observe,
+    quantize_on,
+    rng,
+    save_and_load,
+    scramble,
+    train,
+)
 from tests.networks.small import functional, layers, tiny_net
 
 X = images(64, (6, 6, 2))
@@ -108,14 +118,12 @@ def test_weights_only(kind, tmp_path):
 def test_loaded_model_is_equal(kind, tmp_path):
     qat = trained()
     path = str(tmp_path / kind)
-    qat.save(path)
-    loaded = keras.models.load_model(path)
+    loaded = save_and_load(qat, path)
     assert type(loaded) is type(qat)
     # As JSON: some versions of Keras read tuples as lists.
     assert json.dumps(loaded.get_config()) == json.dumps(qat.get_config())
     assert loaded.output_names == qat.output_names
-    for one, other in zip(loaded.weights, qat.weights, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_equal(loaded.weights, qat.weights)
     inner = loaded.get_layer("quant_logits").layer
     assert not inner.trainable
     assert len(loaded.trainable_weights) == len(qat.trainable_weights)
@@ -137,8 +145,7 @@ class InTwoSteps(layers.Layer):
 def test_a_loaded_layer_in_float_gives_the_same_bytes(tmp_path):
     """Keras numbers layers anew in every copy; the names of tensors may not tell."""
     qat = observe(keras_qat.quantize_model(functional((6,), build=InTwoSteps())), images(8, (6,)))
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     inside = [model.layers[2].first.name for model in (qat, loaded)]
     assert inside[0] != inside[1]
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
@@ -159,8 +166,7 @@ class Doubled(layers.Layer):
 def test_a_layer_in_float_without_a_name_in_its_configuration_is_loaded(tmp_path):
     model = functional((6,), build=lambda x: Doubled(trainable=False)(layers.Dense(4)(x)))
     qat = observe(keras_qat.quantize_model(model), images(8, (6,)))
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert [layer.name for layer in loaded.layers] == [layer.name for layer in qat.layers]
     assert [layer.trainable for layer in loaded.layers] == [layer.trainable for layer in qat.layers]
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
@@ -227,8 +233,7 @@ def test_functions_that_only_the_float_model_holds_are_no_matter(tmp_path):
     squeezed = layers.Lambda(keras.backend.squeeze, arguments={"axis": 1})
     model = functional((1, 6), build=lambda x: layers.Dense(3)(squeezed(x)))
     qat = observe(keras_qat.quantize_model(model), images(8, (1, 6)))
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
     with pytest.raises(ValueError, match="knows no float model"):
         keras_qat.strip_quantization(loaded)
@@ -251,8 +256,7 @@ def test_synchronized_batch_normalization_stays_so(recipe, tmp_path):
         return layers.BatchNormalization(synchronized=True)(layers.Softmax(axis=1)(x))
 
     qat = keras_qat.quantize_model(functional((6, 6, 2), build=build), recipe)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     for model in (qat, loaded, keras_qat.strip_quantization(loaded)):
         norms = [layer for layer in model._flatten_layers() if "gamma" in vars(layer)]
         assert [norm.synchronized for norm in norms] == [True, True]
@@ -273,8 +277,7 @@ def test_a_constant_on_the_left(make, numbers, tmp_path):
 
     path = str(tmp_path / "qat.keras")
     inputs = keras.Input((4,))
-    qat = keras_qat.quantize_model(keras.Model(inputs, Anchors()(layers.Dense(4)(inputs))))
-    keras_qat.calibrate(qat, images(16, (4,)))
+    qat = quantize_on(keras.Model(inputs, Anchors()(layers.Dense(4)(inputs))), images(16, (4,)))
     qat.save(path)
     loaded = keras.models.load_model(path, custom_objects={"Anchors": Anchors})
     contents = keras_qat.export_tflite(qat)
@@ -304,8 +307,7 @@ def test_names_that_are_no_scopes(name, tmp_path):
     model = keras.Model(x, part(x))
     data = images(16, (4,))
     qat = observe(keras_qat.quantize_model(model), data)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     contents = keras_qat.export_tflite(loaded)
     assert keras_qat.verify(loaded, contents, data, per_layer=True).identical == 1
 

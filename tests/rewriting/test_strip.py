@@ -5,7 +5,16 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, moved, observe, rng, scramble
+from tests.helpers import (
+    assert_all_equal,
+    images,
+    keras,
+    moved,
+    observe,
+    rng,
+    save_and_load,
+    scramble,
+)
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -38,8 +47,7 @@ def test_computes_what_was_trained(recipe, folded):
     if not folded:
         assert signature(plain) == signature(model)
         trained = qat.get_layer("quant_logits").layer.get_weights()
-        for one, other in zip(plain.get_layer("logits").get_weights(), trained, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_all_equal(plain.get_layer("logits").get_weights(), trained)
     assert plain.output_names == model.output_names
     assert plain.input_names == model.input_names
     expected = without_quantization(qat)(X)
@@ -181,8 +189,7 @@ def test_layers_whose_constructor_takes_no_name(opened, tmp_path):
         assert [layer.name for layer in plain.layers] == [layer.name for layer in model.layers]
         np.testing.assert_array_equal(plain.predict(x, verbose=0), model.predict(x, verbose=0))
     observe(qat, x)
-    qat.save(tmp_path / "qat.keras")
-    loaded = keras.models.load_model(tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
 
 
@@ -195,8 +202,7 @@ def test_twice_gives_the_same():
     model = functional((8, 4), build=lambda x: layers.MultiHeadAttention(2, 3)(x, x))
     qat = keras_qat.quantize_model(model)
     first, second = (keras_qat.strip_quantization(qat) for _ in range(2))
-    for ours, theirs in zip(first.get_weights(), second.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_all_equal(first.get_weights(), second.get_weights())
 
 
 @pytest.mark.sample(1)

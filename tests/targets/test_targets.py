@@ -9,7 +9,7 @@ import keras_qat
 from keras_qat import recipes, targets
 from keras_qat.targets import Kernel, Target, problems
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, keras, observe
+from tests.helpers import images, keras, observe, save_and_load
 from tests.networks.small import functional, layers, residual_net
 
 X = images(24, (8, 8, 1))
@@ -82,8 +82,7 @@ def test_the_file_is_for_the_target(for_tflm, tmp_path):
 
 
 def test_a_model_remembers_its_target(for_tflm, tmp_path):
-    for_tflm.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = save_and_load(for_tflm, tmp_path / "model.keras")
     assert loaded.target is targets.TFLM
     assert keras_qat.quantize_model(residual_net()).target is None
 

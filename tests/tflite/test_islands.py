@@ -13,6 +13,7 @@ import keras_qat
 from keras_qat.keras2.backend import keras, set_keras_mask
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack
+from tests.helpers import quantize_on
 from tests.tflite.islands import (
     PARAMS,
     SEQUENCE,
@@ -255,8 +256,7 @@ def test_constants_are_named_alike_once_a_model_is_loaded(tmp_path):
     x = layers.Input((4,))
     grid = tf.tile(tf.constant([[1, 2, 3, 4]]), [tf.shape(x)[0], 1])
     model = keras.Model(x, layers.Dense(2)(x) + tf.cast(grid[:, :2], tf.float32))
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, np.eye(4, dtype=np.float32))
+    qat = quantize_on(model, np.eye(4, dtype=np.float32))
     contents = keras_qat.export_tflite(qat)
     qat.save(tmp_path / "qat.keras")
     assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, observe, quantize_on
+from tests.helpers import assert_all_equal, images, keras, observe, quantize_on
 from tests.networks.small import layers, out_of_order, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -117,8 +117,7 @@ def test_order_is_the_models(of_two):
     for data in ([RIGHT, LEFT], {"right": RIGHT, "left": LEFT}, ((RIGHT, LEFT), np.arange(10))):
         predicted = file.predict(data)
         assert isinstance(predicted, list)
-        for here, there in zip(predicted, expected, strict=True):
-            np.testing.assert_array_equal(here, there)
+        assert_all_equal(predicted, expected)
 
 
 @pytest.mark.parametrize("kernels", ["reference", "tflm"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from tests.helpers import keras, rng
+from tests.helpers import keras, quantize_on, rng
 from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.legacy
@@ -90,8 +90,7 @@ def test_statistics_without_images():
     x = rng().normal(size=(32, 4)).astype(np.float32)
     model = with_statistics(x, layers.Dense(4), layers.ReLU())
     for recipe in ("int8", "contrib"):
-        qat = keras_qat.quantize_model(model, recipe)
-        keras_qat.calibrate(qat, x)
+        qat = quantize_on(model, x, recipe)
         with pytest.warns(UserWarning, match=r"'norm' varies (99\.\d|100) times as much"):
             keras_qat.calibrate(qat, 100 * x)
 
@@ -168,8 +167,7 @@ def test_lost_features():
     with pytest.warns(UserWarning, match=message):
         calibrated(model, x)
     calibrated(model, x / [1, 1000, 400])
-    qat = keras_qat.quantize_model(model, "int16x8")
-    keras_qat.calibrate(qat, x)
+    quantize_on(model, x, "int16x8")
 
 
 def test_few_examples():

@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.callbacks import FreezeBatchNorm, FreezeRanges, QuantDelay
 from keras_qat.training.schedule import steps_done
-from tests.helpers import images, keras
+from tests.helpers import Trainer, images, keras
 from tests.networks.small import functional, layers
 
 X = images(40, (6,))
@@ -29,17 +29,6 @@ def quantized(name: str = "net"):
     qat = keras_qat.quantize_model(model)
     qat.compile("sgd", "mse")
     return qat
-
-
-class Trainer(keras.Model):
-    """Trains a model that it calls, with a step of its own."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def call(self, x, training=None):
-        return self.inner(x, training=training)
 
 
 def fit(model, *callbacks, epochs=4, x=X, y=Y, **kwargs):
@@ -70,24 +59,6 @@ def test_early_stopping_may_restore_a_float_epoch():
         "it, and may restore weights"
     )
     assert "Pass start_from_epoch=3 to EarlyStopping; or" in told
-
-
-@pytest.mark.slow
-def test_what_the_warning_advises_restores_a_quantized_epoch():
-    qat = quantized()
-
-    class Loss(keras.callbacks.Callback):
-        """Makes the first epoch of all that count the best."""
-
-        def on_epoch_end(self, epoch, logs=None):
-            logs["score"] = epoch
-
-    best = keras.callbacks.EarlyStopping(
-        "score", mode="min", patience=9, restore_best_weights=True, start_from_epoch=3
-    )
-    assert fit(qat, Loss(), QuantDelay(12), best, epochs=6) == []
-    assert steps_done(qat) == 4 * STEPS
-    assert qat.layers[-1].quantize_from.numpy() == 12
 
 
 def test_the_epoch_counts_from_where_training_goes_on():
@@ -148,14 +119,6 @@ def test_other_models_that_train_one(wrap):
         fit(trainer, QuantDelay(3, model=qat), QuantDelay(4, model=qat))
 
 
-def test_training_loops_of_ones_own():
-    qat = quantized()
-    listed = keras.callbacks.CallbackList([QuantDelay(12), stop()], model=qat, epochs=4, steps=5)
-    listed.on_train_begin()
-    with pytest.warns(UserWarning, match="start_from_epoch=3 "):
-        listed.on_epoch_begin(0)
-
-
 def test_a_delay_that_outlasts_training(caplog):
     qat = quantized("outlasted")
     assert fit(qat, QuantDelay(21), stop()) == []
@@ -176,17 +139,6 @@ def test_two_of_a_kind(callback):
         if np.ndim(weight):
             np.testing.assert_array_equal(weight, now)
     fit(qat, callback(2), callback(2), epochs=1)
-
-
-@pytest.mark.slow
-def test_two_models_with_delays_of_their_own():
-    first, second = quantized("first"), quantized("second")
-    trainer = Trainer(keras.Sequential([keras.Input((6,)), layers.Dense(6), first]))
-    trainer.other = second
-    trainer.compile("sgd", "mse")
-    fit(trainer, QuantDelay(2, model=first), QuantDelay(9, model=second), epochs=1)
-    starts = [qat.layers[-1].quantize_from.numpy() for qat in (first, second)]
-    assert starts == [2, 9]
 
 
 @pytest.mark.parametrize("callback", KINDS)

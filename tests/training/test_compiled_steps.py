@@ -7,7 +7,7 @@ import tensorflow as tf
 import keras_qat
 from benchmarks import operations
 from keras_qat.arithmetic import plain_operations
-from tests.helpers import keras, layers, rng
+from tests.helpers import keras, layers, quantize_on, rng
 
 X = rng(3).uniform(-1.0, 1.0, (8, 6, 6, 2)).astype(np.float32)
 Y = rng(4).normal(size=(8, 3)).astype(np.float32)
@@ -66,8 +66,7 @@ def test_a_step_by_xla_equals_one_without(recipe, phase):
     keras.utils.set_random_seed(0)
     model, trained, losses = net(), [], []
     for jit_compile in (False, True):
-        qat = keras_qat.quantize_model(model, RECIPES[recipe]())
-        keras_qat.calibrate(qat, X)
+        qat = quantize_on(model, X, RECIPES[recipe]())
         PHASES[phase](qat)
         qat.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=jit_compile)
         losses.append([qat.train_on_batch(X, Y) for _ in range(2)])
@@ -101,8 +100,7 @@ def test_a_step_as_it_is_traced_for_gpus_is_the_same(recipe, phase, monkeypatch)
     model, trained = net(), []
     for has_gpu in (False, True):
         monkeypatch.setattr(plain_operations, "has_gpu", lambda has_gpu=has_gpu: has_gpu)
-        qat = keras_qat.quantize_model(model, RECIPES[recipe]())
-        keras_qat.calibrate(qat, X)
+        qat = quantize_on(model, X, RECIPES[recipe]())
         PHASES[phase](qat)
         qat.compile(keras.optimizers.SGD(0.01), "mse")
         graph = operations.optimized_graph(lambda qat=qat: qat.train_on_batch(X, Y))

@@ -6,7 +6,7 @@ import pytest
 import keras_qat
 from keras_qat import recipes
 from keras_qat.training.distillation import DISTANCES
-from tests.helpers import images, keras, rng, scramble
+from tests.helpers import assert_all_equal, images, keras, quantize_on, rng, save_and_load, scramble
 from tests.networks.small import functional, layers, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -16,8 +16,7 @@ X = images(64, (6, 6, 2))
 @pytest.fixture
 def pair():
     teacher = scramble(tiny_net())
-    qat = keras_qat.quantize_model(scramble(tiny_net(), seed=5), "int4_weights")
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(scramble(tiny_net(), seed=5), X, "int4_weights")
     return teacher, qat
 
 
@@ -33,10 +32,8 @@ def test_student_comes_nearer(pair, tmp_path):
     after = np.mean((qat.predict(X, verbose=0) - wanted) ** 2)
     assert after < 0.7 * before
     assert int(qat.get_layer("quant_conv").quantize_from.numpy()) == 1
-    for one, other in zip(teacher.get_weights(), kept, strict=True):
-        np.testing.assert_array_equal(one, other)
-    distiller.save(tmp_path / "student.keras")
-    again = keras.models.load_model(tmp_path / "student.keras")
+    assert_all_equal(teacher.get_weights(), kept)
+    again = save_and_load(distiller, tmp_path / "student.keras")
     np.testing.assert_array_equal(again.predict(X, verbose=0), qat.predict(X, verbose=0))
     assert len(distiller.trainable_weights) == len(qat.trainable_weights)
 

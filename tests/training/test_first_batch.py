@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.io.inputs import describe_excess
-from tests.helpers import keras, layers, rng
+from tests.helpers import keras, layers, quantize_on, rng
 
 X = rng().uniform(0, 1, (64, 6, 6, 1)).astype(np.float32)
 Y = np.zeros((64, 3), np.float32)
@@ -19,8 +19,7 @@ def calibrated(recipe="int8"):
     keras.utils.set_random_seed(0)
     image = keras.Input((6, 6, 1), name="image")
     body = keras.Model(image, layers.Dense(3)(layers.Flatten()(layers.Conv2D(4, 3)(image))))
-    qat = keras_qat.quantize_model(body, recipe)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(body, X, recipe)
     qat.compile("sgd", "mse")
     return qat
 

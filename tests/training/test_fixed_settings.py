@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from tests.helpers import images, keras
+from tests.helpers import images, keras, quantize_on, save_and_load
 from tests.networks.small import functional, layers
 
 X = images(16, (6, 6, 2))
@@ -18,8 +18,7 @@ def network(x):
 
 
 def quantized():
-    qat = keras_qat.quantize_model(functional((6, 6, 2), build=network))
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(functional((6, 6, 2), build=network), X)
     return qat
 
 
@@ -47,8 +46,7 @@ CHANGES = {
 def test_changed_settings_are_refused(is_loaded, tmp_path):
     qat = quantized()
     if is_loaded:
-        qat.save(tmp_path / "qat.keras")
-        qat = keras.models.load_model(tmp_path / "qat.keras")
+        qat = save_and_load(qat, tmp_path / "qat.keras")
     qat.compile("sgd", "mse")
     expected = qat.predict(X, verbose=0)
     for path, (name, value) in CHANGES.items():
@@ -93,6 +91,5 @@ def test_settings_of_training_and_equal_ones_may_be_set():
 def test_the_advice_works():
     plain = keras_qat.strip_quantization(quantized())
     plain.get_layer("scores").activation = keras.activations.linear
-    again = keras_qat.quantize_model(plain)
-    keras_qat.calibrate(again, X)
+    again = quantize_on(plain, X)
     assert np.abs(again.predict(X, verbose=0).sum(-1) - 1).max() > 0.1

@@ -1,12 +1,11 @@
 """Vectors that an optimizer updates side by side, against each by itself."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_qat.keras2.backend import keras
 from keras_qat.training.steps import optimizers as updates
-from tests.helpers import rng
+from tests.helpers import assert_all_equal, rng
 
 optimizers = keras.optimizers
 KNOWN = {
@@ -55,8 +54,7 @@ def test_variables_side_by_side_become_what_they_become_alone(name):
     left, together = updated(KNOWN[name](), is_joint=True)
     _, alone = updated(KNOWN[name](), is_joint=False)
     assert left == len(SHAPES) - 3 + 1  # All but the vectors, and a table with a sparse gradient.
-    for one, other in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_equal(together, alone)
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -7,7 +7,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.callbacks import LogQuantization
 from keras_qat.training.quantizer_statistics import compute_statistics
-from tests.helpers import images, keras, train
+from tests.helpers import assert_all_equal, images, keras, train
 from tests.networks.small import tiny_net
 
 X = images(24, (6, 6, 2))
@@ -49,8 +49,7 @@ def test_training_is_not_changed(tmp_path):
     one, other = (keras_qat.quantize_model(tiny_net()) for _ in range(2))
     train(one, X, epochs=2)
     train(other, X, epochs=2, callbacks=[LogQuantization(tmp_path, X[:8])])
-    for ours, theirs in zip(one.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_all_equal(one.get_weights(), other.get_weights())
 
 
 def test_mistakes(tmp_path):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import images, keras, observe, rng, train
+from tests.helpers import export_exact, images, keras, observe, quantize_on, rng, train
 from tests.networks.small import functional, layers, tiny_net
 
 
@@ -112,8 +112,7 @@ def test_activities_are_regularized(name):
     for size in (64, 32):
         history = qat.fit(x, np.zeros((32, *model.output_shape[1:])), batch_size=size, verbose=0)
     assert np.isfinite(history.history["loss"][0])
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x).identical == 1
+    export_exact(qat, x)
 
 
 def test_folding_leaves_no_layer_of_ours():
@@ -190,8 +189,7 @@ def test_layers_in_float_add_their_losses_in_evaluate(make, eagerly):
     model = functional((4,), build=lambda x: layers.Dense(4)(make()(layers.Dense(4)(x))))
     recipe = keras_qat.recipes.int8().override("in_float", quantize=False)
     has_override = make is FLOAT_LAYERS["regularizer"]
-    qat = keras_qat.quantize_model(model, recipe if has_override else "int8")
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, recipe if has_override else "int8")
     for each in (model, qat):
         each.compile("sgd", "mse", run_eagerly=eagerly)
     qat.fit(x, x, epochs=1, verbose=0)  # Leaves losses of its own function.

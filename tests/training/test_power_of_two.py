@@ -8,7 +8,7 @@ import keras_qat
 from keras_qat import recipes, specs
 from keras_qat.arithmetic import fake_quant
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, keras, observe, scramble
+from tests.helpers import images, keras, observe, save_and_load, scramble
 from tests.networks.small import functional, layers
 
 X = images(16, (8, 8, 3))
@@ -107,8 +107,7 @@ def test_weights_of_recurrent_layers(layer):
 
 
 def test_the_recipe_survives_saving(qat, tmp_path):
-    qat.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded = save_and_load(qat, tmp_path / "model.keras")
     assert loaded.recipe == recipes.power_of_two()
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
 

@@ -5,7 +5,16 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, rng, train, values
+from tests.helpers import (
+    assert_all_close,
+    assert_all_equal,
+    export_exact,
+    images,
+    keras,
+    rng,
+    train,
+    values,
+)
 from tests.networks.small import tiny_net
 
 X = images(shape=(6, 6, 2))
@@ -84,8 +93,7 @@ def test_loops_with_a_tape(qat, policy, function):
         step(X[part], LABELS[part])
         reference.train_on_batch(X[part], LABELS[part])
     tolerance = 1e-5 if policy == "float32" else 2e-2
-    for ours, other in zip(qat.weights, reference.weights, strict=True):
-        np.testing.assert_allclose(ours, other, rtol=tolerance, atol=tolerance)
+    assert_all_close(qat.weights, reference.weights, rtol=tolerance, atol=tolerance)
     assert_file_is_exact(qat)
 
 
@@ -125,8 +133,7 @@ def test_switch_that_is_no_bool(name):
     before = qat.get_weights()
     with pytest.raises(TypeError, match="='off': pass True or False"):
         getattr(keras_qat, name)(qat, "off")
-    for weight, same in zip(qat.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(weight, same)
+    assert_all_equal(qat.get_weights(), before)
 
 
 @pytest.mark.slow
@@ -136,8 +143,7 @@ def test_float64_as_the_type_of_keras():
     try:
         model = tiny_net()
         qat = train(keras_qat.quantize_model(model), X)
-        contents = keras_qat.export_tflite(qat)
-        assert keras_qat.verify(qat, contents, X).identical == 1
+        export_exact(qat, X)
     finally:
         keras.backend.set_floatx("float32")
 

@@ -9,7 +9,7 @@ import keras_qat
 from keras_qat import recipes
 from keras_qat.callbacks import QuantDelay
 from keras_qat.tflite.metadata import compress
-from tests.helpers import images, keras, moved, observe, scramble, train
+from tests.helpers import images, keras, moved, observe, save_and_load, scramble, train
 from tests.networks.small import tiny_net
 
 X = images(64, (6, 6, 2))
@@ -118,8 +118,7 @@ def test_file_belongs_to_a_model_that_was_saved(tmp_path, ending):
         again = keras_qat.quantize_model(tiny_net())
         again.load_weights(path)
     else:
-        qat.save(path)
-        again = keras.models.load_model(path)
+        again = save_and_load(qat, path)
     again.trainable = False
     assert not keras_qat.verify(again, contents, X).notes
     assert keras_qat.export_tflite(again) == contents

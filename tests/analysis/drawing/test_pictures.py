@@ -10,8 +10,7 @@ import pytest
 import keras_qat
 from keras_qat.analysis.drawing.model_graph import FLOAT_ROW, OWN, SHARED, UNSET
 from keras_qat.training.quantizer_statistics import compute_statistics
-from tests.browser import data_after, in_browser
-from tests.helpers import images
+from tests.helpers import images, quantize_on
 from tests.networks.small import functional, layers
 
 pytest.importorskip("matplotlib")
@@ -30,8 +29,7 @@ def two_branches(x):
 
 @pytest.fixture(scope="module")
 def qat():
-    quantized = keras_qat.quantize_model(functional((6, 6, 2), build=two_branches, name="two"))
-    keras_qat.calibrate(quantized, X)
+    quantized = quantize_on(functional((6, 6, 2), build=two_branches, name="two"), X)
     return quantized
 
 
@@ -121,23 +119,6 @@ def test_pictures_say_what_they_need(qat, verb, monkeypatch):
         getattr(keras_qat, verb)(qat, *([X] if verb == "plot_quantizers" else []))
 
 
-@pytest.mark.slow
-@in_browser
-def test_pages_have_search_and_zoom(qat, tmp_path):
-    script = """
-        const [field, zoom] = document.querySelectorAll('input');
-        const svg = document.querySelector('svg'), width = svg.getBoundingClientRect().width;
-        field.value = 'LOGITS'; field.dispatchEvent(new Event('input'));
-        document.querySelector('form').dispatchEvent(new Event('submit', {cancelable: true}));
-        document.body.dataset.found = document.querySelector('output').value;
-        zoom.value = 2; zoom.dispatchEvent(new Event('input'));
-        document.body.dataset.zoom = (svg.getBoundingClientRect().width / width).toFixed(1);
-    """
-    keras_qat.plot_model(qat, tmp_path / "model.html")
-    data = data_after((tmp_path / "model.html").read_text(), script, tmp_path)
-    assert data == {"found": "2 of 3", "zoom": "2.0"}
-
-
 def test_pages_and_other_endings(qat, tmp_path):
     keras_qat.plot_model(qat, tmp_path / "model.html")
     page = (tmp_path / "model.html").read_text()
@@ -147,13 +128,6 @@ def test_pages_and_other_endings(qat, tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         keras_qat.plot_model(qat, tmp_path / "none" / "model.svg")
     assert {path.name for path in tmp_path.iterdir()} == {"model.html"}
-
-
-def test_float_model():
-    model = functional((4,), build=layers.Dense(2))
-    for verb in (keras_qat.plot_model, lambda each: keras_qat.plot_quantizers(each, X)):
-        with pytest.raises(ValueError, match=r"not quantization-aware: call .*quantize_model"):
-            verb(model)
 
 
 def test_statistics_are_those_of_numpy(qat):

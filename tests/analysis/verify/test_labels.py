@@ -9,7 +9,7 @@ import keras_qat
 from keras_qat.analysis.verify.labels import interpret_labels
 from keras_qat.analysis.verify.scores import score_output
 from keras_qat.keras2.losses import find_losses
-from tests.helpers import keras, layers, rng
+from tests.helpers import keras, layers, quantize_on, rng
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(The data for i|I)nput", "ignore:.*outside its range", "ignore:The output of"
@@ -28,8 +28,7 @@ def dense(units: int, activation: Any = None, outside: float = 0.0) -> Any:
 
 
 def report(model: Any, y: Any, data: np.ndarray = X, loss: Any = None) -> Any:
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, data)
+    qat = quantize_on(model, data)
     if loss is not None:
         qat.compile("sgd", loss)
     return keras_qat.verify(qat, keras_qat.export_tflite(qat), X, y)
@@ -131,8 +130,7 @@ def test_labels_that_are_too_few_leave_it_to_the_figures():
     model = dense(2)
     result = report(model, rng(3).integers(0, 2, 300)).verdict
     assert result.words == "same but poor" and "no better than guessing" in result.likely_cause
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X)
     few = keras_qat.verify(qat, keras_qat.export_tflite(qat), X[:4], [0, 1, 1, 0])
     assert few.is_good  # 25 dB and more.
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from tests.helpers import keras, layers, rng
+from tests.helpers import keras, layers, quantize_on, rng
 
 PIXELS = rng(1).uniform(0, 250, (64, 6, 6, 3)).astype(np.float32)
 MEAN, DEVIATION = np.float32([120, 110, 100]), np.float32([60, 50, 70])
@@ -15,10 +15,7 @@ MEAN, DEVIATION = np.float32([120, 110, 100]), np.float32([60, 50, 70])
 def quantized(x, *first, recipe="int8"):
     keras.utils.set_random_seed(0)
     body = [*first, layers.Conv2D(8, 3), layers.Flatten(), layers.Dense(8)]
-    qat = keras_qat.quantize_model(
-        keras.Sequential([keras.Input((6, 6, 3), name="image"), *body]), recipe
-    )
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(keras.Sequential([keras.Input((6, 6, 3), name="image"), *body]), x, recipe)
     return qat
 
 

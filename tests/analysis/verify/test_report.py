@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import images, observe, scramble
+from tests.helpers import images, observe, quantize_on, scramble
 from tests.networks.small import functional, layers
 
 
@@ -30,21 +30,11 @@ def test_says_what_quantization_costs(exported):
     """File and model are the same in both; the one of a far too wide input range is useless."""
     (good,) = keras_qat.verify(exported.model, exported.tflite, exported.x).outputs
     assert good.float_sqnr > 10 and good.float_argmax_agreement > 0.9
-    qat = keras_qat.quantize_model(exported.float_model)
-    keras_qat.calibrate(qat, 1000 * exported.x)
+    qat = quantize_on(exported.float_model, 1000 * exported.x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), exported.x)
     assert report.identical == 1
     assert report.outputs[0].float_sqnr < good.float_sqnr - 10
     assert "logits against the float model: same argmax in" in str(report)
-
-
-def test_names_layers_in_float_without_looking_inside():
-    model = functional((4, 4), build=lambda x: layers.LayerNormalization(name="norm")(x))
-    x = images(32, (4, 4))
-    qat = observe(keras_qat.quantize_model(model), x)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
-    assert list(report.to_dict()["float_operations"]) == ["norm"]
-    assert any("in float: norm" in sentence for sentence in report.findings())
 
 
 def test_says_that_a_file_is_float(exported):
@@ -91,11 +81,6 @@ def test_steps_of_an_output_without_argmax():
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
     assert report.outputs[0].argmax_agreement is None
     assert any(line.endswith(" -") for line in str(report).splitlines())
-
-
-def test_float_model(exported):
-    with pytest.raises(ValueError, match="not quantization-aware"):
-        keras_qat.verify(exported.float_model, exported.tflite, exported.x)
 
 
 @pytest.mark.parametrize("contents", [b"", b"something else that is long enough"])

@@ -17,7 +17,7 @@ import keras_qat
 from keras_qat import recipes
 from keras_qat.analysis.verify.results import SignalToNoise
 from keras_qat.analysis.verify.verdict import RULES, Figures, grade_figures
-from tests.helpers import images, keras, layers, rng
+from tests.helpers import images, keras, layers, quantize_on, rng
 
 # What `calibrate` says of such data is not the question here.
 pytestmark = pytest.mark.filterwarnings(
@@ -44,8 +44,7 @@ def network(head: Any = None, dead: bool = False, fresh: bool = False, scale: fl
 
 
 def calibrated(model: Any, x: np.ndarray, recipe: Any = "int8") -> Any:
-    qat = keras_qat.quantize_model(model, recipe)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, recipe)
     return qat
 
 
@@ -232,38 +231,6 @@ def test_is_where_people_look():
     assert image.clipped == 0
 
 
-def test_labels():
-    """A model of few bits that was trained is good by its labels, far from float as it may be."""
-    model = network()
-    qat = calibrated(model, X, recipes.low_bits(2, 2))
-    truth = model.predict(X, verbose=0).argmax(-1)
-    in_file = qat.predict(X, verbose=0).argmax(-1)
-    file = keras_qat.export_tflite(qat)
-    report = keras_qat.verify(qat, file, X, in_file)
-    (output,) = report.outputs
-    assert (
-        report.accuracy == output.accuracy == 1
-        and output.float_accuracy == np.mean(truth == in_file) < 0.9
-    )
-    assert report.is_good and "accuracy 100.00%, in float" in str(report)
-    one_hot = {"logits": np.eye(5)[truth]}
-    report = keras_qat.verify(qat, file, X, one_hot)
-    assert report.outputs[0].float_accuracy == 1
-    assert report.outputs[0].accuracy == np.mean(truth == in_file)
-    assert report.verdict.words == "same but poor"
-    assert verdict(calibrated(model, X), truth).is_good
-
-
-def test_few_labels_do_not_tell_guessing():
-    """Who guesses between two classes is often right three times."""
-    qat = calibrated(network(layers.Dense(2, name="two")), X)
-    labels = network(layers.Dense(2, name="two")).predict(X, verbose=0).argmax(-1)
-    file = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, file, X[:3], labels[:3]).verdict.is_good
-    result = keras_qat.verify(qat, file, X[:40], 1 - labels[:40]).verdict
-    assert "accuracy of the float model is no better than guessing" in result.likely_cause
-
-
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -292,8 +259,7 @@ def test_examples_that_depend_on_others_are_named(target):
     """As normalizing by a batch's own statistics does; TFLite Micro has no kernel of EXP."""
     centered = layers.Lambda(lambda x: tf.exp(x - tf.reduce_mean(x, axis=0, keepdims=True)))
     inputs, x = keras.Input((4,)), images(16, (4,))
-    qat = keras_qat.quantize_model(keras.Model(inputs, centered(inputs)), target=target)
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(keras.Model(inputs, centered(inputs)), x, target=target)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat, batch_size=1), x)
     assert "computes over all examples of a batch" in report.verdict.likely_cause
     if target is None:
@@ -306,8 +272,7 @@ def test_rows_that_are_not_those_of_the_examples_are_named():
     model = keras.Model(
         inputs, layers.Lambda(lambda x: x[0], name="first")(layers.Dense(5)(inputs))
     )
-    qat = keras_qat.quantize_model(model, target="ethos_u55")
-    keras_qat.calibrate(qat, x)
+    qat = quantize_on(model, x, target="ethos_u55")
     with pytest.raises(ValueError, match="output 'first' has 3 rows and the file's 24"):
         keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
 

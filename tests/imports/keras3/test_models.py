@@ -7,7 +7,7 @@ import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras as keras_2
-from tests.helpers import images
+from tests.helpers import assert_all_equal, images
 from tests.imports.keras3.comparison import (
     assert_converts,
     assert_equal_outputs,
@@ -97,8 +97,7 @@ def test_quantized_trained_exported_and_brought_back(tmp_path):
     contents = keras_qat.export_tflite(qat)
     (output,) = keras_qat.verify(qat, contents, x).outputs
     assert output.name == "logits" and output.identical == 1.0
-    for ours, theirs in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_all_equal(model.get_weights(), before)
     qat.save(tmp_path / "qat.keras")
     reloaded = keras_2.models.load_model(tmp_path / "qat.keras")
     assert keras_qat.to_keras_3(reloaded, model) is model

@@ -12,7 +12,7 @@ from keras_qat.layers import QuantizeWrapper
 from keras_qat.training.batch_norm import contrib_correction
 from keras_qat.training.fake_quantization import activation_quantizer
 from keras_qat.training.steps import recompute
-from tests.helpers import keras, rng
+from tests.helpers import assert_all_close, assert_all_equal, keras, rng
 
 pytestmark = pytest.mark.legacy
 
@@ -76,8 +76,7 @@ def test_branches_at_run_time_equal_those_while_tracing(applies, ceiling, on_gpu
             y = fake_quant.fake_quantize_if(applies, x, *limits, ceiling=ceiling)
         return y, tape.gradient(y, x)
 
-    for one, other in zip(compute(applies), compute(tf.constant(applies)), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_equal(compute(applies), compute(tf.constant(applies)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -132,25 +131,6 @@ def small_model():
     return keras.Model(inputs, keras.layers.Dense(3)(x))
 
 
-@pytest.mark.slow
-def test_switches_are_seen_by_training_that_was_traced_before():
-    x, y = digits_like()
-    qat = keras_qat.quantize_model(small_model())
-    qat.compile(
-        keras.optimizers.SGD(0.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
-    losses = {}
-    for enabled in (True, False, True):
-        keras_qat.set_quantization(qat, enabled)
-        losses[enabled] = [*losses.get(enabled, []), qat.train_on_batch(x, y)]
-    weights = [layer for layer in qat.layers if isinstance(layer, QuantizeWrapper)]
-    weights[0].quantize_from.assign(2**62)  # One layer alone: no single phase for all.
-    losses["mixed"] = [qat.train_on_batch(x, y)]
-    assert losses[False][0] not in (losses[True][0], losses["mixed"][0])
-    assert losses[True][0] == pytest.approx(losses[True][1], rel=1e-3)
-    assert losses["mixed"][0] != losses[True][1]
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("activation", ["relu", "relu6", "operation", "concatenated"])
 def test_quantizer_behind_a_merge_computes_the_relu(activation):
@@ -181,8 +161,7 @@ def test_quantizer_behind_a_merge_computes_the_relu(activation):
         return results, qat.get_weights()
 
     separate, merged = steps(step), steps(tf.function(step))
-    for one, other in zip(tf.nest.flatten(separate), tf.nest.flatten(merged), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    assert_all_close(tf.nest.flatten(separate), tf.nest.flatten(merged), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.sample(1)
@@ -234,8 +213,7 @@ def test_statistics_of_contrib_equal_those_of_a_second_convolution(
     quick = step()
     monkeypatch.setattr(contrib_correction, quick_way, lambda *_: False)
     plain = step()
-    for one, other in zip(tf.nest.flatten(quick), tf.nest.flatten(plain), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    assert_all_close(tf.nest.flatten(quick), tf.nest.flatten(plain), rtol=2e-5, atol=2e-6)
 
 
 GATED = {
@@ -282,5 +260,4 @@ def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkey
         assert result
         return qat.get_weights()
 
-    for one, other in zip(trained(recompute.find_source), trained(lambda x: None), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+    assert_all_close(trained(recompute.find_source), trained(lambda x: None), rtol=1e-6, atol=1e-7)

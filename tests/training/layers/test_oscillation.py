@@ -8,7 +8,7 @@ from keras_qat import recipes
 from keras_qat.callbacks import FreezeOscillations
 from keras_qat.training.callbacks import Oscillations
 from keras_qat.training.weight_limits import list_channel_weights
-from tests.helpers import images, keras, train
+from tests.helpers import images, keras, quantize_on, train
 from tests.networks.small import functional, layers, residual_net
 
 pytestmark = pytest.mark.legacy
@@ -47,8 +47,7 @@ def test_a_weight_that_turns_rests_where_it_was_most():
 
 @pytest.mark.slow
 def test_training_with_it_gives_a_file():
-    qat = keras_qat.quantize_model(residual_net(), recipes.low_bits(3, 4))
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(residual_net(), X, recipes.low_bits(3, 4))
     callback = FreezeOscillations((0.02, 0.02), 0.3)
     train(qat, X, steps=6, rate=0.3, callbacks=[callback])
     assert 0 < callback.frozen < 1

@@ -7,7 +7,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.arithmetic import fake_quant
 from keras_qat.layers import Quantize, QuantizeWrapper
-from tests.helpers import images, observe, scramble
+from tests.helpers import assert_all_close, assert_all_equal, images, observe, scramble
 from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.legacy
@@ -69,8 +69,9 @@ def test_training_updates_moving_statistics_like_plain_batch_norm():
     keras_qat.set_quantization(qat, False)
     model(X, training=True)
     qat(X, training=True)
-    for one, other in zip(wrapper.batch_norm.weights, model.get_layer("bn").weights, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_all_close(
+        wrapper.batch_norm.weights, model.get_layer("bn").weights, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_batch_norm_that_was_called_frozen_stays_frozen():
@@ -83,8 +84,7 @@ def test_batch_norm_that_was_called_frozen_stays_frozen():
     qat(X, training=True)
     after = [weight.numpy() for weight in qat.non_trainable_weights if "moving_" in weight.name]
     assert len(before) == 2
-    for one, other in zip(before, after, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_equal(before, after)
 
 
 def test_options_of_the_layer_are_honoured():

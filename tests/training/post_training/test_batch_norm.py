@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from tests.helpers import images, keras, scramble
+from tests.helpers import assert_all_equal, images, keras, quantize_on, scramble
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -12,8 +12,7 @@ X = images(24, (8, 8, 1))
 
 
 def calibrated(model, recipe="int8"):
-    qat = keras_qat.quantize_model(model, recipe)
-    keras_qat.calibrate(qat, X)
+    qat = quantize_on(model, X, recipe)
     return qat
 
 
@@ -56,8 +55,7 @@ def test_nothing_but_statistics_changes(recipe):
     assert all("/moving_" in name and "fixed" not in name for name in changed), changed
     again = qat.get_weights()
     keras_qat.reestimate_batch_norm(qat, X, steps=2, batch_size=8)
-    for one, other in zip(qat.get_weights(), again, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_equal(qat.get_weights(), again)
     if recipe == "int8":
         assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
 
@@ -69,7 +67,6 @@ def test_failure_leaves_the_model():
     x[20] = np.nan
     with pytest.raises(ValueError, match="NaN"):
         keras_qat.reestimate_batch_norm(qat, (x[i : i + 8] for i in (0, 8, 16)))
-    for one, other in zip(qat.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_equal(qat.get_weights(), before)
     with pytest.raises(ValueError, match="have seen no data yet"):
         keras_qat.reestimate_batch_norm(keras_qat.quantize_model(tiny_net()), X)

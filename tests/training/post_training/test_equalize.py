@@ -5,7 +5,7 @@ import pytest
 
 import keras_qat
 from keras_qat.training.post_training.equalize import _INPUTS, _equalize, _Layer, _pairs
-from tests.helpers import images, keras, rng, scramble
+from tests.helpers import assert_all_equal, images, keras, rng, scramble
 from tests.networks.small import functional, layers, residual_net
 
 pytestmark = pytest.mark.legacy
@@ -38,8 +38,7 @@ def test_outputs_stay_to_the_last_bit(norm):
     equalized = keras_qat.equalize(model)
     np.testing.assert_array_equal(equalized.predict(X, verbose=0), model.predict(X, verbose=0))
     assert [layer.name for layer in equalized.layers] == [layer.name for layer in model.layers]
-    for one, other in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_all_equal(model.get_weights(), before)
 
 
 def test_ranges_become_alike():

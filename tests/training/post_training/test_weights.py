@@ -9,7 +9,7 @@ import keras_qat
 from keras_qat import recipes
 from keras_qat.arithmetic import fake_quant
 from keras_qat.training.weight_limits import find_least_squares_limits, round_weights
-from tests.helpers import images, keras, rng, scramble
+from tests.helpers import assert_all_equal, images, keras, rng, scramble
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -89,8 +89,7 @@ def test_bias_correction_leaves_channels_of_which_the_halves_disagree():
     _, qat = dense_of_three_bits(x)
     before = qat.get_weights()
     keras_qat.bias_correction(qat, x)
-    for was, is_ in zip(before, qat.get_weights(), strict=True):
-        np.testing.assert_array_equal(was, is_)
+    assert_all_equal(before, qat.get_weights())
 
 
 @pytest.mark.sample(1)

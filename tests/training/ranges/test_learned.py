@@ -10,7 +10,7 @@ from keras_qat.training.fake_quantization.learned import (
     fake_quantize_learned,
     fake_quantize_weights_learned,
 )
-from tests.helpers import images, keras, rng, scramble, train
+from tests.helpers import export_exact, images, rng, save_and_load, scramble, train
 from tests.networks.small import functional, layers, residual_net
 
 pytestmark = pytest.mark.legacy
@@ -104,10 +104,8 @@ def test_trained_ranges_are_those_of_the_file(recipe, tmp_path):
     train(qat, X, rate=0.001)
     changed = [np.any(one != other) for one, other in zip(ends(qat), before, strict=True)]
     assert sum(changed) >= len(changed) / 2
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, X).identical == 1
-    qat.save(tmp_path / "qat.keras")
-    again = keras.models.load_model(tmp_path / "qat.keras")
+    export_exact(qat, X)
+    again = save_and_load(qat, tmp_path / "qat.keras")
     np.testing.assert_array_equal(again.predict(X, verbose=0), qat.predict(X, verbose=0))
 
 
