@@ -187,7 +187,7 @@ def warn_about_opaque(graph: Graph, float_layers: Iterable[str]) -> None:
     opaque, message = graph.opaque, []
     lines = [f"  {name}: {opaque[name]}" for name in float_layers if name in opaque]
     if lines:
-        message += ["These layers compute in float, as they cannot be opened:", *lines]
+        message += ["These layers compute in float, because they cannot be traced:", *lines]
         message += [
             "Describe a layer with keras_qat.register_op, or silence this warning with "
             "override(layer, open=False)."

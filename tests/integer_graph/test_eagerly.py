@@ -28,7 +28,7 @@ class Branches(layers.Layer):
 def qat():
     x = keras.Input((6, 4))
     y = layers.Dense(3)(layers.Flatten()(Branches()(layers.Conv1D(4, 3, activation="relu")(x))))
-    with pytest.warns(UserWarning, match="cannot be opened"):
+    with pytest.warns(UserWarning, match="cannot be traced"):
         model = keras_qat.quantize_model(keras.Model(x, y))
     model.compile(keras.optimizers.SGD(0.01), "mse")
     model.fit(X, np.zeros((16, 3)), validation_data=(X, np.zeros((16, 3))), verbose=0)

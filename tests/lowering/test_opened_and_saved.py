@@ -238,7 +238,7 @@ def test_regularizers_of_ones_own_raise_no_warning(argument, recwarn):
 def test_what_keras_finds_by_its_name_is_no_matter(tmp_path):
     make, _ = CLOSED["numpy"]
     with keras.utils.custom_object_scope({"InNumpy": type(make())}):
-        with pytest.warns(UserWarning, match="(?s)^(?!.*cannot be saved).*cannot be opened"):
+        with pytest.warns(UserWarning, match="(?s)^(?!.*cannot be saved).*cannot be traced"):
             qat = keras_qat.quantize_model(model_of(lambda x: make()(x)))
         saved_and_loaded(qat, tmp_path / "qat.keras")
 
