@@ -144,7 +144,8 @@ def _find_values(layer: keras.layers.Layer, copy: keras.layers.Layer) -> list[tf
     if repeated := [name for name in names if names.count(name) > 1]:
         raise ValueError(
             f"Layer '{inner.name}' has several weights named '{repeated[0]}', and tfmot does not "
-            f"keep their order. Annotate the other layers, and let keras_qat quantize this one."
+            f"keep their order. Quantize only the other layers with tfmot "
+            f"(quantize_annotate_layer), and let keras_qat quantize this one."
         )
     values = _name_weights(layer)
     return [values[name] for name in names]

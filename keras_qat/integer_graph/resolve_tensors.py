@@ -194,7 +194,7 @@ def _get_label(value: Value) -> str:
 def quantize_constant(values: ArrayLike, bits: int, params: QuantParams | None = None) -> Constant:
     """Quantizes constants over their own range and zero, unless `params` are given.
 
-    `bits` is the width of the tensors they are computed with. 16 returns an int16 constant.
+    `bits` is the width of the other operands. With 16 bits, the constant is int16.
     """
     ends = np.finfo(np.float32)
     values = np.clip(np.asarray(values, np.float32), ends.min, ends.max)  # Also clips infinities.

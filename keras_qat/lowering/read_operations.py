@@ -128,7 +128,7 @@ def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
 
 
 def measure_array(argument: object) -> Uniform | None:
-    """Return the value of all elements of a number or an array; None for any other argument."""
+    """Return a number, or the value of all elements of an array; None if elements differ."""
     values = read_array(argument)
     if values is None or not values.size or np.ptp(values) > 0:
         return None

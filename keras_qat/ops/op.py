@@ -85,10 +85,10 @@ class Arguments:
             float64 with 16 bits. Constants of an operation are inputs like tensors.
         params: the quantization parameters of each input, as float64 scalar tensors.
         output: the quantization parameters of the result.
-        call: the call, for operators that compute with its layer, on integers.
+        call: the call, for operators that run its layer on integers.
         weights: the weights of a weighted operator, or None.
         merges_relu: whether results below zero count as zero.
-        sized: whether the file knows the batch size, even if the call does not.
+        sized: whether the file has a fixed batch size, even if the call does not.
         prepared: the result of the row's `prepare`.
     """
 

@@ -160,7 +160,7 @@ def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
-    """Runs a block, then restores the symbolic tensors that a trace left in attributes.
+    """Runs a block, then restores the attributes that held symbolic tensors before it.
 
     A later call that reads such a tensor is not traced, because it would be a constant there.
     """

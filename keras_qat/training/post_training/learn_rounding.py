@@ -326,7 +326,7 @@ def _minimize(
 
 
 class Levels:
-    """The weights of a wrapper: the level below each, and the fraction above this level."""
+    """The weights of a wrapper, each as the level below it plus a fraction of a step."""
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
         self.layer = wrapper.layer
