@@ -64,6 +64,8 @@ class Inference:
             model, self.graph, self._resolve, self._prepare, self._compute
         )
         self.file = FileInference(self.graph, family, functools.partial(resolve, model))
+        self._is_eager = False
+        """Whether the model runs eagerly. Keras looks at every layer to answer that."""
         self.runs_file = False
         """Whether graphs of `predict` and `evaluate` that are traced now may run the file."""
         self.traced: tuple[int, Any] = (0, None)
@@ -85,7 +87,8 @@ class Inference:
     def settle(self) -> None:
         """Caches the current ranges and weights for all graphs whose phase is known."""
         if not tf.distribute.has_strategy():
-            self.settled.refresh(self.model.run_eagerly)
+            self._is_eager = self.model.run_eagerly
+            self.settled.refresh(self._is_eager)
 
     def choose(self, runtime: InferenceRuntime) -> tuple[int, bool]:
         """Chooses who computes the next batch of `predict` or `evaluate`, after `settle`.
@@ -97,7 +100,7 @@ class Inference:
         self.runs_file = not (
             runtime == "tensorflow"
             or not self._is_settled
-            or model.run_eagerly
+            or self._is_eager
             or model.jit_compile
             or model.file_outputs
             or self.states
