@@ -21,6 +21,11 @@ Integer: TypeAlias = int | tf.Tensor
 FixedPoint = tuple[tf.Tensor, tf.Tensor]
 """`multiplier` and `exponent` of the value multiplier / 2^31 * 2^exponent."""
 
+AWAY = 1 + 2.0**-40
+"""A factor for quotients of integers below 2^39 and powers of two. `tf.round`, which rounds halves
+to even, then rounds them away from zero, because they become a little larger. No other quotient
+reaches a half, and all of them keep their sign."""
+
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 """exp(-2^k) for k = -2, -1, ..., with 31 fractional bits."""
 
@@ -90,8 +95,8 @@ def high_product(a: tf.Tensor, b: Integer, bits: int = 31) -> tf.Tensor:
 
 
 def saturate(x: tf.Tensor, bits: int) -> tf.Tensor:
-    """Clips integers to `bits` bits and a sign."""
-    low, high = (tf.constant(end, tf.int64) for end in (-(2**bits), 2**bits - 1))
+    """Clips integers, in int64 or float64, to `bits` bits and a sign."""
+    low, high = (tf.constant(end, x.dtype) for end in (-(2**bits), 2**bits - 1))
     return tf.clip_by_value(x, low, high)
 
 
@@ -131,6 +136,27 @@ def multiply(
 def _overflow(x: tf.Tensor) -> tf.Tensor:
     """Let integers overflow at 32 bits, as in kernels."""
     return tf.cast(tf.cast(x, tf.int32), tf.int64)
+
+
+def to_floats(factor: FixedPoint) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the factors of `multiply_floats` for a value in fixed point."""
+    multiplier, exponent = factor
+    first = tf.cast(multiplier, tf.float64) * power_of_two(tf.maximum(exponent, 0) - 31)
+    return first, power_of_two(tf.minimum(exponent, 0)) * AWAY
+
+
+def multiply_floats(x: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    """Computes `multiply` in float64, which takes a third of the time.
+
+    It is exact if the integers have 22 bits and a sign, and do not overflow in `multiply`.
+    """
+    first, second = factors
+    return tf.round(tf.floor(x * first + 0.5) * second)
+
+
+def divide_floats(x: tf.Tensor, bits: int) -> tf.Tensor:
+    """Computes `divide` in float64, for integers below 2^39."""
+    return tf.round(x * (2.0**-bits * AWAY))
 
 
 def upper_bits(factor: FixedPoint) -> FixedPoint:

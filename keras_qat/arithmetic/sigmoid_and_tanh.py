@@ -29,6 +29,7 @@ from keras_qat.arithmetic.fixed_point import (
     shift_back,
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
+from keras_qat.arithmetic.plain_operations import gather
 
 INTEGER_BITS = 3
 """Integer bits of the inputs of gemmlowp's functions, in steps of 2^-12."""
@@ -154,7 +155,7 @@ def _compute(
 
     def compute_gates() -> tf.Tensor:
         positions = saturate(shift(q, curve.left), 15) + 2**15
-        entries = tf.gather(tf.constant(table(INTEGER_BITS).astype(np.int16)), positions)
+        entries = gather(tf.constant(table(INTEGER_BITS).astype(np.int16)), positions)
         return tf.cast(entries, tf.int64)
 
     def compute_by_interpolation() -> tf.Tensor:
@@ -169,7 +170,7 @@ def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
     table = tf.constant(_points(), tf.int64)
     last = 2**16 - 1 if bits == 8 else 2**16 - 2
     index = shift_back(size, bits)
-    low, high = (tf.gather(table, tf.clip_by_value(index + step, 0, 255)) for step in (0, 1))
+    low, high = (gather(table, tf.clip_by_value(index + step, 0, 255)) for step in (0, 1))
     y = shift(low, bits) + (size & (2**bits - 1)) * (high - low)
     return tf.where(index >= 255, shift(tf.constant(last, tf.int64), bits), y)
 

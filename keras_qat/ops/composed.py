@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.plain_operations import product, quotient
+from keras_qat.arithmetic.plain_operations import gather, product, quotient
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops.emission import Emission, Shape
 from keras_qat.ops.node import Node, Tensor
@@ -248,7 +248,7 @@ class Computing(Machine):
     def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
         table, first = next(self.prepared)
         q = x[0] if first is None else x[0] + first
-        return tf.gather(table, tf.cast(q, tf.int32)), params
+        return gather(table, tf.cast(q, tf.int32)), params
 
 
 class Emitting(Machine):

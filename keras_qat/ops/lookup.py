@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.control_flow import trace_once
 from keras_qat.arithmetic.kernel_families import REFERENCE, KernelFamily
+from keras_qat.arithmetic.plain_operations import gather
 from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
 from keras_qat.graph.calls import Call
 from keras_qat.ops.emission import Emission
@@ -97,12 +98,12 @@ def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
 def look_up(q: tf.Tensor, entries: Entries) -> tf.Tensor:
     """Looks up the entry of each quantized value."""
     positions = tf.cast(q + entries.first, tf.int32)
-    values = tf.gather(entries.values, positions)
+    values = gather(entries.values, positions)
     if entries.of_eights is None:
         return values
     order = tf.reshape(tf.range(tf.size(q)), tf.shape(q))
     in_eights = order < tf.size(q) // 8 * 8
-    return tf.where(in_eights, tf.gather(entries.of_eights, positions), values)
+    return tf.where(in_eights, gather(entries.of_eights, positions), values)
 
 
 def compute_by_table(a: Arguments) -> tf.Tensor:

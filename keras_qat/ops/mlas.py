@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.plain_operations import product, quotient
+from keras_qat.arithmetic.control_flow import trace_once
+from keras_qat.arithmetic.plain_operations import gather, must_not_fuse, product, quotient
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops.op import Arguments
 
@@ -95,12 +96,37 @@ def prepare_softmax(a: Arguments, count: int) -> Softmax:
 def softmax(q: tf.Tensor, prepared: Softmax, axis: int) -> tf.Tensor:
     """Divides exponentials from a table by their sum, which is added up in order."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
-    exponentials = tf.gather(prepared.table, tf.cast(below, tf.int32))
+    exponentials = gather(prepared.table, tf.cast(below, tf.int32))
     total = sum_in_order(exponentials, axis)
     return tf.round(quotient(product(exponentials, prepared.levels), total))
 
 
+MOST_ROWS = 256
+"""The most values that are added up by one operation each."""
+
+FEW_SUMS = 16
+"""With fewer sums for an example, `tf.cumsum` is faster."""
+
+
 def sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:
     """Adds up values along an axis in order, because the sum in float32 depends on the order."""
+    count, size = x.shape[axis], x.shape[1:].num_elements()
+    if count and size and FEW_SUMS * count <= size and count <= MOST_ROWS and not must_not_fuse():
+        return _add_rows(x, axis)
     sums = tf.cumsum(x, axis)
     return tf.gather(sums, tf.shape(sums)[axis] + tf.constant([-1]), axis=axis)
+
+
+@trace_once
+def _add_rows(x: tf.Tensor, axis: int) -> tf.Tensor:
+    """Adds up values along an axis in order, many sums at once, unlike `tf.cumsum`.
+
+    It subtracts negative values, because graph optimization reorders sums.
+    """
+    axes = list(range(x.shape.rank))
+    axes.insert(0, axes.pop(axis))
+    rows = -tf.transpose(x, axes)
+    total = -rows[0]
+    for index in range(1, rows.shape[0]):
+        total -= rows[index]
+    return tf.expand_dims(total, axis)

@@ -36,7 +36,7 @@ from keras_qat.arithmetic.fixed_point import (
     to_fixed_point,
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.plain_operations import quotient
+from keras_qat.arithmetic.plain_operations import gather, quotient
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import get_argument, get_operands, is_operation, read_scalar
@@ -108,7 +108,7 @@ def _compute(a: Arguments) -> tf.Tensor:
     if a.family.softmax == "fixed_point":
         return tf.cast(_compute_fixed_point(tf.cast(q, tf.int64), prepared.factor, axis), q.dtype)
     below = tf.reduce_max(q, axis, keepdims=True) - q
-    exponentials = tf.gather(prepared.table, tf.cast(below, tf.int32))
+    exponentials = gather(prepared.table, tf.cast(below, tf.int32))
     if a.family.softmax == "float32":  # TFLite's optimized kernel.
         total = mlas.sum_in_order(exponentials, axis)
         return tf.floor(exponentials * quotient(1.0, total * prepared.output) + 0.5)
@@ -169,7 +169,7 @@ def _interpolate(x: tf.Tensor, table: np.ndarray) -> tf.Tensor:
     """Interpolate linearly in a table of 513 values, 128 quantized values apart."""
     values = tf.constant(table, tf.int64)
     index = shift_back(x, 7) + 256
-    low, high = tf.gather(values, index), tf.gather(values, index + 1)
+    low, high = gather(values, index), gather(values, index + 1)
     return low + shift_back((high - low) * (x & 127) + 64, 7)
 
 

@@ -32,6 +32,29 @@ def test_products_are_rounded_twice(number):
     np.testing.assert_array_equal(fixed_point.multiply(tf.constant(x), computed), expected)
 
 
+@pytest.mark.parametrize("exponent", [-31, -12, -3, -1, 0, 1, 9])
+def test_float64_multiplies_like_integers(exponent):
+    """Among them are products that are halves in the first or the second rounding."""
+    draw = np.random.default_rng(2)
+    multipliers = np.r_[2**30, 2**31 - 1, 3 * 2**29, draw.integers(2**30, 2**31, 60)]
+    factor = tf.constant(multipliers), tf.fill(multipliers.shape, tf.constant(exponent, tf.int64))
+    near_halves = (np.arange(1, 2**10)[:, None] << np.arange(12)).ravel()
+    x = np.r_[0, near_halves, draw.integers(0, 2**22, 5_000), 2**22 - 1]
+    x = tf.constant(np.r_[x, -x][:, None])
+    in_float = fixed_point.multiply_floats(tf.cast(x, tf.float64), fixed_point.to_floats(factor))
+    np.testing.assert_array_equal(in_float, fixed_point.multiply(x, factor))
+
+
+@pytest.mark.parametrize("bits", [0, 1, 15, 22, 30])
+def test_float64_divides_like_integers(bits):
+    quotients = np.random.default_rng(3).integers(0, 2 ** (38 - bits), 1_000)
+    halves = (quotients << bits) + (1 << bits >> 1)
+    x = tf.constant(np.concatenate([sign * halves + off for sign in (1, -1) for off in (-1, 0, 1)]))
+    expected = fixed_point.divide(x, tf.constant(bits, tf.int64))
+    computed = fixed_point.divide_floats(tf.cast(x, tf.float64), bits)
+    np.testing.assert_array_equal(computed, expected)
+
+
 def in_32_bits(number):
     """What a kernel that returns 32 bits makes of more."""
     return (number + 2**31) % 2**32 - 2**31

@@ -220,12 +220,13 @@ def test_sums_of_many_units_past_what_float32_holds():
         node.weights, recurrent=dataclasses.replace(node.weights.recurrent, q=q, scale=np.ones(4))
     )
     params = [node.inputs[0].params.as_tensors()], node.output.params.as_tensors()
-    numbers = LSTM.prepare(
+    prepared = LSTM.prepare(
         Arguments(kernel_family("xnnpack"), {}, [], params[0], params[1], call, weights)
     )
     hidden = np.full((1, units), -128)
     hidden[0, 0] = 127  # So that the sum is odd.
-    sums = hidden.astype(numbers.recurrent.dtype.as_numpy_dtype) @ numbers.recurrent.numpy()
+    kernel = prepared.of_hidden.kernel
+    sums = hidden.astype(kernel.dtype.as_numpy_dtype) @ kernel.numpy()
     np.testing.assert_array_equal(sums.astype(np.int64), hidden @ q.astype(np.int64))
 
 

@@ -4,8 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.ops.mlas import sum_in_order
 from keras_qat.ops.registry import op_named
 from tests.comparison import RUNNABLE
 from tests.ops.harness import BATCH, assert_same, in_integers, node_of
@@ -30,6 +32,17 @@ def all_differences(bits, width):
     below = np.arange(256) if bits == 8 else np.unique(np.r_[:700, :65536:211, 65535])
     top = 2 ** (bits - 1) - 1
     return np.stack([np.full_like(below, top), *[top - below] * (width - 1)], -1)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((3, 40, 7), -2), ((2, 4, 20, 20), -1), ((3, 9), -1)])
+def test_sums_are_rounded_in_order(shape, axis):
+    """Also with the batch size unknown, and after graph optimization."""
+    x = np.exp(np.random.default_rng(0).normal(0, 5, shape)).astype(np.float32)
+    expected = np.cumsum(np.moveaxis(x, axis, 0), 0, dtype=np.float32)[-1]
+    spec = tf.TensorSpec([None, *shape[1:]], tf.float32)
+    traced = tf.function(lambda x: sum_in_order(x, axis), input_signature=[spec])
+    for sums in (traced(x), sum_in_order(tf.constant(x), axis)):
+        np.testing.assert_array_equal(np.squeeze(sums, axis), expected)
 
 
 @pytest.mark.parametrize("family", RUNNABLE)

@@ -21,8 +21,10 @@ import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
 from keras_qat.arithmetic import fixed_point, sigmoid_and_tanh
-from keras_qat.arithmetic.fixed_point import divide, saturate, to_fixed_point
+from keras_qat.arithmetic.control_flow import Predicate, cond
+from keras_qat.arithmetic.fixed_point import divide_floats, saturate, to_fixed_point
 from keras_qat.arithmetic.kernel_families import TFLM
+from keras_qat.arithmetic.plain_operations import gather, product
 from keras_qat.arithmetic.quant_params import QuantParams, ratio
 from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.keras_variants import has_mask_input
@@ -32,7 +34,7 @@ from keras_qat.ops.movement import Part, emit_slice
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.ops.recurrent.kept_states import read_states, store_states
 from keras_qat.ops.recurrent.step_math import count_steps
-from keras_qat.ops.weights import Weights
+from keras_qat.ops.weights import Weights, compute_reach
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
 """The range of the output, which is the hidden state."""
@@ -82,22 +84,66 @@ def explain_form(call: Call, axes: int = 3) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Prepared:
-    """The prepared parameters of an LSTM.
+class _Products:
+    """The prepared parameters of the products with inputs, or with the hidden state.
 
     Args:
-        kernel, bias: the weights of the inputs, and the bias.
-        factor: the multipliers from sums of inputs to the scale of the gates.
-        recurrent: the recurrent weights, which multiply the hidden state.
-        fed_back: the multipliers from sums of the hidden state to the scale of the gates.
-        tables: sigmoid and tanh of gates, tanh of the cell state.
+        kernel, bias: the weights.
+        factor: the multipliers from sums of products to the scale of the gates, in fixed point.
+        in_float: the same multipliers for `fixed_point.multiply_floats`.
+        is_small: whether these are exact.
     """
 
     kernel: Any
     bias: Any
-    factor: tuple[Any, Any]
-    recurrent: Any
-    fed_back: tuple[Any, Any]
+    factor: fixed_point.FixedPoint
+    in_float: tuple[Any, Any]
+    is_small: Predicate
+
+    @classmethod
+    def prepare(cls, a: Arguments, weights: Weights, of_input: Any, largest: int) -> _Products:
+        """Prepares products with values up to `largest` that have the scale `of_input`."""
+        scale = tf.reshape(tf.cast(weights.scale, tf.float64), [-1])
+        factor = to_fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
+        # Few products of 8 bits add up exactly in float32.
+        is_exact = weights.q.shape[0] < 2**24 // (largest * 127) and not a.wide
+        bias = None if weights.bias is None else tf.cast(weights.bias, tf.float64)
+        # The range of an input holds 0, so its ends differ by at most 255.
+        reach = compute_reach(weights.q, (-1,)) * 255.0
+        if bias is not None:
+            reach += tf.reduce_max(tf.abs(bias))
+        is_small = (reach < 2.0**22) & (tf.reduce_max(factor[1]) <= 31 - 22)
+        return cls(
+            tf.cast(weights.q, tf.float32 if is_exact else tf.float64),
+            bias,
+            factor,
+            fixed_point.to_floats(factor),
+            False if a.wide else is_small,
+        )
+
+    def multiply(self, a: Arguments, x: Any) -> Any:
+        """Multiplies a matrix by the weights, and returns float64 at the scale of the gates."""
+        sums = tf.cast(tf.matmul(tf.cast(x, self.kernel.dtype), self.kernel), tf.float64)
+        if self.bias is not None:
+            sums += self.bias
+
+        def multiply_integers() -> Any:
+            multiply = fixed_point.multiply_sums if a.wide else fixed_point.multiply
+            return tf.cast(multiply(tf.cast(sums, tf.int64), self.factor), tf.float64)
+
+        return cond(
+            self.is_small,
+            lambda: fixed_point.multiply_floats(sums, self.in_float),
+            multiply_integers,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared:
+    """The prepared parameters of an LSTM: products, sigmoid and tanh of gates, tanh of cells."""
+
+    of_input: _Products
+    of_hidden: _Products
     tables: list[Any]
 
 
@@ -111,16 +157,10 @@ def _choose_family(a: Arguments) -> Arguments:
 def _prepare(a: Arguments) -> _Prepared:
     a = _choose_family(a)
     weights: Weights = a.weights
-    own = weights.recurrent
-    assert own is not None
-    # With fewer units, float32 adds up products of 128 and 127 exactly.
-    is_small = own.q.shape[0] < 2**24 // (128 * 127) and not a.wide
+    assert weights.recurrent is not None
     return _Prepared(
-        tf.cast(weights.q, tf.float64),
-        None if weights.bias is None else tf.cast(weights.bias, tf.float64),
-        _to_gates(a, weights.scale, a.params[0].scale),
-        tf.cast(own.q, tf.float32 if is_small else tf.float64),
-        _to_gates(a, own.scale, a.output.scale),
+        _Products.prepare(a, weights, a.params[0].scale, 255),
+        _Products.prepare(a, weights.recurrent, a.output.scale, 128),
         _tabulate(a),
     )
 
@@ -130,24 +170,24 @@ def _compute(a: Arguments) -> Any:
     (x,), prepared = a.q, a.prepared
     if a.attributes["backwards"]:
         x = tf.reverse(x, [1])
-    sums = tf.tensordot(tf.cast(x, tf.float64), prepared.kernel, 1)
-    if prepared.bias is not None:
-        sums += prepared.bias
-    products = saturate(_scale_to_gates(a, sums, prepared.factor), BITS)
-    own_bits, held = 15 if a.wide else 7, prepared.recurrent.dtype
+    rows = prepared.of_input.multiply(a, tf.reshape(x, [-1, x.shape[-1]]))
+    shape = tf.concat([tf.shape(x)[:2], rows.shape[1:]], 0)
+    products = tf.reshape(saturate(rows, BITS), shape)
+    own_bits, held = 15 if a.wide else 7, prepared.of_hidden.kernel.dtype
     sigmoid, tanh, tanh_of_cell = prepared.tables
 
     def step(states: Any, products: Any) -> Any:
         hidden, cell = states
-        fed_back = _scale_to_gates(a, tf.matmul(hidden, prepared.recurrent), prepared.fed_back)
+        fed_back = prepared.of_hidden.multiply(a, hidden)
         if a.family.lstm == "tflite_micro":
             fed_back = saturate(fed_back, BITS)
         gates = tf.split(saturate(products + fed_back, BITS), 4, -1)
         accepts, keeps, outputs = (_look_up(sigmoid, gates[index]) for index in (0, 1, 3))
-        remains = _divide(a, keeps * cell, BITS)
-        added = _divide(a, accepts * _look_up(tanh, gates[2]), 2 * BITS - 11)
+        remains = _divide(a, product(keeps, cell), BITS)
+        added = _divide(a, product(accepts, _look_up(tanh, gates[2])), 2 * BITS - 11)
         cell = saturate(remains + added, BITS)
-        hidden = _divide_twice(outputs * _look_up(tanh_of_cell, cell), 2 * BITS - own_bits)
+        hidden = product(outputs, _look_up(tanh_of_cell, cell))
+        hidden = _divide_twice(hidden, 2 * BITS - own_bits)
         return tf.cast(saturate(hidden, own_bits), held), cell
 
     hidden, cells = tf.scan(step, tf.transpose(products, [1, 0, 2]), _find_first_states(a, x))
@@ -159,41 +199,30 @@ def _compute(a: Arguments) -> Any:
 
 
 def _find_first_states(a: Arguments, x: Any) -> tuple[Any, Any]:
-    """Return the states before the first step: zeros, or the states of a stateful layer."""
-    units, held = a.prepared.recurrent.shape[0], a.prepared.recurrent.dtype
+    """Returns the states before the first step: zeros, or the states of a stateful layer."""
+    kernel = a.prepared.of_hidden.kernel
     if a.attributes["keeps"]:
         hidden, cell = read_states(a.call.layer, _get_state_params(a))
-        return tf.cast(hidden, held), cell
+        return tf.cast(hidden, kernel.dtype), tf.cast(cell, tf.float64)
     batch = x.shape[0] if x.shape[0] is not None else tf.shape(x)[0]
-    return tf.zeros([batch, units], held), tf.zeros([batch, units], tf.int64)
+    shape = [batch, kernel.shape[0]]
+    return tf.zeros(shape, kernel.dtype), tf.zeros(shape, tf.float64)
 
 
 def _get_state_params(a: Arguments) -> tuple[QuantParams, QuantParams]:
     return HIDDEN.params(a.params[0].bits).as_tensors(), CELL.as_tensors()
 
 
-def _to_gates(a: Arguments, scale: Any, of_input: Any) -> tuple[Any, Any]:
-    """Return multipliers from sums of products to the scale of the gates."""
-    scale = tf.reshape(tf.cast(scale, tf.float64), [-1])
-    return to_fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
-
-
-def _scale_to_gates(a: Arguments, sums: Any, factor: tuple[Any, Any]) -> Any:
-    return (fixed_point.multiply_sums if a.wide else fixed_point.multiply)(
-        tf.cast(sums, tf.int64), factor
-    )
-
-
-def _divide(a: Arguments, product: Any, bits: int) -> Any:
-    """Compute product / 2^bits, rounded as the kernel family does."""
+def _divide(a: Arguments, x: Any, bits: int) -> Any:
+    """Computes x / 2^bits, rounded as the kernel family does."""
     if a.family.lstm == "tflite_micro":
-        return _divide_twice(product, bits)
-    return divide(product, tf.constant(bits, tf.int64))
+        return _divide_twice(x, bits)
+    return divide_floats(x, bits)
 
 
-def _divide_twice(product: Any, bits: int) -> Any:
-    """Compute product / 2^bits as a multiplier of 31 bits and a shift do, rounding twice."""
-    return divide(fixed_point.shift_back(product + 1, 1), tf.constant(bits - 1, tf.int64))
+def _divide_twice(x: Any, bits: int) -> Any:
+    """Computes x / 2^bits as a multiplier of 31 bits and a shift do, rounding twice."""
+    return divide_floats(tf.floor(x * 0.5 + 0.5), bits - 1)
 
 
 def _tabulate(a: Arguments) -> list[Any]:
@@ -214,11 +243,11 @@ def _tabulate(a: Arguments) -> list[Any]:
             sigmoid_and_tanh.compute_int16_tanh(q, sigmoid_and_tanh.prepare_tanh(a.family, gate)),
             sigmoid_and_tanh.compute_int16_tanh(q, sigmoid_and_tanh.prepare_tanh(a.family, cell)),
         )
-    return [tf.cast(table, tf.int16) for table in tables]
+    return [tf.cast(table, tf.float64) for table in tables]
 
 
 def _look_up(table: Any, q: Any) -> Any:
-    return tf.cast(tf.gather(table, q + 2**15), tf.int64)
+    return gather(table, tf.cast(q + 2.0**15, tf.int32))
 
 
 def _emit(e: Emission) -> None:
