@@ -266,7 +266,7 @@ def _list_remedies(
 def _compute_in_float(
     graph: ResolvedGraph, arrays: list[NDArray]
 ) -> tuple[list[NDArray], dict[Tensor, NDArray]]:
-    """Compute the outputs without quantization, and each inner tensor that has a range."""
+    """Compute, without quantization, the outputs and all inner tensors that have ranges."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
     outputs = flatten_values(calls.outputs)
@@ -292,7 +292,7 @@ def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
 def _find_falls(
     model: keras.Model, graph: ResolvedGraph, simulation: Simulation, exact: dict[Tensor, NDArray]
 ) -> dict[str, tuple[float, float]]:
-    """Return the SQNR before and after the layers where it falls most."""
+    """Return the layers where the SQNR falls most, with the SQNR before and after each."""
     ratios: dict[object, float | None] = {
         tensor: compute_sqnr(values, computed)
         for tensor, values in exact.items()

@@ -90,7 +90,7 @@ def replace_gradient(
     """Computes `function(*inputs)` with the gradient of `other(owner, *inputs)`.
 
     The gradient is computed only if it is needed. TensorFlow keeps gradients of graphs until the
-    process ends, so `other` must not hold a model, whereas the `owner` may be one.
+    process ends, so `other` must not hold a model. The `owner` may be a model.
     """
     owned_by = weakref.ref(owner)
 
@@ -116,8 +116,8 @@ def trace_once(
 ) -> Callable[..., T]:
     """Turns a function of tensors into one operation of the graphs that call it.
 
-    It is traced and optimized once, or once for each combination of its other arguments, rather
-    than for each layer of a model, which would delay the first training step by minutes.
+    It is traced and optimized once, or once for each combination of its other arguments. Tracing it
+    for each layer of a model would delay the first training step by minutes.
 
     Args:
         function: a function without state.

@@ -68,7 +68,7 @@ def power_of_two(exponent: tf.Tensor) -> tf.Tensor:
 
 
 def near_power_of_two(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns whether kernels treat a positive value as a power of two, and its exponent, in int64.
+    """Returns whether kernels treat a value as a power of two, and the exponent, in int64.
 
     They accept values that are up to 0.07 % off: 0.001 in the logarithm, computed in float32.
     """
@@ -176,7 +176,7 @@ def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
 
 
 def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
-    """Returns the nearest value that int16 kernels can multiply sums by without an error.
+    """Returns the nearest value that int16 kernels represent exactly as a multiplier of sums.
 
     It has 15 bits, and is not a power of two, because float32 scales in a file could round that
     down to a range with twice as dense values.
@@ -259,5 +259,5 @@ def reciprocal(x: tf.Tensor, bits: int = 31) -> tf.Tensor:
 
 
 def _round_constant(value: int, bits: int) -> int:
-    """Round a constant with 31 fractional bits to 15 of them, or return it."""
+    """Return a constant with 31 fractional bits, or round it to 15 fractional bits."""
     return value if bits == 31 else (value + 2**15) >> 16

@@ -136,7 +136,7 @@ def zero_unless(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
-    """Compute x / scale, for a scale of that sign. In a range of zeros, zero is zero steps.
+    """Compute x / scale, for a scale with this sign. If the range is empty, zero is zero steps.
 
     On a GPU, TensorFlow swaps the axes of images, and swaps them back before operations that may
     depend on their order, such as the operation in `quotient`.

@@ -162,7 +162,7 @@ ENOUGH = 2e-4
 
 
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
-    """Returns how much wider a range has to be to keep its data away from ties, as a share.
+    """Returns the share by which a range has to be wider to keep its data away from ties.
 
     For values on a grid, which occur repeatedly, it is the first sufficient multiple of `WIDER`, or
     the best one. The range may have any ends, as for pixels minus their mean.

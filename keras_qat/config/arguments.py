@@ -82,7 +82,7 @@ def read_input_range(input_range: Any) -> tuple[float, float] | None:
 
 
 def switch(name: str, value: object) -> bool:
-    """Returns a bool argument.
+    """Returns an argument that has to be a bool.
 
     Raises:
         TypeError: if it is not a bool. Otherwise "off" would count as True.

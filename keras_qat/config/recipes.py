@@ -109,10 +109,10 @@ def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") ->
 def power_of_two(ema_decay: float = 0.999) -> Recipe:
     """Returns a recipe with power-of-two scales, one for each tensor, and zero points of 0.
 
-    Chips without multipliers for scales shift instead, such as Espressif's with ESP-DL. Weights and
-    activations have 8 bits. Scales are rounded up, by up to a factor of two, which costs up to one
-    bit of precision: train, or `calibrate(qat, x, method="mse")`. Exported files are ordinary int8
-    files. LSTM and GRU, PReLU and layers that normalize have tensors with other scales inside.
+    Chips without multipliers for scales use shifts, such as Espressif's chips with ESP-DL. Weights
+    and activations have 8 bits. Scales are rounded up, by up to a factor of two, which costs up to
+    one bit of precision: train, or `calibrate(qat, x, method="mse")`. Exported files are ordinary
+    int8 files. LSTM and GRU, PReLU and layers that normalize have tensors with other scales inside.
 
     Args:
         ema_decay: decay per step of the moving averages that set the ranges of activations.

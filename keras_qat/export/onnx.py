@@ -209,7 +209,7 @@ def _find_scales(kernel: NDArray, axis: int, layers: list[Weights]) -> NDArray |
 
 
 def _sort_columns(kernel: NDArray, axes: list[int]) -> NDArray:
-    """Return the sorted weights of each output channel in a column."""
+    """Return a matrix with the sorted weights of an output channel in each column."""
     other_axes = [axis for axis in range(kernel.ndim) if axis not in axes]
     count = int(np.prod([kernel.shape[axis] for axis in axes]))
     return np.sort(kernel.transpose(*other_axes, *axes).reshape(-1, count), axis=0)

@@ -199,7 +199,7 @@ def get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
 
 
 def sum_by_scale(weights: list[tuple[NDArray, NDArray]]) -> dict[float, float]:
-    """Returns the sum of all weights of each scale. Scales broadcast against weights."""
+    """Returns the sums of all weights that share a scale. Scales broadcast against weights."""
     if not weights:
         return {}
     sums = [

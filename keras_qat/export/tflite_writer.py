@@ -151,7 +151,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Return the tensor of an output. Interpreters do not allow one tensor as two outputs."""
+    """Return the tensor of an output, a new one if the tensor already is another output."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""

@@ -67,7 +67,7 @@ def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
 
 
 def compares_with_itself(call: Call) -> bool:
-    """Returns whether a call compares a tensor with itself, which only differs if it is NaN."""
+    """Returns whether a call compares a tensor with itself. The results only differ for NaN."""
     is_same = len(call.inputs) == 2 and call.inputs[0] is call.inputs[1]
     return is_same and call.inputs[0].is_float and get_kind(call) in ("equal", "not_equal")
 

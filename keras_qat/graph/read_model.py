@@ -151,7 +151,7 @@ def _compute_output_masks(
 
 
 def _restore_constants(argument: Any) -> Any:
-    """Convert a list of scalar tensors, which Keras makes of a list of numbers, back to that.
+    """Convert a list of scalar tensors back to numbers. Keras turns lists of numbers into these.
 
     Keras also makes it of an array that it loads. An array with several axes becomes one again.
     """
@@ -164,7 +164,7 @@ def _restore_constants(argument: Any) -> Any:
 
 
 def _is_none(symbol: KerasTensor) -> bool:
-    """Return whether an output stands for None, which some layers return beside tensors."""
+    """Return whether an output stands for None. Some layers return None and tensors."""
     return not hasattr(symbol.type_spec, "shape")
 
 

@@ -175,7 +175,7 @@ def count_rows(value: Value) -> list[int]:
 def use_python_integers(call: Call) -> Call | None:
     """Returns a copy of a call that reads Python integers instead of known scalar sizes.
 
-    It is None if the call reads no such sizes. The original call keeps its outputs.
+    Returns None if the call reads no such sizes. The original call keeps its outputs.
     """
     facts = Facts()
     runs = {value: evaluate(value, facts) for value in call.inputs if not value.shape}
@@ -278,7 +278,7 @@ def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
 
 
 def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
-    """Return how many rows of each output belong to one example, if the first axis is unknown."""
+    """Return how many rows of each output belong to one example if the batch is unknown."""
     read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
     values, kind = flatten_values(call.outputs), get_kind(call)
     if kind == "reshape":
@@ -304,7 +304,7 @@ def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
 def _infer_reshape(call: Call, facts: Facts) -> list[Shape]:
     """Return the shape of a reshape if only the number of examples is unknown.
 
-    The first size may be a multiple of it, as in attention that merges examples and heads.
+    The first size may be a multiple of this number, as in attention that merges examples and heads.
     """
     x, shape = get_operands(call, "tensor", "shape")
     first, *others = x.shape

@@ -85,7 +85,7 @@ def _load_wrapper(wrapper: keras.layers.Layer, store: Any) -> None:
 
 
 def _has_class(layer: object, name: str) -> bool:
-    """Return whether a layer is of one of tfmot's classes, which need not be installed."""
+    """Return whether a layer has this class of tfmot. tfmot need not be installed."""
     return any(
         kind.__name__ == name and kind.__module__.startswith("tensorflow_model_optimization")
         for kind in type(layer).__mro__

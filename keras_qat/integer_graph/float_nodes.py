@@ -81,7 +81,7 @@ def _call_layer(
 
 
 def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict[str, Any]:
-    """Compute weights, as constants for a file. The converter is slow to freeze variables."""
+    """Compute weights. For a file they are constants, because the converter freezes slowly."""
     if not for_file:
         return compute()
     with tf.init_scope():

@@ -91,7 +91,7 @@ class Inference:
             self.settled.refresh(self._is_eager)
 
     def choose(self, runtime: InferenceRuntime) -> tuple[int, bool]:
-        """Chooses who computes the next batch of `predict` or `evaluate`, after `settle`.
+        """Chooses TensorFlow or the interpreter for the next batch, after `settle`.
 
         Returns:
             A key. Graphs that were traced for another key are out of date.
@@ -128,7 +128,7 @@ class Inference:
         return self.traced[1]
 
     def _infer_eagerly(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute in a function that reads all weights, so a tape watches them."""
+        """Compute in a function that reads all weights, so a gradient tape watches them."""
         return self._get_function()(*inputs)
 
     def _check_nan(self, inputs: Sequence[tf.Tensor]) -> None:

@@ -121,7 +121,7 @@ def accept_pixels(
 
     Returns:
         The graph, and the rescalings of inputs whose values differ from the model's. Inputs whose
-        quantized values are pixels anyway are left out.
+        quantized values already are pixels are left out.
 
     Raises:
         ValueError: if an input is not quantized to 8 bits or fewer, or its channels do not match.

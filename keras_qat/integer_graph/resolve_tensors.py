@@ -113,7 +113,7 @@ class Tensors:
         suffix: str = "",
         absorbed: Sequence[Call] = (),
     ) -> Tensor:
-        """Creates a tensor for a value. The last of the `absorbed` calls after it names it."""
+        """Creates a tensor for a value, named after the last of the `absorbed` calls after it."""
         call = value.producer
         name = as_scope(value.name) if call is None else get_scope(call, value)
         label = _get_label(absorbed[-1].output if absorbed else value)
@@ -181,7 +181,7 @@ def get_scope(call: Call, value: Value | None = None) -> str:
 
 
 def _get_label(value: Value) -> str:
-    """Return the float model's name for a tensor of the quantization-aware model."""
+    """Return the name that a tensor of the quantization-aware model has in the float model."""
     call = value.producer
     layer = call.layer if call else None
     if isinstance(layer, QuantizeWrapper):

@@ -94,7 +94,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_contents(contents: Contents, path: str | os.PathLike[str] | None) -> Contents:
-    """Writes a text or bytes to a file if there is a path, and returns them."""
+    """Writes a text or bytes to a file, if there is a path, and returns the contents."""
     if path is not None:
         with replacing(check_writable(path)) as file:
             file.write_bytes(contents.encode() if isinstance(contents, str) else contents)

@@ -96,7 +96,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
 
 
 def _create(layer: keras.layers.Layer, config: dict[str, Any]) -> keras.layers.Layer:
-    """Create a layer of a layer's class. If the constructor has no `name`, it is set later."""
+    """Create a layer of a layer's class. If the constructor lacks `name`, the name is set later."""
     parameters = inspect.signature(type(layer).__init__).parameters
     accepts_any = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     later: set[str] = set()
@@ -113,7 +113,7 @@ def _create(layer: keras.layers.Layer, config: dict[str, Any]) -> keras.layers.L
 def _check_arguments(
     layer: keras.layers.Layer, copy: keras.layers.Layer, config: dict[str, Any]
 ) -> None:
-    """Raise a `TypeError` if a copy of a custom layer has a default instead of an argument.
+    """Raise a `TypeError` if a copy of a custom layer lost an argument of its constructor.
 
     Checks arguments of the constructor that the layer keeps in attributes of the same name.
     """
@@ -186,7 +186,7 @@ def restore_names(model: keras.Model, config: dict[str, Any]) -> None:
 def _pair_configs(
     model: keras.Model, config: dict[str, Any]
 ) -> Iterator[tuple[keras.layers.Layer, dict[str, Any]]]:
-    """Yield each layer of a model and of the models in it, and its configuration."""
+    """Yield all layers of a model and of the models inside it, with their configurations."""
     layers = [item for item in model.layers if not isinstance(item, keras.layers.InputLayer)]
     entries = [entry for entry in config.get("layers", ()) if entry["class_name"] != "InputLayer"]
     for layer, entry in zip(layers, entries, strict=False):

@@ -174,7 +174,7 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 
 
 def defines(model_class: type, *names: str) -> bool:
-    """Returns whether a custom class is the first one to define one of some names."""
+    """Returns whether a custom class, and no class before it, defines one of these names."""
     owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
     return any(get_package(owner) not in LIBRARIES for owner in owners)
 
@@ -218,7 +218,7 @@ def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[N
 
 
 def _list_unregistered(config: Any) -> list[str]:
-    """Return the custom classes in a configuration that neither were registered nor are."""
+    """Return the unregistered custom classes in a configuration."""
     if isinstance(config, (list, tuple)):
         return [name for item in config for name in _list_unregistered(item)]
     if not isinstance(config, dict):

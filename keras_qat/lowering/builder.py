@@ -105,7 +105,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: clone(source, **config), weights)
 
     def get_weights(self, layer: Layer) -> list[tf.Variable]:
-        """Return a layer's initial weights. It need not be built yet."""
+        """Return a layer's initial weights. The layer need not be built."""
         return self.weights.get(layer, layer.weights)
 
 

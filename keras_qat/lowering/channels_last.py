@@ -118,7 +118,7 @@ class _Visitor:
         self.calls.append(Call(layer, args, kwargs, copy, call.name).as_part_of(call))
 
     def restore(self, value: Value) -> None:
-        """Compute a value with channels first from its copy, unless that is done already."""
+        """Compute a channels-first value from its channels-last copy, unless it is available."""
         copy = self.channels_last.get(value)
         if copy is not None and value not in self.computed and value.producer is not None:
             self.computed.add(value)

@@ -101,7 +101,7 @@ def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Return the layer that computes a chain. After a softmax it computes from logarithms."""
+    """Return the layer that computes a chain. After a softmax, it reads logarithms."""
     scores, axis = _find_scores(chain.x)
 
     def compute() -> tf.Tensor:

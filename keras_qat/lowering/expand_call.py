@@ -303,7 +303,7 @@ def _shorten_name(layer: keras.layers.Layer) -> str:
 
 
 def _find_unused(name: str, used: set[str]) -> str:
-    """Return a name with the first number that makes it unused, and note it."""
+    """Append the first number that makes a name unused, and note the name."""
     numbered = (f"{name}_{count}" for count in itertools.count(1))
     name = next(each for each in itertools.chain([name], numbered) if each not in used)
     used.add(name)

@@ -205,7 +205,7 @@ class _Inlined:
         return self.names[layer]
 
     def _make_unique(self, base: str, named: object) -> str:
-        """Return a name that is new in this call, and has the same meaning in all calls."""
+        """Return a name that is new in this call, and means the same in all calls."""
         name, count = base, 1
         while name in self.taken or self.named.setdefault(name, named) != named:
             name, count = f"{base}_{count}", count + 1
@@ -249,7 +249,7 @@ def identify_weights(arguments: Any) -> list[int | bytes]:
 
 
 def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) -> set[Value]:
-    """Return the weights, and tensors of weights only, to compute before they are quantized.
+    """Return the weights, and tensors that are computed only from weights before quantization.
 
     Such a tensor replaces the weight, so only one tensor per weight may have other consumers.
     Layers with weights or noise remain calls, and so do masks.

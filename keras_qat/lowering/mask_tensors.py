@@ -79,7 +79,7 @@ class MaskTensors:
     def trace(
         self, call: Call, expansion: Call | None, lenders: Sequence[layers.Layer | tf.Variable] = ()
     ) -> tuple[TracedLayer, list[Value]]:
-        """Trace a layer with the masks that it reads, and return all tensors that it reads.
+        """Trace a layer with its masks, and return all tensors that it reads.
 
         Args:
             call: the call.

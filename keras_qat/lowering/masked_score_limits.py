@@ -150,7 +150,7 @@ class ScoreLimits:
         return is_known and self._facts.find(find_mask, (condition, replaced[0])) == self._mask
 
     def _reads_shape(self, call: Call) -> bool:
-        """Return whether a call reads no values of a tensor: `tf.ones_like(x[0])`."""
+        """Return whether a call reads no values of a tensor, as `tf.ones_like(x[0])`."""
         kind = get_kind(call)
         if kind in READS_SHAPES:
             return True

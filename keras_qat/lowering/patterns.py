@@ -94,7 +94,7 @@ def between(low: float, high: float, name: str = "") -> Pattern:
 
 
 def _as_pattern(term: Pattern | float) -> Pattern:
-    """Return a number as a pattern of similar constants, and a pattern unchanged."""
+    """Turn a number into a pattern of similar constants. Return a pattern unchanged."""
     if isinstance(term, Pattern):
         return term
     return between(term - TOLERANCE * abs(term), term + TOLERANCE * abs(term))

@@ -130,7 +130,7 @@ def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
 
 
 def _copy_with_mask(layer: layers.RNN) -> layers.RNN:
-    """Return a copy of a layer, of the class that reads a mask."""
+    """Return a copy of a layer as an instance of the class that reads a mask."""
     plain = clone(layer)
     config = {**plain.get_config(), "activation": plain.activation}
     if hasattr(plain, "recurrent_activation"):

@@ -50,7 +50,7 @@ class _Product(NamedTuple):
 
 
 def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Make a layer of every product with a weight and of the bias added to it."""
+    """Turn every product with a weight, and the bias that is added, into a Keras layer."""
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     shared, replaced = _find_shared_weights(graph), dict[Call, list[Call]]()
     for call in graph.calls:

@@ -74,7 +74,7 @@ def _emit_product(
 
 
 def _find_sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
-    """Return the sizes of a tensor for a reshape, with -1 for one unknown size, or tensors."""
+    """Return the sizes of a tensor for a reshape. One unknown size is -1, others are tensors."""
     known = x.shape.as_list()
     now = tf.unstack(tf.shape(x)) if known.count(None) > 1 else [-1] * len(known)
     return [now[axis] if size is None else size for axis, size in enumerate(known)]

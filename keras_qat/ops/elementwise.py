@@ -86,7 +86,7 @@ def _prepare_add(a: Arguments) -> _Sum | tuple[tf.Tensor, ...]:
 
 
 def _add(a: Arguments) -> tf.Tensor:
-    """Compute a + b or a - b, in a scale that kernels support and then in the output's."""
+    """Compute a + b or a - b in a scale that kernels support, and convert it to the output's."""
     if _computes_in_float32(a):
         return mlas.add(a.q, a.prepared, a.family.halves)
     prepared: _Sum = a.prepared
@@ -146,7 +146,7 @@ def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ..
 
 
 def _count_bits(a: Arguments) -> int:
-    """Return by how many bits the common scale of both inputs is finer."""
+    """Return how many bits finer the common scale of both inputs is."""
     return 15 if a.wide else 20
 
 

@@ -62,7 +62,7 @@ LEAST_WEIGHTS = 200.0
 
 
 def _tabulate_inverses() -> np.ndarray:
-    """Return 32767 / sqrt(variance) for the positions that `_invert` computes.
+    """Tabulate 32767 / sqrt(variance) at the positions that `_invert` computes.
 
     The first positions are unused. Entries of small variances follow, then the shared entries.
     """

@@ -109,7 +109,7 @@ class Arguments:
         return self.params[0].bits == 16
 
     def run_layer(self, inputs: list[tf.Tensor]) -> Any:
-        """Calls the call's layer on other tensors, one for each tensor that it reads."""
+        """Calls the layer on `inputs`, one for each tensor that the original call reads."""
         remaining = iter(inputs)
         args, kwargs = map_values(lambda value: next(remaining), (self.call.args, self.call.kwargs))
         if accepts_training(self.call.layer):

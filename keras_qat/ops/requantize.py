@@ -35,7 +35,7 @@ class Multiplier(NamedTuple):
 
     Args:
         fixed: the ratio in fixed point; None if it is never used.
-        other: the factor of the family's own kernel; None if there is no such kernel.
+        other: the factor of the family's kernel; None if there is no such kernel.
         is_other: whether the family's kernel is used.
         steps: int16 steps per int8 step, if values are converted to int16 in between.
     """
@@ -53,7 +53,7 @@ class Multiplier(NamedTuple):
         Args:
             in_int64: computes the integers in int64, for the multiplication in fixed point.
             dtype: the type of its result.
-            compute: computes the result in the family's own way, given `other`.
+            compute: computes the result like the family's kernel, given `other`.
         """
 
         def multiply_in_fixed_point() -> tf.Tensor:

@@ -201,7 +201,7 @@ class ContribPlacement:
         return None
 
     def find_layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
-        """Returns the layer that an activation ends, and an Add between the two."""
+        """Returns the layer before an activation, and the Add between both, if any."""
         value = activation.inputs[0]
         layer, producer = self.find_biased_layer(value), value.producer
         if layer is not None or producer is None:

@@ -28,7 +28,7 @@ def find_index_calls(
     get_op: Callable[[Call], Op | None],
     without_float: bool = False,
 ) -> set[Call]:
-    """Returns the calls with results that only become integers, by a conversion in float.
+    """Returns the calls with results that are only converted to integers, in float.
 
     For indices, an error of one step has no bound: next to a border of
     `tf.cast(tf.floor(16.0 * x), tf.int32)`, it selects another entry. This does not apply to the

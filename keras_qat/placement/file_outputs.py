@@ -41,7 +41,7 @@ def find_joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
 
 
 def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
-    """Find the tensors that are concatenated along the last axis, if only moves follow."""
+    """Find the tensors that are concatenated to a value, if only moves of values follow."""
     call = value.producer
     if call is None:
         return []
@@ -59,7 +59,7 @@ def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
 
 
 def _undo_lowering(value: Value, call: Call) -> Value:
-    """Return the tensor that a call reads in the user's model."""
+    """Return the tensor that a call reads, as it was in the user's model."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 

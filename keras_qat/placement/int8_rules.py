@@ -212,7 +212,7 @@ class Int8Placement:
         return Decision(own, f"{role}; {reason}")
 
     def decide_unrounded(self, value: Value, own: QuantSpec, reason: str) -> Decision:
-        """Decides about a tensor that stays in float up to the outputs, which record its range."""
+        """Decides about a tensor that stays in float up to the outputs. Its range is recorded."""
         if value not in self.outputs or self.settings.in_scope is not None:
             return Decision(None, reason)
         self.unrounded.add(value)

@@ -24,7 +24,7 @@ UNVARIED = 2e-6
 
 
 def compute_lost_span(shared: Ends, bits: int) -> float:
-    """Returns the span in a range above which values are not lost."""
+    """Returns the smallest span of values that are not lost in a range."""
     width = shared[1] - shared[0]
     return min(LEVELS * width / (2**bits - 1), width / FAR)
 

@@ -72,7 +72,7 @@ def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[s
 
 
 def _find_flags(lowered: Graph) -> set[Value]:
-    """Return the values that masks and token ids are computed from. Masks are zero or not."""
+    """Return the inputs that masks or token ids are computed from."""
     flags = [v for call in lowered.calls if type(call.layer) is MaskScores for v in call.inputs[1:]]
     flags += [
         v for call in lowered.calls if type(call.layer) is layers.Embedding for v in call.inputs
@@ -81,7 +81,7 @@ def _find_flags(lowered: Graph) -> set[Value]:
 
 
 def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
-    """Return whether examples with both meanings of flags differ."""
+    """Return whether examples with flags of 0 and with flags of 1 differ."""
     if expected.shape != computed.shape:
         return True
     differs, count = np.atleast_1d(_find_differences(expected, computed), np.isfinite(expected))

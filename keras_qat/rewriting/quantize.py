@@ -95,9 +95,8 @@ def quantize_model(
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
         outputs: names of the tensors at which exported files end, as `plan` lists them; by default
-            the model's outputs. Layers after them, such as the decoding of boxes, or a
-            concatenation of boxes and scores in one range, are trained in float and are not
-            exported.
+            the model's outputs. Later layers, such as those that decode boxes, or that concatenate
+                boxes and scores, are trained in float and are not exported.
 
     Returns:
         The quantization-aware model, not compiled.

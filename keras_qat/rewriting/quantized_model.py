@@ -222,7 +222,7 @@ class QuantizedModel(
 
     @property
     def simulates(self) -> bool:
-        """Whether it computes with fake quantization at inference too, as recipe `contrib`."""
+        """Whether it uses fake quantization at inference too, as with recipe `contrib`."""
         if self._recipe is None:  # A part of a model that Keras saved before it was exact.
             return any(getattr(x, "fold", "") == "correction" for x in list_scheduled_layers(self))
         return self._recipe.fold == "correction"
@@ -246,7 +246,7 @@ class QuantizedModel(
         return inference.choose(self._runtime if is_exact(phase) else "tensorflow")
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Sets `recipe`, also on the layers, for models that users make of them."""
+        """Sets `recipe`, also on the layers, for models that users build from them."""
         self.recipe = recipe
         self.set_untracked(settings=read_settings(self))
         for layer in list_scheduled_layers(self):

@@ -104,7 +104,7 @@ class WholeFiles:
 
 
 def _is_float_checkpoint(path: FilePath) -> bool:
-    """Whether a path is a checkpoint without quantizers. Keras would load the weights it finds."""
+    """Whether a path is a checkpoint without quantizers. Keras would load it partially."""
     if not isinstance(path, (str, os.PathLike)) or not os.path.exists(f"{os.fspath(path)}.index"):
         return False
     names = [name for name, _ in tf.train.list_variables(os.fspath(path))]

@@ -44,7 +44,7 @@ class _Buffer(schema.BufferT):
 
 
 class _Packer(flatbuffers.Builder):
-    """Packs a file that stores equal vectors once, such as the zero points of all weights."""
+    """Packs a file. It stores equal vectors once, such as the zero points of all weights."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

@@ -57,7 +57,7 @@ def _import_interpreter(runtime: Runtime | None) -> tuple[ModuleType, str]:
 
 
 class Refusal(ValueError):
-    """An interpreter lacks an operator of a file, or refuses its inputs."""
+    """Raised if an interpreter lacks an operator of a file, or refuses its inputs."""
 
 
 class FileInterpreter:

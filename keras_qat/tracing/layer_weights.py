@@ -29,9 +29,8 @@ MASKS = -100.0
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
     """Returns a layer and the custom objects in its attributes, each with its weights.
 
-    Weights are attributes that are variables or structures with variables. The objects are
-    instances of other classes than layers, such as `tf.Module`. Keras does not train variables of
-    other objects.
+    Weights are attributes that are variables or structures with variables. Custom objects are no
+    layers, such as instances of `tf.Module`. Keras does not train variables of other objects.
     """
     holders: list[tuple[Any, dict[str, Any]]] = []
     seen = set[int]()
@@ -80,7 +79,7 @@ def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
 
 
 def is_constant_mask(variable: tf.Variable) -> bool:
-    """Returns whether a variable that does not train is a mask of scores, as of windows.
+    """Returns whether a variable that does not train masks scores, as in window attention.
 
     It holds booleans, zeros and ones, or large negative values, and is traced as a constant.
     """

@@ -90,8 +90,8 @@ def follow_training(trained: Trace, tested: Trace) -> None:
 def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace:
     """Returns a trace of both phases. The section that only training computes stays in float.
 
-    Either sections of the layer differ, as in stochastic depth, or all of a layer without weights,
-    as in a layer that adds noise in training and rounds at inference.
+    Either sections of the layer differ, as in stochastic depth. Or all of a layer without weights
+    differs, as in a layer that adds noise in training and rounds at inference.
 
     Raises:
         CannotTrace: the refusal, for other layers.
@@ -121,7 +121,7 @@ def _returns_input(trace: Trace) -> bool:
 
 
 def _is_random_like_layer(trained: Trace) -> bool:
-    """Return whether a trace is random in training if and only if its layer is."""
+    """Return whether a trace and its layer are both random in training, or both not."""
     if any(draws_random_numbers(node.layer) for node in trained.nodes):
         return True  # Two runs may be equal if one example in a thousand is dropped.
     if trained.weights or trained.model.weights:
@@ -137,7 +137,7 @@ def _is_random_like_layer(trained: Trace) -> bool:
 
 
 class _TrainingSections:
-    """Compares two traces of a layer, with sections in training that inference omits.
+    """Compares traces of a layer in training and at inference, which omits some sections.
 
     A section is stochastic depth written by hand: `x / keep * mask` in training, `x` otherwise. It
     computes a tensor from another one of the same shape, without weights. It may also read tensors
@@ -240,7 +240,7 @@ class _TrainingSections:
         return True
 
     def _find_partner(self, a: KerasTensor) -> KerasTensor | None:
-        """Return the tensor of inference that is equal to one of training; None if none is."""
+        """Return the tensor of inference that equals a tensor of training, or None."""
         if (index := self.inputs[0].get(id(a))) is not None:
             b = self.tested.model.inputs[index]
             self.starts[id(a), id(b)] = a

@@ -112,7 +112,7 @@ def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
 
 @functools.cache
 def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
-    """Return a graph that stacks a vector of each replica. It serves vectors of all lengths."""
+    """Return a graph that stacks a vector from each replica, for vectors of any length."""
 
     def on_replica(vector: tf.Tensor) -> Any:
         return tf.distribute.get_replica_context().all_gather(vector[None], axis=0)

@@ -223,7 +223,7 @@ def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
 
 
 def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
-    """Returns how many executions after this one are at least in the same phase.
+    """Returns the least number of executions after this one that are in the same phase.
 
     Args:
         counters: for each layer, its training steps so far and its thresholds.
@@ -347,7 +347,7 @@ class PhaseFinder:
         return phase._replace(**switches)
 
     def _is_switched(self, name: str, distances: list[tuple[int, int]], has_begun: bool) -> bool:
-        """Whether a variable decides a state, from the first step until some after its change.
+        """Whether a variable decides a state: from the first step until soon after its change.
 
         Args:
             name: the state that changes.

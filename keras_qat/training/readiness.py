@@ -172,7 +172,7 @@ def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
 
 
 def _explain_delay(model: keras.Model, graph: Graph) -> str:
-    """Return a sentence if quantization is off or has not begun, as for restored early weights."""
+    """Return a sentence if quantization is off or has not begun, as in an early checkpoint."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
         for layer in list_scheduled_layers(model)

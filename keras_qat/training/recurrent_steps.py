@@ -2,8 +2,8 @@
 
 TensorFlow's own gradient of a loop stores every tensor of a step, and repeats every operation
 backwards in each step. But only the products with the recurrent weights combine channels, and the
-rest of a step is elementwise. So the derivatives of the rest are computed for all steps at once,
-and the loop of the gradient only multiplies by them and by the weights.
+rest of a step is elementwise. So the derivatives of the elementwise rest are computed for all steps
+at once, and the gradient's loop only multiplies by these and by the weights.
 """
 
 from __future__ import annotations

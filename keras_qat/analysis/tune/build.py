@@ -36,7 +36,7 @@ RATE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What makes a quantized model of a float one.
+    """The settings that turn a float model into a quantized model.
 
     Args:
         recipe: the recipe, with overrides for single layers.

@@ -175,5 +175,5 @@ def _make_compiled_metric(
 
 
 def unwrap(arrays: list[Any]) -> Any:
-    """Return the only item of a list, or the list, as Keras takes one or several arrays."""
+    """Return the only item of a list, or a longer list unchanged, as Keras expects arrays."""
     return arrays if len(arrays) > 1 else arrays[0]

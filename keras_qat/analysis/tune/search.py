@@ -131,7 +131,7 @@ class Search:
 
     @property
     def is_late(self) -> bool:
-        """Whether time is up. The first attempt is made in any case."""
+        """Whether time is up. It never is before the first attempt."""
         return bool(self._saved) and time.monotonic() > self.builder.deadline
 
     def load(self, attempt: Attempt) -> QuantizedModel:
@@ -242,7 +242,7 @@ Propose = Callable[[Search], Iterable[Settings]]
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """One step of the ladder.
+    """One step of `tune`.
 
     Args:
         name: its name in the table.
@@ -283,7 +283,7 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
-    """Leave the layers in float after which the signal falls most: the first one, then all."""
+    """Leave the layers with the largest falls in SQNR in float: first one of them, then all."""
     layers = list(diagnose(search.load(search.best_attempt), search.x_few).layers)
     for count in sorted({1, len(layers)}) if layers else ():
         recipe = search.best.recipe
@@ -322,7 +322,7 @@ LADDER = (
     ),
     Rung("16-bit activations", _use_16_bits, _explain_16_bits),
 )
-"""Steps towards accuracy. The last one costs speed on the device, so it comes after training."""
+"""Steps towards accuracy. The last step costs speed on the device, so it comes after training."""
 
 
 def climb(search: Search) -> None:

@@ -156,7 +156,7 @@ def _convert(tensor: Tensor, values: NDArray) -> NDArray:
 
 
 Figures = tuple[int, int, int, int]
-"""The number of a batch's values, of identical ones, and sum and maximum of the differences."""
+"""A batch's number of values and of identical values, and sum and maximum of differences."""
 
 
 def _compare(expected: NDArray, q: NDArray) -> Figures:
@@ -205,7 +205,7 @@ class _Sums:
         self.noise.add(exact, run, self.pair.tensor.dequantize)
 
     def compare(self, expected: NDArray, fed: NDArray | None, run: NDArray) -> None:
-        """Compares a batch of the piece and of the free run with the model's values."""
+        """Compares a batch with the model's values: of the separate piece, and of the free run."""
         if fed is not None:
             self.fed.append(_compare(expected, fed))
         self.run.append(_compare(expected, run))

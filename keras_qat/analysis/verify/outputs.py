@@ -109,7 +109,7 @@ def round_to_pixels(
     inputs: Mapping[str, NDArray],
     rescaled: Mapping[str, Rescaling],
 ) -> tuple[dict[str, NDArray], dict[str, NDArray], list[str]]:
-    """Rounds inputs to pixels if the file accepts pixels, because file and model would differ.
+    """Rounds inputs to pixels if the file accepts pixels. Otherwise file and model would differ.
 
     Returns:
         The inputs of the file; the inputs of the model for the same pixels; a sentence for each
@@ -175,7 +175,7 @@ def simulate_values(graph: ResolvedGraph, x: Any, batch_size: int, verbose: int)
 
 
 class OutputFigures(NamedTuple):
-    """The outputs' reports, and what `find_float_faults` and `find_small_channels` found."""
+    """The outputs' reports, and the results of `find_float_faults` and `find_small_channels`."""
 
     outputs: tuple[OutputReport, ...]
     faults: list[str]

@@ -146,7 +146,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
 
 
 def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
-    """Name the user's layers that compute a value from the previous known values."""
+    """Return the names of the user's layers that compute a value from earlier known values."""
     names: list[str] = []
     pending = [value]
     while pending:

@@ -200,7 +200,7 @@ def _score_answers(
 
 
 def _bound_chance(differences: NDArray) -> float:
-    """Return the mean of differences that chance explains; infinity for a single one."""
+    """Return the largest mean difference that chance explains; infinity for one example."""
     if len(differences) < 2:
         return float("inf")
     return float(DEVIATIONS * differences.std(ddof=1) / len(differences) ** 0.5)

@@ -51,7 +51,7 @@ FEW_LABELS = 20
 
 
 class Figures(NamedTuple):
-    """Figures of an output without labels that must be reached together.
+    """Figures that an output without labels must all reach.
 
     Args:
         sqnr: SQNR against the float model in dB; None if it does not matter.
@@ -65,7 +65,7 @@ class Figures(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """When an output without labels is good or poor. In between, verify asks for labels.
+    """When an output without labels is good or poor. Between both, verify asks for labels.
 
     Args:
         recognized: how verify recognizes the purpose of the output.

@@ -22,7 +22,7 @@ HIDDEN_STATE = 18
 
 
 def _is(site: Site, dtype: str) -> bool:
-    """Return whether the operator's output has a type."""
+    """Return whether the operator's output has this type."""
     return site.outputs[0].type == dtype
 
 

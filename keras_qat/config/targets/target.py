@@ -42,7 +42,7 @@ class Fault:
     knows_open_sizes: bool = False
 
     def meets(self, site: Site) -> bool:
-        """Returns whether an operator of a file is such a case; False also if sizes are unknown."""
+        """Returns whether an operator of a file meets the fault; False if sizes are unknown."""
         if site.operation.kernel not in self.operators.split():
             return False
         has_open_sizes = any(-1 in tensor.shape for tensor in site.tensors)

@@ -200,7 +200,7 @@ def _take_weights(model: keras.Model, keras_3_model: Keras3Model) -> None:
 
 
 def _pair_layers(source: Keras3Layer, converted: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield layers of Keras 3 with their Keras 2 counterparts, models before their layers."""
+    """Yield layers of Keras 3 with their Keras 2 counterparts. Models come before their layers."""
     yield source, converted
     if not is_model(source):
         return

@@ -116,7 +116,7 @@ def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.T
 
 
 def make_by_layer(make: Any, **options: object) -> Expansion:
-    """Return an expansion of a function of one tensor to one layer."""
+    """Return an expansion of a function of one tensor into a single layer."""
     return lambda x: make(**options)(x)
 
 

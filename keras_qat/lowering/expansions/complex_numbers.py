@@ -172,7 +172,7 @@ def _require_imag(x: Pair) -> tf.Tensor:
 
 
 def _magnitude(x: Pair) -> Any:
-    """Multiply the larger part by a function of the ratio, because squares need more bits."""
+    """Compute larger * f(smaller / larger) of both parts, because squares need more bits."""
     real, imag = x
     if imag is None:
         return tf.abs(real)

@@ -100,7 +100,7 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
 
 
 def list_owners(layer: keras.layers.Layer) -> list[Any]:
-    """Return a list of the layer if its expansion reads its weights."""
+    """Return a list with the layer if its expansion reads its weights, or an empty list."""
     return [layer] if type(layer) in EARLY_LAYERS else []
 
 
@@ -154,7 +154,7 @@ def _crop_center(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _slice(x: tf.Tensor, axis: int, first: int, count: int, step: int) -> tf.Tensor:
-    """Return `count` slices along an axis, `step` apart."""
+    """Return `count` slices along an axis, at a distance of `step`."""
     return x[(slice(None),) * axis + (slice(first, first + (count - 1) * step + 1, step),)]
 
 

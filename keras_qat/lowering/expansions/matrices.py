@@ -310,7 +310,7 @@ def _cumulative_sum(
 
 
 def expand_resize(images: tf.Tensor, size: Any, **options: object) -> tf.Tensor:
-    """Resize by two products: with a matrix along rows, and one along columns.
+    """Resize by two products: with one matrix along rows, and one along columns.
 
     The matrices are results of the operation for images with one row or column of ones.
     """

@@ -22,7 +22,7 @@ from keras_qat.ops.registry import find_op
 
 
 def _align_axes(expansion: Expansion | None = None) -> Expansion:
-    """Return an expansion of a merging layer that first gives all tensors as many axes.
+    """Return an expansion of a merging layer that first gives all tensors the same rank.
 
     Keras adds axes after the first one; operators would add them before it. A list of one tensor is
     passed on.

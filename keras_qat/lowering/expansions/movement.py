@@ -47,7 +47,7 @@ def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf
 
 
 def _list_columns(indices: tf.Tensor) -> list[Any]:
-    """Return the tensors that were stacked along the last axis, or the entries along it."""
+    """Return the entries along the last axis: the stacked tensors if possible, or slices."""
     value, last, count = get_value(indices), len(indices.shape) - 1, indices.shape[-1]
     call = value.producer
     if call is not None and get_kind(call) == "stack":

@@ -136,7 +136,7 @@ class Steps:
         return self.machine.constant("constant", np.zeros([]), params)
 
     def zeros(self, like: Quantized, name: str) -> Quantized:
-        """Returns zeros for any number of examples: values times zero."""
+        """Returns zeros for any number of examples, computed as values times zero."""
         zero = QuantParams(np.float32(1.0), 0, self.get_params(name).bits)
         return self.multiply(self._add_zero(zero), like, name)
 

@@ -185,7 +185,7 @@ def _emit_masks(e: Emission, steps: int) -> list[int]:
 
 
 def _emit_selection(e: Emission, mask: int, after: States, before: States) -> States:
-    """Add the states after a step, or before it if a mask is False."""
+    """Add a selection of the states after a step, or before it if the mask is False."""
     states = list[Quantized]()
     for (new, params), (old, _) in zip(after, before, strict=True):
         chosen = e.temporary("state", e.shape(new), new)

@@ -44,7 +44,7 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import clip_weights
 
 _QUICK, _LARGEST = 1 << 17, 128
-"""Default batches hold at most this many input values, and this many examples."""
+"""Default batches have at most so many input values, and at most so many examples."""
 
 
 @one_at_a_time
@@ -172,7 +172,7 @@ def _find_input_limits(
     read: Iterator[list[np.ndarray]],
     range_of: Callable[..., Range],
 ) -> dict[int, tuple[Any, Range]]:
-    """Return observer and range of each input that has a quantizer for itself, by its index."""
+    """Return observer and range of each input with a separate quantizer, by input index."""
     quantizers = find_input_quantizers(graph)
     tallies: dict[int, Tally] = defaultdict(Tally)
     for batch in read:

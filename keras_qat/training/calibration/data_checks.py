@@ -45,7 +45,7 @@ ALL_LOOKS = {"predict": 3, "test": 3}
 
 @dataclasses.dataclass
 class InputData:
-    """What calibration has seen of one input.
+    """The data that calibration has seen of one input.
 
     Args:
         index: its place among the model's inputs.
@@ -178,7 +178,7 @@ def _select_examples(model: keras.Model, data: Any) -> list[np.ndarray]:
 
 
 def _explain_unresolved(graph: Graph, data: InputData) -> str:
-    """Return why the quantized values of an input do not resolve the data."""
+    """Return why the quantization steps of an input are too coarse for the data."""
     if data.bits is None:
         return ""
     ends = low, high = min(0.0, data.ends[0]), max(0.0, data.ends[1])

@@ -46,7 +46,7 @@ def find_extremes(x: tf.Tensor) -> Any:
 
 
 def count_bins(x: tf.Tensor) -> Any:
-    """Counts the values of a batch in each bin, in the order of their bits: see `sort_bins`.
+    """Counts the values of a batch in each bin. `sort_bins` brings the counts into order.
 
     In large examples only every n-th value is counted.
     """
@@ -235,7 +235,7 @@ def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def _full_range(histogram: Histogram, spec: QuantSpec) -> Range:
-    """Return the range of `extremes`, made symmetric if the specification asks for that."""
+    """Return the range of `extremes`, made symmetric if the specification requires it."""
     low, high = extremes(histogram, spec)
     return (min(low, -high), max(high, -low)) if spec.symmetric else (low, high)
 

@@ -35,7 +35,7 @@ ENOUGH = 8
 VARIED = 4
 """Fewest different values beside the outliers: if all others are zero, outliers cost nothing."""
 MARK = 0.01
-"""Values with at least this share of a tensor are marks, as for masked entries, not outliers."""
+"""A value that fills this share of a tensor is a mark, as for masked entries, not an outlier."""
 
 
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
@@ -91,7 +91,7 @@ def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str
 def find_lost_features(
     low: np.ndarray, high: np.ndarray, examples: np.ndarray, shared: Ends, bits: int
 ) -> dict[int, float]:
-    """Returns index -> span of the features that span too little of the range of all features.
+    """Returns index -> span of features that use too little of the range of all features.
 
     Features with few different values, such as a pixel that is mostly 0, are never lost.
     """
@@ -280,7 +280,7 @@ def find_outliers(
 
 
 def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
-    """Returns two sentences on the effect of outliers on a tensor, "it", and on remedies."""
+    """Returns two sentences on the effect of outliers on a tensor and on remedies."""
     needed = max(far.high, 0.0) - min(far.low, 0.0)
     remaining = max(1, int(needed / (high - low) * (2**bits - 1)))
     cost = (

@@ -144,7 +144,7 @@ class Observed:
             tally.add(extremes[index], counts[index] if counts else 0)
 
     def share(self, model: keras.Model) -> None:
-        """Adds what the other workers of a cluster have observed on their shares of the data."""
+        """Adds the observations of a cluster's other workers on their shares of the data."""
         self.examples = int(gather_workers(model, self.examples).sum())
         share_tallies(model, list(self.tallies.values()))
 

@@ -79,7 +79,7 @@ class ActivationQuantizer:
         return y
 
     def _constant_range(self, phase: Phase) -> tuple[float, float] | None:
-        """Return the range if it is constant in the graph, else None."""
+        """Return the range if it is a constant of the graph, else None."""
         if isinstance(self.spec, specs.FixedSpec):
             return float(self.spec.minimum), float(self.spec.maximum)
         if not phase.known or self.learns:
@@ -172,7 +172,7 @@ class ActivationQuantizer:
         return self.has_range(*self.observe(None, training=False))
 
     def current_range(self) -> tuple[float, float]:
-        """Returns the range as floats: (0, 0) before any data."""
+        """Returns the range as floats; (0, 0) if no data was seen."""
         with tf.init_scope():  # Reads values even while a function is traced.
             minimum, maximum = self.observe(None, training=False)
             return float(minimum), float(maximum)

@@ -255,7 +255,7 @@ class MovingAverage(_Average):
         return self._widen_empty(*super().range(x), self.batches > 0.0)
 
     def _widen_empty(self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: Flag) -> Range:
-        """Return a range, up to 1 if its ends are equal although it `is_range` of data."""
+        """Return a range. If it `is_range` of data with equal ends, its upper end becomes 1."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
             longer = 1.0 if self.spec.narrow_range else 2**self.spec.bits / (2**self.spec.bits - 2)

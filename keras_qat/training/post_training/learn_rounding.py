@@ -214,7 +214,7 @@ class Reconstruction:
         return [outputs[value] for value in self.outputs]
 
     def _quantize(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
-        """Return the outputs of a call for later calls; `exact` holds its float outputs."""
+        """Return the outputs of a call that later calls read; `exact` holds its float outputs."""
         layer = call.layer
         if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
             return exact
@@ -234,7 +234,7 @@ class Reconstruction:
         return max(sizes)
 
     def _distance(self, outputs: list[Any], targets: list[Any]) -> Any:
-        """Sum the squared errors of outputs, relative to the mean squares of their targets."""
+        """Sum the squared errors of outputs, each divided by the mean square of its target."""
         sums = [
             tf.reduce_sum((tf.reshape(output, tf.shape(target)) - target) ** 2) / power
             for output, target, power in zip(outputs, targets, self.power, strict=True)

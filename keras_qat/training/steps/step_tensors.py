@@ -100,7 +100,8 @@ def apply_to_rows(
 def _quantize_weights(layers: list[keras.layers.Layer]) -> QuantizedWeights:
     """Quantize weights together that differ only in the number of channels.
 
-    Concatenating copies weights. For large weights, and larger ones on a GPU, this takes too long.
+    Concatenating copies weights. For large weights this takes too long. On a GPU the limit is
+    higher.
     """
     most = LARGE * (4 if plain_operations.has_gpu() else 1)
     groups: dict[Any, list[tuple[Any, tf.Tensor]]] = collections.defaultdict(list)
