@@ -73,6 +73,8 @@ def check_code(config: object) -> None:
 def _find_reason(config: dict[str, Any]) -> str:
     """Return why a configuration is refused; "" if it is accepted."""
     kind, contents = config.get("class_name"), config.get("config")
+    if kind == "TensorFlowOpLayer":
+        return "has a TensorFlowOpLayer, which runs any operation of TensorFlow"
     if isinstance(contents, dict) and kind in ("TFOpLambda", "SlicingOpLambda", "ClassMethod"):
         symbol = str(contents.get("cls_symbol" if kind == "ClassMethod" else "function"))
         if kind == "ClassMethod":

@@ -76,6 +76,14 @@ def _compute(function, argument, **kwargs):
     return _entry("TFOpLambda", argument, kwargs, function=function)
 
 
+def _save_tensor(harm):
+    """A node definition as in models of TensorFlow 2.3, which writes a checkpoint."""
+    types = {"dtypes": {"list": {"type": ["DT_FLOAT"]}}}
+    node = {"name": "trap", "op": "SaveV2", "input": list("pnsx"), "attr": types}
+    constants = {"0": harm, "1": ["name"], "2": [""]}
+    return _entry("TensorFlowOpLayer", [1.0], {}, node_def=node, constants=constants)
+
+
 def _run_bytecode(harm):
     trap = layers.Lambda(lambda x, path=harm: (open(path, "w").close(), x)[1], name="trap")
     return {**_entry("Lambda", 1.0, {}), **keras.layers.serialize(trap)}
@@ -97,6 +105,7 @@ ATTACKS = {
     ),
     "a file of TensorFlow": lambda harm: _compute("io.write_file", harm, contents="x"),
     "a module of TensorFlow": lambda harm: _compute("io.gfile.mkdir", harm),
+    "a node of TensorFlow": _save_tensor,
     "bytecode": _run_bytecode,
     "bytecode in a wrapper": lambda harm: _entry(
         "TimeDistributed", [[[1.0]]], {}, layer=_run_bytecode(harm)
@@ -118,7 +127,7 @@ def test_nothing_runs_while_loading(attack, kind, ending, saved, tmp_path):
     else:
         with pytest.raises(ValueError, match=r"safe_mode=False|Unknown|Could not"):
             keras.models.load_model(path)
-    assert not harm.exists()
+    assert not list(tmp_path.glob("harm*"))
 
 
 PLACES = {
