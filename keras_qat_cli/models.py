@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ __all__ = [
 ]
 
 FILES = (".keras", ".h5", ".hdf5")
+
+UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError),
+    *(AttributeError, OSError, RuntimeError),  # Of encrypted or too deeply nested contents.
+)
+"""Errors that reading a damaged model raises."""
 
 
 class ModelFile(click.Path):
@@ -82,7 +89,7 @@ def _configuration(path: Path) -> str:
         try:
             with zipfile.ZipFile(path) as archive:
                 return archive.read("config.json").decode()
-        except (zipfile.BadZipFile, KeyError) as error:
+        except UNREADABLE as error:
             raise ValueError(f"{path} is not a Keras model, or it is damaged.") from error
     if path.suffix in FILES:
         import h5py
@@ -144,7 +151,7 @@ def load(path: Path, trust: bool = False, compiled: bool = False) -> Any:
             check_code(json.loads(_configuration(path)))
         with serialization.SafeModeScope(not trust):
             return keras.models.load_model(str(path), compile=compiled, safe_mode=not trust)
-    except (TypeError, ValueError, AttributeError, OSError) as error:
+    except UNREADABLE as error:
         raise ValueError(
             f"Keras cannot load {path}. Import custom layers with --import MODULE, and allow code "
             f"in the file with --trust. The error from Keras: {str(error)[:400]}"

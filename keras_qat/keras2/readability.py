@@ -208,10 +208,10 @@ def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[N
         if "Could not locate" in str(error):
             raise
         classes = re.findall(r"deserializing class '(\w+)'", str(error))
-        cause = str(error).rsplit("Exception encountered: ", 1)[-1]
+        cause = get_first_line(ValueError(str(error).rsplit("Exception encountered: ", 1)[-1]))
         raise ValueError(
             f"The model's configuration is damaged or was changed: {type(error).__name__}, "
-            f"{get_first_line(ValueError(cause))} Save the model again. If it has custom layers, "
+            f"{cause.rstrip('.')}. Save the model again. If it has custom layers, "
             f"check that the from_config of {classes[-1] if classes else 'each'} accepts the "
             f"result of its get_config."
         ) from error

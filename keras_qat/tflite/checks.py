@@ -10,13 +10,40 @@ import numpy as np
 from numpy.typing import NDArray
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.tflite.schema import TYPE_NAMES, describe_damage, unpack
+from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, describe_damage, operator_code, unpack
 
 LARGEST = 2**31 - 1
 """The most bytes of a tensor."""
 
 POSITIVE = ("stride", "dilation", "filterWidth", "filterHeight", "beta")
 """Prefixes of options that must be positive, which kernels do not check."""
+
+ELEMENTWISE = (
+    "ADD SUB MUL DIV MAXIMUM MINIMUM POW FLOOR_DIV FLOOR_MOD SQUARED_DIFFERENCE PRELU EQUAL "
+    "NOT_EQUAL GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR"
+)
+"""Operators whose two inputs must have shapes that broadcast."""
+
+_LEAST_INPUTS = {
+    1: "AVERAGE_POOL_2D MAX_POOL_2D RESHAPE SOFTMAX LOG_SOFTMAX LOGISTIC TANH RELU RELU6 ELU GELU "
+    "HARD_SWISH LEAKY_RELU EXP LOG SQRT RSQRT ABS NEG SQUARE SIN COS FLOOR CEIL ROUND SIGN CAST "
+    "QUANTIZE DEQUANTIZE SPACE_TO_DEPTH DEPTH_TO_SPACE UNPACK SQUEEZE SHAPE LOGICAL_NOT "
+    "L2_NORMALIZATION CONCATENATION PACK ADD_N",
+    2: f"{ELEMENTWISE} BATCH_MATMUL CONV_2D FULLY_CONNECTED MEAN SUM REDUCE_MAX REDUCE_MIN "
+    "REDUCE_PROD REDUCE_ANY REDUCE_ALL PAD MIRROR_PAD GATHER GATHER_ND TILE TRANSPOSE SPLIT FILL "
+    "REVERSE_V2 EXPAND_DIMS ARG_MAX ARG_MIN TOPK_V2 CUMSUM RESIZE_BILINEAR BROADCAST_TO "
+    "RESIZE_NEAREST_NEIGHBOR EMBEDDING_LOOKUP",
+    3: "DEPTHWISE_CONV_2D TRANSPOSE_CONV SELECT SELECT_V2 SLICE PADV2 SPLIT_V RANGE SCATTER_ND "
+    "SPACE_TO_BATCH_ND BATCH_TO_SPACE_ND",
+    4: "STRIDED_SLICE ONE_HOT",
+    5: "SVDF",
+    20: "UNIDIRECTIONAL_SEQUENCE_LSTM",
+}
+LEAST_INPUTS = {kind: count for count, kinds in _LEAST_INPUTS.items() for kind in kinds.split()}
+"""Operator -> how many inputs its kernel reads at least, which some kernels do not check."""
+
+SIZES = {"SPLIT": 0, "STRIDED_SLICE": 1}
+"""Operator -> its input that must hold integers, which kernels read without a check."""
 
 UNREADABLE = (
     *(struct.error, LookupError, TypeError, AttributeError),
@@ -95,9 +122,34 @@ def _check_graph(model: schema.ModelT, graph: schema.SubGraphT) -> None:
             )
         known.update(outputs)
         _check_options(model, operator)
+        _check_kind(graph, operator, OPERATORS.get(operator_code(code), ""))
     for index in map(int, graph.outputs):
         is_known = index in known or _has_value(model, graph.tensors[index])
         _check(is_known, f"its output, tensor {index}, is not computed")
+
+
+def _check_kind(graph: schema.SubGraphT, operator: schema.OperatorT, kind: str) -> None:
+    """Checks what the kernels of an operator read without a check of their own."""
+    if kind not in LEAST_INPUTS:
+        return
+    count = 0 if operator.inputs is None else len(operator.inputs)
+    _check(count >= LEAST_INPUTS[kind], f"{kind} has {count} inputs")
+    for index in operator.outputs:
+        _check(graph.tensors[index].type in TYPE_NAMES, f"{kind} computes no values")
+    if kind in ("SPLIT", "UNPACK"):
+        expected = getattr(operator.builtinOptions, "numSplits" if kind == "SPLIT" else "num", None)
+        _check(expected == len(operator.outputs), f"{kind} has {len(operator.outputs)} outputs")
+    if kind in ELEMENTWISE.split():
+        shapes = [_get_sizes(graph.tensors[index].shape) for index in operator.inputs[:2]]
+        fits = all(
+            1 in pair or len(set(pair)) == 1
+            for pair in zip(*(x[::-1] for x in shapes), strict=False)
+        )
+        _check(fits, "{} reads the shapes {}", kind, shapes)
+    if kind in SIZES:
+        tensor = graph.tensors[operator.inputs[SIZES[kind]]]
+        is_integer = TYPE_NAMES.get(tensor.type) in ("int32", "int64")
+        _check(is_integer, f"{kind} reads no integers")
 
 
 def _check_options(model: schema.ModelT, operator: schema.OperatorT) -> None:

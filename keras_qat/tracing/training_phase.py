@@ -339,7 +339,7 @@ def _identify(node: Node) -> Any:
         return type(layer), name
     if isinstance(layer, OwnGradient):
         return type(layer), layer.operations()
-    with contextlib.suppress(NotImplementedError):  # A class without `get_config`.
+    with contextlib.suppress(Exception):  # A user's `get_config` that fails or returns None.
         if not layer.weights:
             return type(layer), {**layer.get_config(), "name": ""}
     return layer

@@ -53,6 +53,27 @@ def test_classes_without_get_config_are_opened(tmp_path):
         keras_qat.quantize_model(closed)
 
 
+class Doubled(layers.Layer):
+    """Its get_config forgets that `dict.update` returns None."""
+
+    def call(self, inputs, training=None):
+        return 2 * inputs
+
+    def get_config(self):
+        return super().get_config().update({"factor": 2})
+
+
+class TwoPhases(WithoutConfig):
+    """A layer whose `training` argument is the phase of the layer inside."""
+
+    def call(self, inputs, training=None):
+        return self.other(inputs, training=training)
+
+
+def test_configuration_of_a_layer_without_weights_is_not_needed():
+    assert not keras_qat.plan(model_of(TwoPhases(Doubled()))).float_layers
+
+
 class Sharpened(layers.Layer):
     """Its arguments have defaults. No configuration can hold its gains."""
 

@@ -202,6 +202,18 @@ def test_damaged_configurations_say_so(damage, saved, tmp_path):
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.parametrize(("offset", "value"), [(8, 1), (10, 77)], ids=["encrypted", "method"])
+def test_unreadable_archives_say_so(offset, value, saved, tmp_path):
+    contents = bytearray((saved / "float.keras").read_bytes())
+    start = contents.index(b"PK\1\2")
+    while start >= 0:  # Each entry of the archive's directory.
+        contents[start + offset] |= value
+        start = contents.find(b"PK\1\2", start + 4)
+    (tmp_path / "m.keras").write_bytes(contents)
+    told = run("plan", tmp_path / "m.keras", code=2)
+    assert "m.keras is not a Keras model, or it is damaged" in told
+
+
 def test_stripping_runs_nothing_that_loading_did_not(saved, tmp_path):
     """The float model's configuration is read then, and no layer of it needs to be in the model."""
     harm = tmp_path / "harm"

@@ -4,10 +4,12 @@ import contextlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from tensorflow.lite.python.schema_py_generated import TensorType
 from tensorflow.lite.tools import flatbuffer_utils
 
 import keras_qat
-from keras_qat.tflite.schema import unpack
+from keras_qat.tflite.schema import OPERATORS, operator_code, unpack
 from tests.helpers import images, keras, observe
 from tests.networks.small import functional, layers
 from tests.processes import fork, run_all
@@ -168,6 +170,44 @@ DEADLY = {
     "names no input": lambda model: vars(model.signatureDefs[0].inputs[0]).update(tensorIndex=1),
     "has no outputs": lambda model: vars(model.signatureDefs[0]).update(outputs=[]),
 }
+
+
+def _split_model():
+    """A file with operators whose kernels trust the file."""
+
+    def build(x):
+        left, right = tf.split(x, 2, axis=-1)
+        return left * right
+
+    qat = observe(keras_qat.quantize_model(functional((8, 4), build=build)), images(8, (8, 4)))
+    return unpack(keras_qat.export_tflite(qat))
+
+
+def _find_operator(model, kind):
+    codes = [OPERATORS[operator_code(code)] for code in model.operatorCodes]
+    return next(it for it in model.subgraphs[0].operators if codes[it.opcodeIndex] == kind)
+
+
+TRUSTED = {
+    "SPLIT has 2 outputs": lambda _, it: vars(it.builtinOptions).update(numSplits=7),
+    "SPLIT has 1 inputs": lambda _, it: vars(it).update(inputs=it.inputs[:1]),
+    "SPLIT reads no integers": lambda _, it: vars(it).update(inputs=it.inputs[::-1]),
+    "SPLIT computes no values": lambda graph, it: vars(graph.tensors[it.outputs[0]]).update(
+        type=TensorType.VARIANT
+    ),
+    "MUL reads the shapes": lambda graph, it: vars(it).update(
+        inputs=np.array([graph.inputs[0], it.inputs[1]])
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TRUSTED)
+def test_what_kernels_do_not_check(fault):
+    model = _split_model()
+    TRUSTED[fault](model.subgraphs[0], _find_operator(model, fault.split()[0]))
+    contents = bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+    with pytest.raises(ValueError, match=f"is damaged or cut short .*{fault}.* Export it"):
+        keras_qat.TFLiteModel(contents)
 
 
 @pytest.mark.parametrize("fault", DEADLY)
