@@ -145,7 +145,8 @@ def run_examples(
         # Tensors that do not depend on examples, such as weights, are equal in all batches.
         first = batches[tensor][0]
         is_batched = tensor in per_example and first.ndim > 0
-        values = np.concatenate(batches[tensor]) if is_batched else first
+        axis = tensor.shape.index(None) if None in tensor.shape else 0  # [2, batch, ...]: stacked.
+        values = np.concatenate(batches[tensor], axis) if is_batched else first
         return values if tensor.params is None else QuantizedArray(values, tensor.params)
 
     float_layers = [

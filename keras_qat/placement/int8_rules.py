@@ -101,14 +101,18 @@ class Int8Placement:
         )
 
     def find_inner_ranges(self, group: Group) -> dict[str, QuantSpec]:
-        """Returns the ranges inside an operator, which have 8 bits and are not learned."""
+        """Returns the ranges inside an operator, which have 8 bits and are not learned.
+
+        A recurrent layer's given state may be negative, although a ReLU's own states are not.
+        """
         op, attributes, _ = match(group.kernel)
+        has_state = any(value.dtype != "bool" for value in group.kernel.inputs[1:])
         own = self.settings.activations(group.output)
         spec = dataclasses.replace(own, bits=8, observer="moving_average")
         return {
             name: dataclasses.replace(
                 spec,
-                lower_bound=0.0 if inner.non_negative else spec.lower_bound,
+                lower_bound=0.0 if inner.non_negative and not has_state else spec.lower_bound,
                 symmetric=inner.symmetric or spec.symmetric,
             )
             for name, inner in (op.inner(attributes) if op else {}).items()

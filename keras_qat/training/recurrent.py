@@ -210,8 +210,8 @@ def simulate_steps(
     sequence = after[0]
     if mask is not None and attributes["zeroes"]:
         sequence = tf.where(in_steps[_MASK], sequence, tf.zeros_like(sequence))
-    if initial_state and "hidden" in seen:  # A range observed for a ReLU holds no negative states.
-        seen["hidden"] = [tf.concat([tf.nn.relu(states[0])[None], *seen["hidden"]], 0)]
+    if initial_state and "hidden" in seen:
+        seen["hidden"] = [tf.concat([states[0][None], *seen["hidden"]], 0)]
     return swap_steps(sequence) if layer.return_sequences else sequence[-1], seen
 
 

@@ -9,6 +9,7 @@ import pytest
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
 from tests.helpers import keras, layers, quantize_on, scramble
+from tests.networks.forms.form import decibels
 
 pytestmark = pytest.mark.legacy
 
@@ -87,6 +88,15 @@ def quantized(name: str) -> Any:
 def calibrated(model: Any, recipe: Any = "int8") -> Any:
     qat = quantize_on(model, data(model), recipe)
     return qat
+
+
+def test_a_relu_keeps_negative_given_states():
+    """Its own states are never negative, but a negative given state changes the first step."""
+    keras.utils.set_random_seed(1)
+    model = scramble(BUILDS["relu_last"]())
+    x = data(model)
+    assert np.min(x[1]) < -1
+    assert decibels(model(x), calibrated(model).predict(x, verbose=0)) > 35
 
 
 def listener(layer: Any, steps: int, batch: int | None = None) -> Any:

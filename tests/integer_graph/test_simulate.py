@@ -160,3 +160,17 @@ def test_a_number_that_is_computed_has_no_examples():
     simulated = keras_qat.simulate(qat, x, batch_size=4)
     (output,) = simulated.outputs.values()
     assert output.codes.shape == (10, 6, 3)
+
+
+def test_examples_along_another_axis():
+    """A stack of two tensors has its examples in axis 1; with several batches."""
+    inputs = keras.Input((3, 4))
+    stacked = tf.stack([inputs, tf.nn.relu(inputs)], name="stacked")
+    model = keras.Model(inputs, layers.Dense(3)(stacked[1] + stacked[0]))
+    x = images(10, (3, 4))
+    qat = observe(keras_qat.quantize_model(model), x)
+    at_once = keras_qat.simulate(qat, x)
+    (shape,) = {x.codes.shape for x in at_once.tensors.values() if x.codes.ndim == 4}
+    assert shape == (2, 10, 3, 4)
+    for name, tensor in keras_qat.simulate(qat, x, batch_size=4).tensors.items():
+        np.testing.assert_array_equal(tensor.codes, at_once.tensors[name].codes, name)

@@ -216,9 +216,9 @@ _IMAGE: list[Shape] = [(6, 6, 4)]
 
 FAMILIES: dict[str, Family] = {
     "recurrent": Family([(None, 4)], RECURRENT, int8=False, sizes=[(5, 4)]),
-    "lstm": Family(_SEQUENCE, _recurrent(layers.LSTM), int8=False, slow=True),
-    "gru": Family(_SEQUENCE, _recurrent(layers.GRU), int8=False, slow=True),
-    "simple_rnn": Family(_SEQUENCE, _recurrent(layers.SimpleRNN), int8=False, slow=True),
+    "lstm": Family(_SEQUENCE, _recurrent(layers.LSTM), slow=True),
+    "gru": Family(_SEQUENCE, _recurrent(layers.GRU), slow=True),
+    "simple_rnn": Family(_SEQUENCE, _recurrent(layers.SimpleRNN), slow=True),
     "cells": Family([(None, 4)], CELLS, int8=False, sizes=[(7, 4)], slow=True),
     "conv_lstm": Family(
         [(3, 6, 6, 2)], {"conv_lstm": chain(partial(layers.ConvLSTM2D, 3, 3))}, slow=True

@@ -47,7 +47,7 @@ LEGACY = {
 """Subjects that also have to pass on TensorFlow 2.15."""
 
 SLOW = {
-    "conv lstm": ("of_images", "of_relu", "of_sequences", *cells_and_convolutions.RECIPES),
+    "conv lstm": ("of_images", "of_sequences", *cells_and_convolutions.RECIPES),
     "masks": ("translation",),
     "own activations": ("LSTM", "GRU", "layer"),
     "scans": ("both",),
