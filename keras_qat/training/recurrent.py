@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
+from keras_qat.config.specs import QuantSpec
 from keras_qat.graph.calls import Call, Value
 from keras_qat.helper_layers.keras_variants import has_mask_input
 from keras_qat.keras2 import backend
@@ -99,9 +100,12 @@ def simulate_unrolled(
 ) -> tf.Tensor:
     """Computes a recurrent layer with quantized weights, and observes the tensors of its steps.
 
-    Tensors inside a step are rounded to the ranges that were set before the call.
+    Tensors inside a step are rounded to the ranges that were set before the call. The first
+    training batch has none, and is rounded to its own.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
+    if phase.training is not False and any(x.current_range() == (0, 0) for x in inner.values()):
+        ranges = _find_first_ranges(layer, inner, x, weights, phase, ranges)
     applies = {name: x.applies(phase, *ranges[name]) for name, x in inner.items()}
 
     def quantize(name: str, x: tf.Tensor) -> tf.Tensor:
@@ -123,6 +127,35 @@ def simulate_unrolled(
     for name, tensors in seen.items():
         inner[name].observe_only(tf.stack(tensors), phase)
     return outputs
+
+
+def _find_first_ranges(
+    layer: keras.layers.Layer,
+    inner: Mapping[str, ActivationQuantizer],
+    x: tf.Tensor,
+    weights: dict[str, tf.Tensor],
+    phase: Phase,
+    ranges: dict[str, Any],
+) -> Any:
+    """Returns the ranges; without data, the ranges of this batch in float instead of empty ones."""
+
+    def compute_in_float() -> dict[str, Any]:
+        states = [tf.identity(state) for state in layer.states] if layer.stateful else []
+        own = phase._replace(training=False)
+        _, seen = simulate_steps(layer, x, weights, own, lambda _, x: x, lambda _, x: x)
+        if states:
+            keep_states(layer, states)
+        found = dict(ranges)
+        for name, tensors in seen.items():
+            spec, (low, high) = inner[name].spec, ranges[name]
+            assert isinstance(spec, QuantSpec)
+            first = fake_quant.find_range(tf.stack(tensors), 8, spec.symmetric, spec.narrow_range)
+            found[name] = tuple(map(partial(tf.where, low < high), (low, high), first))
+        return found
+
+    has_data = tf.reduce_all([low < high for low, high in ranges.values()])
+    found = tf.cond(has_data, lambda: ranges, compute_in_float)
+    return tf.nest.map_structure(tf.stop_gradient, found)
 
 
 def simulate_steps(

@@ -109,3 +109,15 @@ def test_training_computes_the_same_eagerly_and_in_xla(options):
         weights.append(qat.get_weights())
     for plain, other in zip(*weights, strict=True):
         np.testing.assert_allclose(plain, other, atol=1e-3)
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("kind", [layers.GRU, layers.SimpleRNN])
+def test_the_first_training_batch_is_rounded_to_its_own_ranges(kind, stateful):
+    inputs = keras.Input((5, 3), 8)
+    model = keras.Model(inputs, kind(4, stateful=stateful)(inputs))
+    x = tf.constant(rng().normal(size=(8, 5, 3)), tf.float32)
+    expected = model(x)
+    qat = keras_qat.quantize_model(model)
+    qat.compile(keras.optimizers.SGD(0.0), "mse")
+    assert qat.train_on_batch(x, expected) < 1e-3 * np.mean(np.square(expected))
