@@ -68,12 +68,14 @@ def compute_in_float32(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 def cast_constants(arguments: object) -> Any:
-    """Casts constants in half precision in a layer's arguments to float32.
+    """Casts constants in half precision in a layer's arguments to float32, and replaces the types.
 
-    Keras only casts the first argument of a call.
+    Keras only casts the first argument of a call, and `tf.cast` would still return half precision.
     """
 
     def cast(leaf: Any) -> Any:
+        if isinstance(leaf, (str, tf.DType)):
+            return tf.float32 if is_half(getattr(leaf, "name", leaf)) else leaf
         is_constant = isinstance(leaf, tf.__internal__.EagerTensor)
         return tf.cast(leaf, tf.float32) if is_constant and is_half(leaf.dtype.name) else leaf
 

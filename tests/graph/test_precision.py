@@ -136,6 +136,27 @@ def test_layers_in_layers_operations_and_islands_in_float(policy, tmp_path):
     np.testing.assert_array_equal(reloaded.predict(x, verbose=0), qat.predict(x, verbose=0))
 
 
+@pytest.mark.sample(1)
+@pytest.mark.usefixtures("policy")
+def test_casts_halves_as_inputs_and_normalization():
+    """Inputs and outputs of quantization-aware models are in float32, as those of files are."""
+    x = helpers.images(shape=(6, 6, 2))
+    normalization = layers.Normalization()
+    normalization.adapt(x * 3 + 120)
+    inputs = keras.Input((6, 6, 2), dtype="float16")
+    y = layers.Conv2D(4, 3)(normalization(inputs))
+    y = tf.cast(tf.nn.relu(tf.cast(y, tf.float32)), y.dtype)
+    y = y + tf.constant([0.5, 1.0, 1.5, 2.0], y.dtype)
+    model = keras.Model(inputs, layers.LayerNormalization()(y))
+    qat = keras_qat.quantize_model(model)
+    assert (qat.input.dtype, qat.output.dtype) == (tf.float32, tf.float32)
+    x = x * 3 + 120
+    qat.compile("sgd", "mse")
+    qat.fit(x, np.zeros((len(x), 4, 4, 4)), verbose=0)
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)
+    assert report.max_difference <= 1
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("policy")
 def test_calibration_is_that_of_the_model_in_float32():
