@@ -94,7 +94,7 @@ def _get_end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantP
 
 def _are_token_ids(tensor: Tensor, consumers: list[Node]) -> bool:
     """Return whether all consumers of a float input cast it to integers."""
-    casts = [node.op is not None and node.op.casts_indices for node in consumers]
+    casts = [node.op is not None and node.op.is_table and not node.op.weights for node in consumers]
     return tensor.is_float and bool(casts) and all(casts)
 
 

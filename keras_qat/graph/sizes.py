@@ -249,10 +249,11 @@ def _as_constant(values: Value | NDArray[Any]) -> Any:
         return tf.constant(values)
 
 
-def set_static_shapes(graph: Graph) -> None:
-    """Sets the shapes and rows of values that follow from the inputs of their calls, in place."""
-    for _ in set_shapes_in_order(graph.calls):
+def set_static_shapes(graph: Graph, *_: object) -> Graph:
+    """Set the shapes and rows of values that follow from the inputs of their calls, in place."""
+    for _call in set_shapes_in_order(graph.calls):
         pass
+    return graph
 
 
 def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:

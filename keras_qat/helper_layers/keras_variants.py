@@ -116,11 +116,6 @@ def has_mask_input(layer: object) -> bool:
     return isinstance(layer, _WithMaskInput)
 
 
-def returns_zeros_if_masked(layer: keras.layers.Layer) -> bool:
-    """Returns whether a recurrent layer returns zeros for masked steps, not its last output."""
-    return bool(getattr(layer, "zero_output_for_mask", False))
-
-
 class _Rescaled:
     """First multiplies its input by `input_scale`, a power of two for each channel."""
 

@@ -88,18 +88,9 @@ def showing_passes(shows: bool = True) -> Iterator[None]:
         _shows.reset(token)
 
 
-def set_shapes(graph: Graph, context: LoweringContext) -> Graph:
-    """Set the sizes that can be inferred from the inputs of each call."""
-    set_static_shapes(graph)
-    return graph
-
-
 def fold_sizes(graph: Graph, context: LoweringContext) -> Graph:
-    """Replace integers that depend only on known sizes by constants."""
-    set_static_shapes(graph)
-    graph = fold_known_sizes(graph)
-    set_static_shapes(graph)
-    return graph
+    """Replace integers that depend on known sizes alone by constants."""
+    return set_static_shapes(fold_known_sizes(set_static_shapes(graph)))
 
 
 def check_weights(graph: Graph, context: LoweringContext) -> Graph:
@@ -125,7 +116,7 @@ def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
 RULES = HARD_SWISH, SOFTMAX_BY_HAND, LOG_SUM_EXP, MISSING_VALUES
 
 PASSES = (
-    Pass("set shapes", set_shapes, "shapes that follow from inputs are known", always=True),
+    Pass("set shapes", set_static_shapes, "shapes that follow from inputs are known", always=True),
     Pass(
         "trace custom layers", trace_layers, "user code is replaced by Keras layers and operations"
     ),

@@ -174,10 +174,8 @@ class _Attempt:
         """Name of a call that stays opaque -> the reason."""
         self.refused: dict[layers.Layer, str] = {}
         """Layer that stays opaque in one of its calls -> the reason."""
-        self._readers, self._outputs = (
-            self.graph.consumers(),
-            set(flatten_values(self.graph.outputs)),
-        )
+        self._readers = self.graph.consumers()
+        self._outputs = set(flatten_values(self.graph.outputs))
         self._masked = {call.layer for call in calls if reads_mask(call)}
 
     def run(self) -> Graph:

@@ -249,11 +249,6 @@ class Op:
         return bool(self.weights) and self.trains_weights
 
     @property
-    def casts_indices(self) -> bool:
-        """Whether it converts indices, which may be float values, to integers."""
-        return self.is_table and not self.weights
-
-    @property
     def is_affine(self) -> bool:
         """Whether its weights are one factor and one offset for each channel."""
         return "" in self.weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -239,7 +239,8 @@ class Int8Placement:
             sources = [source for source in _get_sources(call) if source in self.specs]
             if not sources:
                 return self.decide_unrounded(value, own, "its input is in float")
-            roots = self.find_all_roots(sources)
+            found = (solve(source, self.find_roots, self.roots) for source in sources)
+            roots = frozenset[Spec | None]().union(*found)
             is_fixed = len(roots) == 1 and all(isinstance(spec, FixedSpec) for spec in roots)
             if is_fixed or all(isinstance(spec, QuantSpec) for spec in roots):
                 shared = SharedSpec(sources[0].name, output.rounds)
@@ -328,10 +329,6 @@ class Int8Placement:
         return value in self.single_consumers and value in self.specs
 
     # Shared ranges
-
-    def find_all_roots(self, values: Iterable[Value]) -> frozenset[Spec | None]:
-        """Returns the specifications from which tensors get their range."""
-        return frozenset().union(*(solve(value, self.find_roots, self.roots) for value in values))
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
         """Find the specifications of one tensor, which is decided already."""

@@ -59,14 +59,9 @@ def find_expansion(call: Call, activations: bool = True) -> Expansion | None:
     """
     layer = call.layer
     if (kind := get_kind(layer)) and activations:
-        are_floats = kind in OF_FLOATS and is_of_floats(call)
-        return OF_FLOATS[kind] if are_floats else OPERATIONS.get(kind)
+        are_floats = all(x.is_float for x in [*call.inputs, *flatten_values(call.outputs)])
+        return (OF_FLOATS.get(kind) if are_floats else None) or OPERATIONS.get(kind)
     tables = (LAYERS_ALWAYS, LAYERS) if activations else (LAYERS_ALWAYS,)
     known = (table.get(key) for table in tables for key in (type(layer), get_class_path(layer)))
     function = next(filter(None, known), None)
     return function and partial(function, layer)
-
-
-def is_of_floats(call: Call) -> bool:
-    """Return whether a call reads and returns only floats, no integers or Booleans."""
-    return all(value.is_float for value in [*call.inputs, *flatten_values(call.outputs)])

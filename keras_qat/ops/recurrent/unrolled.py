@@ -288,7 +288,7 @@ def _read_attributes(call: Call) -> Attributes:
     form = {
         **read_form(call),
         "masked": masked,
-        "zeroes": masked and keras_variants.returns_zeros_if_masked(layer),
+        "zeroes": masked and bool(getattr(layer, "zero_output_for_mask", False)),
     }
     if isinstance(layer, layers.SimpleRNN):
         return {**form, "relu": layer.activation in RELU}
