@@ -22,7 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 
 LIMITS = {
-    "lines of keras_qat": 53_900,
+    "lines of keras_qat": 53_200,
     "lines of tests": 46_600,
     "longest file, lines": 400,
     "parameters typed Any, %": 8.0,
