@@ -103,3 +103,10 @@ def test_commands_have_a_result_and_a_limit(program, minutes, result, tmp_path):
     path = tmp_path / "program.py"
     path.write_text(program.replace("_", " "))
     assert rotation.run_command(f"python {path}", minutes) == result
+
+
+@pytest.mark.parametrize(("result", "status"), [("passed", 0), ("unfinished", 0), ("failed", 1)])
+def test_only_a_failed_part_fails_the_run(result, status, tmp_path, monkeypatch):
+    monkeypatch.setattr(rotation, "run_part", lambda part, minutes: f"{result} in 1 s")
+    monkeypatch.setattr("sys.argv", ["rotation", "--run", "3", "--failed", str(tmp_path / "parts")])
+    assert rotation.main() == status

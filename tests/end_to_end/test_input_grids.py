@@ -125,7 +125,6 @@ def test_a_file_of_pixels_gives_the_same_codes_where_some_lie_near_a_tie():
 
 
 @pytest.mark.slow
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("seed", range(1, 100))
+@pytest.mark.parametrize("seed", range(1, 12))
 def test_any_rounding_gives_the_same_codes_of_ten_thousand_grids(seed):
     check(drawn_grids(seed))
