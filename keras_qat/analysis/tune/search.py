@@ -284,12 +284,13 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
     """Leave the layers with the largest falls in SQNR in float: first one of them, then all."""
+    best = search.best
     layers = list(diagnose(search.load(search.best_attempt), search.x_few).layers)
     for count in sorted({1, len(layers)}) if layers else ():
-        recipe = search.best.recipe
+        recipe = best.recipe
         for name in layers[:count]:
             recipe = recipe.override(name, quantize=False)
-        yield dataclasses.replace(search.best, recipe=recipe)
+        yield dataclasses.replace(best, recipe=recipe)
 
 
 def _use_16_bits(search: Search) -> list[Settings]:
@@ -303,6 +304,11 @@ ROUNDED = {"method": "mse", "learns_rounding": True, "corrects_bias": False}
 LADDER = (
     Rung("ranges from data", _change({})),
     Rung("corrected biases", _change({"corrects_bias": True})),
+    Rung(
+        "equalized channels",
+        _change({"equalizes": True}),
+        lambda search: "no channels can be equalized" if search.builder.equalized is None else "",
+    ),
     Rung("other ranges", _change({"method": "mse"}, {"method": "percentile"})),
     Rung(
         "file ends before concatenated outputs",
@@ -330,7 +336,9 @@ def climb(search: Search) -> None:
     for rung in LADDER:
         if search.is_met:
             return
-        reason = "no time is left" if search.is_late else rung.find_obstacle(search)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            reason = "no time is left" if search.is_late else rung.find_obstacle(search)
         if reason:
             search.skip(rung.name, reason)
         for settings in () if reason else rung.propose(search):
