@@ -61,6 +61,8 @@ def scale_channels(model: Any, generator: np.random.Generator) -> None:
         second.set_weights([kernel / scale[:, None], *rest])
 
 
+EQUALIZE = Remedy(lambda model: keras_qat.quantize_model(keras_qat.equalize(model)))
+
 HARDER = {
     "outliers": ("anomaly", "anomalies, outliers in the training data", add_outliers, None),
     "channels": ("sound", "DS-CNN, ranges of channels far apart", None, scale_channels),
@@ -150,6 +152,7 @@ def make_case(name: str, seed: int) -> Case:
     model = trained(task.model(), task, data, max(EPOCHS, task.epochs[0]), task.rate, seed)
     if change_model is not None:
         change_model(model, np.random.default_rng(seed))
+        task = dataclasses.replace(task, remedies={"equalize": EQUALIZE})
     data = data if change_data is None else change_data(data)
     return Case(task, model, data, make_data(FRESH_VALIDATION, 2, 2 * test), seed)
 
