@@ -5,6 +5,8 @@
 # `diagnose` tries remedies and measures them.
 
 # %%
+import warnings
+
 import numpy as np
 import tf_keras as keras
 from sklearn.datasets import load_digits
@@ -59,11 +61,16 @@ def quantized(recipe):
 
 
 recipe = keras_qat.recipes.int8()
-qat = quantized(recipe)
+with warnings.catch_warnings(record=True) as shown:
+    warnings.simplefilter("always")
+    qat = quantized(recipe)
 print(f"int8: {accuracy(qat):.2%}")
+print(shown[0].message)
 
 # %% [markdown]
 # ## The diagnosis
+#
+# `calibrate` warns about ranges like this one. `diagnose` measures what each layer costs.
 #
 # *dB* is the signal to quantization noise of the logits against the float network; 6 dB are one
 # bit. *argmax* is the share of images that keep their class. No labels are needed.
