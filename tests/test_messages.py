@@ -221,7 +221,7 @@ def test_weights_registered_where_there_are_none(kind):
 def test_weights_that_are_not_registered():
     model = functional((4,), build=Mine(name="mine"))
     registration = keras_qat.register_op(Mine, "dense", weights={"weight": (-1,)})
-    message = "layer 'mine' has weights in offset too"
+    message = "layer 'mine' also has weights in offset"
     with registration, pytest.raises(ValueError, match=message):
         keras_qat.quantize_model(model)
 

@@ -108,7 +108,7 @@ def _check_has_code(model: keras.Model) -> None:
     names += [str(layer.get_config().get("activation", "name")) for layer in revived]
     raise ValueError(
         f"'{revived[0].name}' ({classes[0]}) of '{model.name}' was loaded from a SavedModel "
-        f"without its code, as Keras did not find {names[0]!r}. Pass all custom code: "
+        f"without its code, because Keras did not find {names[0]!r}. Pass all custom code: "
         f"keras.models.load_model(path, custom_objects={{{names[0]!r}: {names[0]}}})."
     )
 

@@ -69,7 +69,7 @@ def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
     if paths and others:
         raise ValueError(
             f"{type(layer).__name__} was registered with weights in {', '.join(paths)}, but layer "
-            f"'{layer.name}' has weights in {', '.join(others)} too. List them in `weights`, too. "
+            f"'{layer.name}' also has weights in {', '.join(others)}. List them in `weights`, too. "
             f"Only an attribute called `bias` can be omitted."
         )
 

@@ -52,7 +52,7 @@ class WholeFiles:
         verb = EXPORTED.get(os.path.splitext(str(filepath))[1])
         if verb is not None:
             raise ValueError(
-                f"save writes Keras models, but {filepath} is no name of one: call "
+                f"save writes Keras models, but {filepath} names another format: call "
                 f"keras_qat.{verb}(model, {str(filepath)!r})."
             )
         is_folder = (args or (kwargs.get("save_format"),))[0] in (None, "tf")

@@ -89,7 +89,7 @@ class Polynomial:
 
 def _check_share(share: float) -> None:
     if not 0 <= share < 1:
-        raise ValueError(f"sparsity={share}: give a share of at least 0 and below 1.")
+        raise ValueError(f"sparsity={share}: pass a share of at least 0 and below 1.")
 
 
 class Prune(StepCallback):

@@ -160,8 +160,8 @@ def check_settings(model: keras.Model) -> None:
                 continue
             raise ValueError(
                 f"'{name}' of layer '{layer.name.removeprefix(PREFIX)}' was changed after "
-                f"'{model.name}' was quantized, which planned for what it was before. Set it in "
-                f"the float model (keras_qat.strip_quantization returns it), and quantize that."
+                f"'{model.name}' was quantized. Set it in the float model "
+                f"(keras_qat.strip_quantization returns it), and quantize that."
             )
 
 

@@ -312,7 +312,7 @@ def test_bad_method():
     qat = keras_qat.quantize_model(tiny_net())
     with pytest.raises(ValueError, match=r"'best': use one of 'minmax', 'percentile'"):
         keras_qat.calibrate(qat, images(4, (6, 6, 2)), method="best")
-    with pytest.raises(ValueError, match=r"percentile=0\.9999: give more than 50"):
+    with pytest.raises(ValueError, match=r"percentile=0\.9999: pass more than 50"):
         keras_qat.calibrate(qat, images(4, (6, 6, 2)), method="percentile", percentile=0.9999)
 
 

@@ -53,7 +53,7 @@ def test_changed_settings_are_refused(is_loaded, tmp_path):
         part = find(qat, path)
         before = vars(part)[name]
         setattr(part, name, value)
-        message = f"^'{name}' of layer '.*' was changed after '{qat.name}' was quantized, which"
+        message = f"^'{name}' of layer '.*' was changed after '{qat.name}' was quantized\\."
         for use in (
             lambda: qat.predict(X, verbose=0),
             lambda: qat.fit(X, expected, verbose=0),

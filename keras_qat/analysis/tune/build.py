@@ -118,10 +118,10 @@ def read_data(model: keras.Model, data: Any) -> Data:
     columns = zip(*map(tf.nest.flatten, labels), strict=True)
     y = [np.concatenate([np.asarray(part) for part in column]) for column in columns]
     if any(len(column) != len(x[0]) for column in y):
-        raise ValueError(f"There are {len(x[0])} examples and {len(y[0])} labels.")
+        raise ValueError(f"There are {len(x[0])} examples but {len(y[0])} labels.")
     if len(y) != len(model.outputs):
         raise ValueError(
-            f"'{model.name}' has {len(model.outputs)} outputs, and there are labels for {len(y)}. "
+            f"'{model.name}' has {len(model.outputs)} outputs, but there are labels for {len(y)}. "
             f"Pass labels for all outputs, or none."
         )
     return Data(x, y)

@@ -209,7 +209,7 @@ def settings(
     if family != kernel_family(chosen_target.kernels):
         raise ValueError(
             f"kernels={kernels!r}: {chosen_target.title} rounds as {chosen_target.kernels!r}. "
-            f"Leave kernels out, or set the model's attribute `kernels` to compare."
+            f"Leave kernels out. To compare kernels, set the model's attribute `kernels`."
         )
     chosen = chosen_target.recipe() if recipe is None else recipes.get(recipe)
     if (16 if chosen.activations.bits == 16 else 8) not in chosen_target.bits:

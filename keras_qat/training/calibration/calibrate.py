@@ -112,7 +112,7 @@ def calibrate(
     if weights not in ("minmax", "mse"):
         raise ValueError(f"weights={weights!r}: use 'minmax' or 'mse'.")
     if not 50 < percentile <= 100:
-        raise ValueError(f"percentile={percentile}: give more than 50 and at most 100, as 99.99.")
+        raise ValueError(f"percentile={percentile}: pass more than 50 and at most 100.")
     check_counts(steps=steps, batch_size=batch_size)
     check_quantized(model)
     check_process(model)

@@ -81,8 +81,8 @@ def equalize(model: keras.Model, *, verbose: int = 0) -> Any:
         )
     if trains_itself(model):
         raise ValueError(
-            f"{type(model).__name__} '{model.name}' defines how it trains, which the equalized "
-            f"copy would not. Equalize its layers and give it their weights: model.set_weights("
+            f"{type(model).__name__} '{model.name}' defines how it trains, but an equalized "
+            f"copy would not. Equalize its layers and set the weights: model.set_weights("
             f"keras_qat.equalize(keras.Model(model.inputs, model.outputs)).get_weights())."
         )
     model, _ = read_float(as_keras_2(model))
