@@ -136,6 +136,7 @@ class ScheduledLayer(keras.layers.Layer):
         note_plain_model(self.recipe, kwargs.get("training"))
         return super().__call__(*args, **kwargs)
 
+    @backend.without_autograph
     def call(self, inputs: tf.Tensor, training: Flag | None = None, **kwargs: Any) -> tf.Tensor:
         kwargs.pop("mask", None)  # Keras passes a mask to calls with **kwargs.
         if _shapes_only.get():
@@ -143,7 +144,8 @@ class ScheduledLayer(keras.layers.Layer):
                 shapes = tf.nest.map_structure(lambda x: x.shape, inputs)
                 shape = self.compute_output_shape(shapes)
             return tf.raw_ops.Placeholder(dtype=self.output_dtype(inputs), shape=shape)
-        return self.compute(inputs, training, **kwargs)
+        with backend.AUTOGRAPH_AS_USUAL:  # It converts the code of layers inside.
+            return self.compute(inputs, training, **kwargs)
 
     def output_dtype(self, inputs: tf.Tensor) -> tf.DType:
         """Returns the type of the output."""
