@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,12 @@ def scramble(model: Any, seed: int = 2) -> Any:
                 value = numbers.normal(size=shape)
             weight.assign(value)
     return model
+
+
+def build_model(shape: tuple[int | None, ...], build: Callable[[Any], Any]) -> Any:
+    """Returns the model of a layer, or of a function of one input."""
+    x = keras.Input(shape)
+    return keras.Model(x, build(x))
 
 
 def quantize_on(model: Any, data: Any, recipe: Any = "int8", **options: Any) -> Any:

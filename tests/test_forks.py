@@ -23,6 +23,7 @@ VERBS = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_fork_says_that_it_cannot(verb):

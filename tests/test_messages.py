@@ -160,6 +160,7 @@ def test_saving_what_is_exported(name, verb, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -9,7 +9,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.ops.multiply_accumulates import count_products
 from keras_qat.tflite.schema import OPERATORS, operator_code, unpack
-from tests.helpers import keras, layers, quantize_on, rng
+from tests.helpers import build_model, keras, layers, quantize_on, rng
 
 WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 
@@ -98,8 +98,7 @@ ONES = {
 def test_products_are_counted_as_ones_are_added_up(name):
     """Where all numbers are 1, each product adds 1 to the outputs."""
     shape, build = ONES[name]
-    inputs = keras.Input(shape)
-    model = keras.Model(inputs, build(inputs))
+    model = build_model(shape, build)
     model.set_weights(
         [
             np.ones(array.shape) if len(array.shape) > 1 else array * 0
@@ -165,8 +164,7 @@ IN_FLOAT = {
 @pytest.mark.parametrize("name", IN_FLOAT)
 def test_share_of_the_arithmetic_in_integers(name):
     build, in_float = IN_FLOAT[name]
-    inputs = keras.Input((4, 3))
-    model = keras.Model(inputs, build()(layers.Dense(6)(inputs)))
+    model = build_model((4, 3), lambda inputs: build()(layers.Dense(6)(inputs)))
     recipe = keras_qat.recipes.int8().override("last", quantize=False, open=False)
     in_integers = 4 * 3 * 6
     share = in_integers / (in_integers + in_float)
@@ -185,8 +183,7 @@ def test_share_of_files_that_end_inside():
 
 
 def test_share_of_unknown_sizes():
-    inputs = keras.Input((None, 3))
-    plan = keras_qat.plan(keras.Model(inputs, layers.Dense(6)(inputs)))
+    plan = keras_qat.plan(build_model((None, 3), layers.Dense(6)))
     assert plan.integer_share is None
 
 

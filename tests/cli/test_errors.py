@@ -88,6 +88,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("case", ERRORS)
 def test_errors(case, sources, monkeypatch):
     monkeypatch.chdir(sources)

@@ -122,6 +122,7 @@ def test_ranges_are_weights_that_do_not_train():
 # The recipe.
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("weight_bits", [2, 4, 8])
 @pytest.mark.parametrize("activation_bits", [2, 4, 8])
 def test_bits(weight_bits, activation_bits):

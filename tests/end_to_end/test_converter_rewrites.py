@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import export
-from tests.helpers import images, keras, rng, scramble
+from tests.helpers import build_model, images, keras, rng, scramble
 from tests.networks.small import layers
 
 
@@ -98,8 +98,7 @@ BEHIND_MOVES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", BEHIND_MOVES)
 def test_behind_moves(name):
     keras.utils.set_random_seed(1)
-    x = keras.Input((8, 8, 4))
-    assert_exact(keras.Model(x, BEHIND_MOVES[name](x)), images(32))
+    assert_exact(build_model((8, 8, 4), BEHIND_MOVES[name]), images(32))
 
 
 BETWEEN_DENSE: dict[str, Callable[[Any], Any]] = {

@@ -149,6 +149,7 @@ def train(qat, x):
     assert all(np.any(old != new) for old, new in zip(before, qat.trainable_weights, strict=True))
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", IN_FLOAT)
 def test_what_stays_in_float_and_why(name):
     form = IN_FLOAT[name]

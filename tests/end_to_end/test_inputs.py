@@ -169,6 +169,7 @@ def test_many_channels_are_rescaled_by_one_operator():
     assert report.tensors[0].run.identical > 0.99
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("given", "message"),
     [

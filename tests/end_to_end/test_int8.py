@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import export
-from tests.helpers import images, keras, scramble
+from tests.helpers import build_model, images, keras, scramble
 from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.filterwarnings("error:The weights of .* rounded again")
@@ -47,8 +47,7 @@ def test_embedding_reads_integers():
 
 
 def test_embedding_of_float_indices_quantizes_no_indices():
-    inputs = keras.Input((5,))
-    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Embedding(300, 4)(inputs)))
+    qat = keras_qat.quantize_model(build_model((5,), layers.Embedding(300, 4)))
     names = [quantizer.name for quantizer in keras_qat.quantizers(qat)]
     assert not any("input" in name for name in names)
     x = np.arange(5, dtype=np.float32)[None] + 256

@@ -15,33 +15,67 @@ from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
 from tests.helpers import images, keras, observe, rng
 from tests.networks.small import layers
 
+ROW = (6,)
 READ_TOO = {
     "float": lambda x: [layers.LayerNormalization()(x), x],
     "transposed": lambda x: [layers.Conv2DTranspose(3, 3)(x), x],
     "elu": lambda x: [layers.ELU()(x), x],
 }
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", READ_TOO)
-def test_outputs_that_other_layers_read(kind):
-    assert_agreement(model_of(lambda x: READ_TOO[kind](layers.ReLU()(x))))
-
-
+"""Outputs that other layers read."""
 CONSTANTS = {
     "array": lambda x: x * np.float32([1, 2, 3]),
     "sum": lambda x: x + np.float32([1, 2, 3]),
     "tensor": lambda x: x * tf.constant([1.0, 2.0, 3.0]),
     "list": lambda x: tf.add(x, [1.0, 2.0, 3.0]),
 }
+WHOLE = {
+    "clip": (lambda x: tf.clip_by_value(x, -1.0, 1.0), "int16x8"),
+    "hard_swish": (lambda x: x * tf.nn.relu6(x + 3) / 6, "int16x8"),
+    "gelu": (lambda x: layers.Activation("gelu")(layers.Dense(4)(x)), "int16x8"),
+    "embedding": (lambda x: layers.Dense(3)(layers.Embedding(10, 4)(x)), "int16x8"),
+    "lookup table": (layers.Activation("selu"), "int8"),
+    "hard_sigmoid": (
+        lambda x: layers.Concatenate()([layers.Activation("hard_sigmoid")(layers.Dense(4)(x)), x]),
+        "int8",
+    ),
+    "relu6 of an embedding": (lambda x: layers.ReLU(6.0)(layers.Embedding(10, 4)(x)), "int8"),
+}
+"""The model's clip was not the file's, and the file did not name the layer."""
+INT8 = ("hard_sigmoid", "relu6 of an embedding")
+ACTIVATIONS = {
+    **{name: layers.Activation(name) for name in ("sigmoid", "softmax", "tanh", "hard_sigmoid")},
+    "leaky_relu": layers.LeakyReLU(),
+    "vector": lambda x: x + np.float32([1, 2, -3, 0.5, 1]),
+}
+CASES = {
+    **{
+        f"outputs of {name}": ((6, 6, 4), lambda x, f=f: f(layers.ReLU()(x)), "int8")
+        for name, f in READ_TOO.items()
+    },
+    **{
+        f"a constant {name}": (ROW, lambda x, f=f: f(layers.Dense(3)(x)), "int8")
+        for name, f in CONSTANTS.items()
+    },
+    **{name: (ROW, *row) for name, row in WHOLE.items()},
+    **{
+        f"{name} of {bits} bits": (
+            ROW,
+            lambda x, f=f: layers.Dense(3)(f(layers.Dense(5)(x))),
+            recipes.int8(activation_bits=bits),
+        )
+        for bits in (2, 5)
+        for name, f in ACTIVATIONS.items()
+    },
+}
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("kind", CONSTANTS)
-def test_constants_in_models_that_were_loaded(kind, tmp_path):
-    assert_agreement(
-        model_of(lambda x: CONSTANTS[kind](layers.Dense(3)(x)), (6,)), reloaded=tmp_path
-    )
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("kind", CASES)
+def test_unusual_models(kind, tmp_path):
+    shape, build, recipe = CASES[kind]
+    model = model_of(build, shape, "int32" if "embedding" in kind else "float32")
+    assert kind not in INT8 or not keras_qat.plan(model).float_layers
+    assert_agreement(model, inputs_of(model, 128), recipe, tmp_path)
 
 
 def test_an_input_layer_called_as_a_layer(tmp_path):
@@ -85,24 +119,6 @@ def test_tensors_without_elements():
             verb(model)
 
 
-WHOLE = {
-    "clip": (lambda x: tf.clip_by_value(x, -1.0, 1.0), "int16x8"),
-    "hard_swish": (lambda x: x * tf.nn.relu6(x + 3) / 6, "int16x8"),
-    "gelu": (lambda x: layers.Activation("gelu")(layers.Dense(4)(x)), "int16x8"),
-    "embedding": (lambda x: layers.Dense(3)(layers.Embedding(10, 4)(x)), "int16x8"),
-    "lookup table": (layers.Activation("selu"), "int8"),
-}
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", WHOLE)
-def test_one_operator_is_the_whole_model(kind):
-    """The model's clip was not the file's, and the file did not name the layer."""
-    build, recipe = WHOLE[kind]
-    model = model_of(build, (6,), "int32" if kind == "embedding" else "float32")
-    assert_agreement(model, inputs_of(model, 512), recipe)
-
-
 def test_equal_ranges_of_a_shared_layer_in_16_bits():
     """Model and file made scales of their own, where ranges of different calls were equal."""
     keras.utils.set_random_seed(3)
@@ -115,38 +131,6 @@ def test_equal_ranges_of_a_shared_layer_in_16_bits():
     for one, other in zip(resolve(qat).nodes, resolve_in_graph(calls, None).nodes, strict=True):
         if one.weights is not None:
             np.testing.assert_array_equal(one.weights.scale, other.weights.scale)
-
-
-ACTIVATIONS = {
-    **{name: layers.Activation(name) for name in ("sigmoid", "softmax", "tanh", "hard_sigmoid")},
-    "leaky_relu": layers.LeakyReLU(),
-    "vector": lambda x: x + np.float32([1, 2, -3, 0.5, 1]),
-}
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("bits", [2, 5])
-@pytest.mark.parametrize("kind", ACTIVATIONS)
-def test_activations_of_few_bits(kind, bits):
-    model = model_of(lambda x: layers.Dense(3)(ACTIVATIONS[kind](layers.Dense(5)(x))), (6,))
-    assert_agreement(model, recipe=recipes.int8(activation_bits=bits))
-
-
-INT8 = {
-    "hard_sigmoid": (
-        "float32",
-        lambda x: layers.Concatenate()([layers.Activation("hard_sigmoid")(layers.Dense(4)(x)), x]),
-    ),
-    "relu6": ("int32", lambda x: layers.ReLU(6.0)(layers.Embedding(10, 4)(x))),
-}
-
-
-@pytest.mark.parametrize("kind", INT8)
-def test_int8_where_the_plan_says_so(kind):
-    dtype, build = INT8[kind]
-    model = model_of(build, (6,), dtype)
-    assert not keras_qat.plan(model).float_layers
-    assert_agreement(model)
 
 
 class OwnNormalization(layers.GroupNormalization):

@@ -135,15 +135,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "regnet_x": lambda: regnet("X"),
     "regnet_y": lambda: regnet("Y"),
 }
-BY_DEFAULT = {"mobilenet"}
-"""With plain convolutions and depthwise ones."""
-
 FLOAT = {"convnext": {"LayerNormalization"}}
 """Layers for which the runtime has no int8 kernel."""
-
-FAMILY = [
-    name if name in BY_DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
-]
 
 
 @functools.cache
@@ -174,7 +167,8 @@ def taken_through(family: str) -> tuple[Any, Any, np.ndarray, bytes, Any]:
     return keras_qat.plan(model), qat, x, contents, report
 
 
-@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_computes_in_int8(family):
     plan, _, _, contents, _ = taken_through(family)
     kinds = {call.name: type(call.layer).__name__ for call in plan.graph.calls}
@@ -189,14 +183,16 @@ def test_computes_in_int8(family):
     assert family in FLOAT or not floating
 
 
-@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_file_gives_the_codes_of_the_model(family):
     (output,) = taken_through(family)[-1].outputs
     assert output.mean_difference <= (1 if family in FLOAT else 0)
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("family", FAMILY)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_integer_simulation_gives_the_codes_of_the_file(family, kernels):
     _, qat, x, contents, _ = taken_through(family)
     if family in FLOAT:  # Sums in float depend on their order.
@@ -210,7 +206,6 @@ def test_a_mean_over_one_pixel_keeps_its_range():
     inputs = keras.Input((2, 2, 4))
     x = keras.layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(inputs)
     x = keras.layers.GlobalAveragePooling2D(keepdims=True, name="mean")(x)
-    model = keras.Model(inputs, keras.layers.Conv2D(4, 1)(x))
-    plan = keras_qat.plan(model)
+    plan = keras_qat.plan(keras.Model(inputs, keras.layers.Conv2D(4, 1)(x)))
     (mean,) = (row for row in plan.rows if row.tensor == "mean")
     assert isinstance(mean.spec, keras_qat.specs.SharedSpec)

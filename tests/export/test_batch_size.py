@@ -12,7 +12,7 @@ import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS
-from tests.helpers import keras, layers, rng
+from tests.helpers import build_model, keras, layers, rng
 
 
 def convolutional():
@@ -38,8 +38,7 @@ def of_each_step():
 def nested():
     part_input = keras.Input((6, 6, 4))
     part = keras.Model(part_input, layers.Add()([part_input, layers.Conv2D(4, 1)(part_input)]))
-    inputs = keras.Input((6, 6, 4))
-    return keras.Model(inputs, tf.reshape(part(part(inputs)), (-1, 36, 4)))
+    return build_model((6, 6, 4), lambda inputs: tf.reshape(part(part(inputs)), (-1, 36, 4)))
 
 
 def recurrent():
@@ -128,8 +127,7 @@ def test_tflite_micro_computes_what_the_model_does(network):
 
 def test_tflite_micro_says_why_it_refuses_a_file():
     pytest.importorskip("tflite_micro")
-    inputs = keras.Input((4,))
-    qat = keras_qat.quantize_model(keras.Model(inputs, tf.nn.gelu(inputs)))
+    qat = keras_qat.quantize_model(build_model((4,), tf.nn.gelu))
     x = rng(1).normal(size=(8, 4)).astype(np.float32)
     keras_qat.calibrate(qat, x)
     with pytest.raises(ValueError, match=r"needs fixed sizes, but .* Export with batch_size=1"):

@@ -12,7 +12,7 @@ import pytest
 import keras_qat
 from keras_qat.export.c_source import _get_resolver_name
 from keras_qat.tflite.schema import OPERATORS
-from tests.helpers import keras, layers, quantize_on, rng
+from tests.helpers import build_model, keras, layers, quantize_on, rng
 from tests.networks.small import tiny_net
 
 RESOLVER = """
@@ -190,8 +190,7 @@ def test_what_tflite_micro_lacks_is_named(tmp_path):
 
 
 def test_the_source_holds_the_file_of_the_model_s_target(tmp_path):
-    inputs = keras.Input((7, 4))  # In one row CMSIS-NN computes such a convolution wrongly.
-    model = keras.Model(inputs, layers.Conv1D(4, 4, 3, "same")(inputs))
+    model = build_model((7, 4), layers.Conv1D(4, 4, 3, "same"))
     qat = quantize_on(model, rng(1).normal(size=(8, 7, 4)).astype(np.float32), target="cmsis_nn")
     contents = keras_qat.export_c(qat, tmp_path / "model.cc")
     assert contents == keras_qat.export_tflite(qat)

@@ -10,8 +10,6 @@ import tensorflow as tf
 
 import keras_qat
 
-EXPORTS = [keras_qat.export_tflite, keras_qat.export_saved_model]
-
 
 @pytest.fixture
 def no_conversion(monkeypatch):
@@ -24,66 +22,73 @@ def no_conversion(monkeypatch):
     monkeypatch.setattr("keras_qat.export.saved_model.resolve_to_export", refuse)
 
 
-@pytest.mark.usefixtures("no_conversion")
-@pytest.mark.parametrize("export", EXPORTS)
-def test_missing_directory(exported, export, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"does not exist. Create it first"):
-        export(exported.model, tmp_path / "missing" / "model")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("no_conversion")
-@pytest.mark.parametrize("export", EXPORTS)
-def test_read_only_directory(exported, export, tmp_path, monkeypatch):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    # A superuser may write anywhere: what others are told is tested all the same.
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(PermissionError, match=r"folder is read-only.*chmod u\+w"):
-        export(exported.model, folder / "model")
-    folder.chmod(stat.S_IRWXU)
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.usefixtures("no_conversion")
-def test_read_only_file(exported, tmp_path):
-    path = tmp_path / "model.tflite"
-    path.write_bytes(b"precious")
-    path.chmod(stat.S_IRUSR)
-    with pytest.raises(PermissionError, match=r"model\.tflite is read-only"):
-        keras_qat.export_tflite(exported.model, path)
-    assert path.read_bytes() == b"precious"
-
-
-@pytest.mark.usefixtures("no_conversion")
-def test_directory_in_place_of_a_file(exported, tmp_path):
-    with pytest.raises(IsADirectoryError, match="is a directory"):
-        keras_qat.export_tflite(exported.model, tmp_path)
-    assert tmp_path.is_dir()
-
-
-@pytest.mark.usefixtures("no_conversion")
-def test_directory_with_other_things_in_it(exported, tmp_path):
-    (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(FileExistsError, match="which holds other files"):
-        keras_qat.export_saved_model(exported.model, tmp_path)
-    assert (tmp_path / "thesis.txt").read_text() == "precious"
-
-
-@pytest.mark.usefixtures("no_conversion")
-def test_file_in_place_of_a_directory(exported, tmp_path):
-    path = tmp_path / "model"
-    path.write_text("precious")
-    with pytest.raises(NotADirectoryError, match="it is a file"):
-        keras_qat.export_saved_model(exported.model, path)
-    assert path.read_text() == "precious"
-
-
 def read_contents(folder: Path) -> dict[Path, bytes | None]:
     """Paths in a folder -> what the files hold; None for folders."""
     paths = folder.rglob("*")
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def holding(name):
+    """Returns a function that puts a file in a folder, and returns its path."""
+
+    def write(folder):
+        (folder / name).write_bytes(b"precious")
+        return folder / name
+
+    return write
+
+
+def read_only(folder):
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    return folder / "model"
+
+
+def read_only_file(folder):
+    path = holding("model.tflite")(folder)
+    path.chmod(stat.S_IRUSR)
+    return path
+
+
+def device(folder):
+    os.mkfifo(folder / "model.tflite")
+    return folder / "model.tflite"
+
+
+OTHER_FORMAT = r"is the name of another format\. export_tflite writes"
+REFUSED = {
+    "a missing folder": (lambda folder: folder / "none" / "m", "does not exist. Create it first"),
+    "a read-only folder": (read_only, r"is read-only.*chmod u\+w"),
+    "a read-only file": (read_only_file, r"model\.tflite is read-only"),
+    "a folder": (lambda folder: folder, "is a directory"),
+    "a device": (device, r"model\.tflite: it is a device"),
+    "ONNX": (lambda folder: folder / "m.onnx", OTHER_FORMAT),
+}
+REFUSED_FOLDERS = {
+    "a missing folder": REFUSED["a missing folder"],
+    "a read-only folder": REFUSED["a read-only folder"],
+    "other files": (lambda folder: holding("thesis.txt")(folder).parent, "which holds other files"),
+    "a file": (holding("model"), "it is a file"),
+}
+CASES = [
+    *((keras_qat.export_tflite, *case) for case in REFUSED.values()),
+    *((keras_qat.export_saved_model, *case) for case in REFUSED_FOLDERS.values()),
+    (keras_qat.export_onnx, lambda folder: folder / "m.tflite", OTHER_FORMAT),
+]
+
+
+@pytest.mark.usefixtures("no_conversion")
+@pytest.mark.parametrize(("export", "prepare", "message"), CASES)
+def test_paths_that_are_refused(export, prepare, message, exported, tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = prepare(folder)
+    before = read_contents(folder)
+    if prepare is read_only:  # A superuser may write anywhere.
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises((OSError, ValueError), match=message):
+        export(exported.model, path)
+    folder.chmod(stat.S_IRWXU)
+    assert read_contents(folder) == before
 
 
 @pytest.mark.legacy
@@ -111,19 +116,3 @@ def test_full_disk_leaves_the_old_file(kind, exported, tmp_path, monkeypatch):
     assert info.value.errno == errno.ENOSPC
     monkeypatch.undo()
     assert read_contents(tmp_path) == before
-
-
-def test_devices_are_not_replaced(exported, tmp_path):
-    os.mkfifo(tmp_path / "model.tflite")
-    with pytest.raises(OSError, match=r"model\.tflite: it is a device"):
-        keras_qat.export_tflite(exported.model, tmp_path / "model.tflite")
-    assert stat.S_ISFIFO((tmp_path / "model.tflite").stat().st_mode)
-
-
-@pytest.mark.parametrize(
-    ("export", "name"), [(keras_qat.export_tflite, "m.onnx"), (keras_qat.export_onnx, "m.tflite")]
-)
-def test_names_of_other_formats(exported, export, name, tmp_path):
-    with pytest.raises(ValueError, match=r"is the name of another format\. export_tflite writes"):
-        export(exported.model, tmp_path / name)
-    assert list(tmp_path.iterdir()) == []

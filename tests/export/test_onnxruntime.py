@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.export.test_onnx import EXTRA, residual_block, run
-from tests.helpers import images, keras, observe, scramble
+from tests.helpers import build_model, images, keras, observe, scramble
 from tests.ops.examples import EXAMPLES
 
 REFUSED = {
@@ -116,8 +116,7 @@ def test_network(recipe, activations):
 
 def test_inputs_between_two_codes():
     """They are rounded to even by the file, and up by whoever feeds a TFLite file."""
-    inputs = keras.Input((256,))
-    qat = keras_qat.quantize_model(keras.Model(inputs, keras.layers.Reshape((16, 16))(inputs)))
+    qat = keras_qat.quantize_model(build_model((256,), keras.layers.Reshape((16, 16))))
     x = (np.arange(256, dtype=np.float32)[None] - 128) * 2
     observe(qat, np.repeat(x, 3, 0))
     (tensor,) = keras_qat.resolve(qat).inputs.values()
@@ -131,8 +130,7 @@ def test_inputs_between_two_codes():
 
 def test_groups_of_a_normalization():
     """They were taken for a convolution's, and the file normalized over all channels."""
-    inputs = keras.Input((4, 4, 8))
-    model = scramble(keras.Model(inputs, keras.layers.GroupNormalization(2)(inputs)))
+    model = scramble(build_model((4, 4, 8), keras.layers.GroupNormalization(2)))
     x = images(16, (4, 4, 8))
     (steps,) = differences(observe(keras_qat.quantize_model(model), x), [x])
     assert steps.max() <= 1

@@ -49,8 +49,7 @@ def test_every_spelling_runs_on_a_cpu(family, tmp_path):
 
 def test_folded():
     """One convolution where there were a convolution and a BatchNormalization."""
-    model = scramble(residual_net())
-    qat = keras_qat.quantize_model(model)
+    qat = keras_qat.quantize_model(scramble(residual_net()))
     observe(qat, images(32, (8, 8, 1)))
     module = make_inference_module(keras_qat.resolve(qat))
     operations = collections.Counter(

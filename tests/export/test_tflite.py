@@ -41,7 +41,7 @@ def test_exporting_does_not_change_the_model(exported):
     assert_all_equal(exported.model.get_weights(), before)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("output_dtype", ["int8", "uint8", "float32"])
 @pytest.mark.parametrize("input_dtype", ["int8", "uint8", "float32"])
 def test_types_of_inputs_and_outputs(input_dtype, output_dtype):

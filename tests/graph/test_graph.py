@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
-from tests.helpers import images, keras
+from tests.helpers import build_model, images, keras
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -67,14 +67,12 @@ def test_consumers():
 
 def test_a_model_inside_that_is_called_with_training_stays_so():
     inner = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5)], name="inner")
-    model = functional((4,), build=lambda x: inner(x, training=True))
-    (call,) = read_model(model).calls
+    (call,) = read_model(functional((4,), build=lambda x: inner(x, training=True))).calls
     assert call.kwargs["training"] is True
 
 
 def test_calls_are_immutable_and_graphs_say_who_produces_a_value():
-    inputs = keras.Input((3,))
-    graph = read_model(keras.Model(inputs, layers.ReLU()(inputs)))
+    graph = read_model(build_model((3,), layers.ReLU()))
     (call,) = graph.calls
     with pytest.raises(dataclasses.FrozenInstanceError):
         call.name = "other"

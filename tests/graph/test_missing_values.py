@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from keras_qat.graph.missing_values import find_nan_handling
 from keras_qat.graph.read_model import read_model
-from tests.helpers import keras, layers
+from tests.helpers import build_model, layers
 
 
 def replaced(x):
@@ -34,8 +34,7 @@ def compared_with_another(x):
 
 @pytest.mark.parametrize("function", [replaced, moved, only_asked])
 def test_inputs_in_which_nan_is_replaced(function):
-    x = keras.Input((6,))
-    graph = read_model(keras.Model(x, function(x)))
+    graph = read_model(build_model((6,), function))
     ((value, calls),) = find_nan_handling(graph).items()
     assert value is graph.inputs
     assert {call.output.dtype for call in calls} >= {"bool"}
@@ -45,5 +44,4 @@ def test_inputs_in_which_nan_is_replaced(function):
     "function", [returned_too, summed_too, compared_with_another, layers.ReLU()]
 )
 def test_inputs_whose_nan_reaches_other_calls(function):
-    x = keras.Input((6,))
-    assert not find_nan_handling(read_model(keras.Model(x, function(x))))
+    assert not find_nan_handling(read_model(build_model((6,), function)))

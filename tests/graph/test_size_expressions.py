@@ -92,8 +92,7 @@ def dropped(x):
     "function", [lambda x: x + tf.random.uniform([tf.shape(x)[1], 1]), dropped]
 )
 def test_random_numbers_of_a_known_shape_stay_random(function):
-    model = model_of(function)
-    qat = observe(keras_qat.quantize_model(model), images(32, SHAPE))
+    qat = observe(keras_qat.quantize_model(model_of(function)), images(32, SHAPE))
     first, *others = (qat(images(1, SHAPE)) for _ in range(6))
     assert any(np.any(first != other) for other in others)
 

@@ -55,6 +55,7 @@ DATA = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.legacy
 @pytest.mark.parametrize("data", DATA)
 def test_predicts_the_same(runs, data):
@@ -198,6 +199,7 @@ FALLS_BACK = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", FALLS_BACK)
 def test_falls_back(runs, case, recwarn):
     qat = FALLS_BACK[case]()

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.integer_graph.float_layers import find_variant
-from tests.helpers import keras, layers, rng, scramble
+from tests.helpers import build_model, layers, rng, scramble
 
 FORMS = [
     *(
@@ -34,11 +34,11 @@ FORMS = [
 ]
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("kind", "options", "shape"), FORMS)
 def test_a_form_computes_what_its_layer_does(kind, options, shape):
     layer = kind(**options)
-    inputs = keras.Input(shape)
-    model = scramble(keras.Model(inputs, layer(inputs)))
+    model = scramble(build_model(shape, layer))
     x = tf.constant(rng().integers(0, 5, (2, *shape)), tf.float32)
     form = find_variant(layer)
     assert form is not None
@@ -55,8 +55,7 @@ def test_tokens_are_counted_by_weights():
 
 def test_groups_of_images_whose_sizes_are_open():
     layer = layers.GroupNormalization(2)
-    inputs = keras.Input((None, None, 4))
-    model = scramble(keras.Model(inputs, layer(inputs)))
+    model = scramble(build_model((None, None, 4), layer))
     form = find_variant(layer)
     traced = tf.function(lambda x: form(layer, x), [tf.TensorSpec([None, None, None, 4])])
     x = np.float32(rng().normal(size=(2, 3, 5, 4)))

@@ -22,6 +22,7 @@ def step(x, states):
 MASKS = {"none": None, "bool": tf.bool, "int8": tf.int8}
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("steps", [1, STEPS])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("backwards", [False, True])

@@ -9,13 +9,12 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.integer_graph import fold_recurrent
 from keras_qat.integer_graph.fold_weights import fold_calls
 from keras_qat.training.layers import QuantizeWrapper
-from tests.helpers import keras, layers
+from tests.helpers import build_model, keras, layers
 
 
 def wrapped(build, shape, kernel, bias=None, **options):
     """The wrapper of a layer with these weights; of BatchNormalization behind it gamma varies."""
-    x = keras.Input(shape)
-    qat = keras_qat.quantize_model(keras.Model(x, build(x)), keras_qat.recipes.int8(**options))
+    qat = keras_qat.quantize_model(build_model(shape, build), keras_qat.recipes.int8(**options))
     (wrapper,) = (layer for layer in qat.layers if isinstance(layer, QuantizeWrapper))
     own = wrapper.layer
     own.set_weights([kernel] if bias is None else [kernel, bias])

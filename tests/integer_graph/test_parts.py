@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import messages
-from tests.helpers import images, keras, observe, quantize_on, save_and_load, scramble
+from tests.helpers import build_model, images, keras, observe, quantize_on, save_and_load, scramble
 from tests.networks.small import layers, residual_net
 
 
@@ -33,8 +33,7 @@ def with_a_head(qat):
 
 
 def inside(qat):
-    x = keras.Input((8, 8, 1))
-    return keras.Model(x, layers.Reshape((1, 3))(qat(2.0 * x)))
+    return build_model((8, 8, 1), lambda x: layers.Reshape((1, 3))(qat(2.0 * x)))
 
 
 @pytest.mark.sample(1)

@@ -9,7 +9,7 @@ from keras_qat.analysis.verify.pairs import match_tensors
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, assert_identical
-from tests.helpers import assert_all_equal, images, keras, observe
+from tests.helpers import assert_all_equal, build_model, images, keras, observe
 from tests.networks.small import functional, layers, residual_net
 
 with_kernels = pytest.mark.parametrize("kernels", KERNELS)
@@ -139,8 +139,7 @@ def test_tensors_made_of_weights_alone_have_no_examples():
         def call(self, x):
             return self.factor * tf.nn.relu(x) ** 2 + self.offset
 
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.Dense(3)(StarReLU(name="star")(inputs)))
+    model = build_model((4,), lambda inputs: layers.Dense(3)(StarReLU(name="star")(inputs)))
     x = images(10, (4,))
     qat = observe(keras_qat.quantize_model(model), x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import keras, layers
+from tests.helpers import build_model, keras, layers
 
 
 def hard_gate(x):
@@ -30,8 +30,7 @@ class Subclassed(keras.Model):
 
 
 def functional(layer):
-    x = keras.Input((4, 6))
-    return keras.Model(x, layers.Dense(2)(layer(x)))
+    return build_model((4, 6), lambda x: layers.Dense(2)(layer(x)))
 
 
 def subclassed():

@@ -8,6 +8,7 @@ import keras_qat
 from keras_qat.graph.operations import KINDS
 from keras_qat.keras2.backend import keras
 from keras_qat.lowering.expansions import EARLY, EARLY_OF_INTEGERS
+from tests.helpers import build_model
 from tests.networks.forms.equivalents import FUNCTIONS, SHAPE
 
 
@@ -31,8 +32,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_options_stay_in_float(name):
-    x = keras.Input(SHAPE)
-    model = keras.Model(x, OTHERS[name](x))
+    model = build_model(SHAPE, OTHERS[name])
     (reason,) = keras_qat.plan(model).float_layers.values()
     assert reason.startswith("no int8 rule for tf.") and reason.endswith(name)
     assert keras_qat.quantize_model(model).output_shape == model.output_shape

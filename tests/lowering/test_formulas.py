@@ -45,6 +45,7 @@ def assert_lowered_alike(build):
     return [type(call.layer) for call in lowered.calls]
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("name", [*FUNCTIONS, *SEVERAL, "behind others"])
 def test_one_layer_computes_the_same(name):
     build = {**FUNCTIONS, **SEVERAL, "behind others": behind_others}[name]
@@ -68,6 +69,7 @@ SEVERAL_SOFTMAXES = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", [*ONE, *SEVERAL_SOFTMAXES])
 def test_one_softmax_computes_the_same(name):
     kinds = assert_lowered_alike({**ONE, **SEVERAL_SOFTMAXES}[name])
@@ -83,6 +85,7 @@ def test_steps_that_others_read_stay():
     assert sorted(names) == ["Dense", "Formula", "math.exp"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OF_SHARES)
 def test_logarithms_of_shares(name):
     model, x = functional(SHAPE, build=OF_SHARES[name]), 6 * images(16, SHAPE)

@@ -3,13 +3,12 @@
 import numpy as np
 
 import keras_qat
-from tests.helpers import keras, layers, quantize_on
+from tests.helpers import build_model, keras, layers, quantize_on
 from tests.networks.forms.weights import ROWS, Held, HoldsNumbers, Module, X
 
 
 def test_training_objects_in_layers():
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, Held(Module, name="held")(inputs))
+    model = build_model((4,), Held(Module, name="held"))
     qat = keras_qat.quantize_model(model)
     qat.compile("sgd", "mse")
     before = model.layers[1].first.kernel.numpy()

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import keras, layers, rng
+from tests.helpers import build_model, keras, layers, rng
 
 pytestmark = pytest.mark.legacy
 
@@ -104,8 +104,7 @@ CALLS = {
 def test_inner_layers_get_all_of_their_arguments(kind):
     inner, how = CALLS[kind]
     keras.utils.set_random_seed(0)
-    inputs = keras.Input((6, 4))
-    model = keras.Model(inputs, Outer(inner(), how)(inputs))
+    model = build_model((6, 4), Outer(inner(), how))
     qat = keras_qat.quantize_model(model)
     keras_qat.set_quantization(qat, enabled=False)
     x = rng().normal(size=(64, 6, 4)).astype("float32")

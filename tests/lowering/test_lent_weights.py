@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import keras, layers
+from tests.helpers import build_model, keras, layers
 from tests.networks.lent_weights import TiedHead, language_model, pixel_cnn
 
 
@@ -47,8 +47,7 @@ class Remembering(layers.Dense):
     ],
 )
 def test_other_assignments_stay_whole(layer, shape, reason):
-    inputs = keras.Input(shape)
-    model = keras.Model(inputs, layers.Flatten()(layer(inputs)))
+    model = build_model(shape, lambda inputs: layers.Flatten()(layer(inputs)))
     kernel = layer.kernel.numpy()
     assert reason in keras_qat.plan(model).float_layers[layer.name]
     np.testing.assert_array_equal(layer.kernel, kernel)

@@ -3,14 +3,13 @@
 import pytest
 
 import keras_qat
-from keras_qat.keras2.backend import keras
+from tests.helpers import build_model
 from tests.networks.forms.masks import HELD_MASKS, SHAPE, WITHIN, Attention
 
 
 def test_another_mask_is_not_taken_for_the_one_before(monkeypatch):
     """The copy of a float model makes its masks anew, with the user's own code."""
-    inputs = keras.Input(SHAPE)
-    qat = keras_qat.quantize_model(keras.Model(inputs, Attention("truth")(inputs)))
+    qat = keras_qat.quantize_model(build_model(SHAPE, Attention("truth")))
     monkeypatch.setitem(HELD_MASKS, "truth", (WITHIN[::-1], HELD_MASKS["truth"][1]))
     with pytest.raises(ValueError, match="Keras cannot copy the float model"):
         keras_qat.strip_quantization(qat)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.graph.missing_values import REPLACES_NAN
-from tests.helpers import keras, layers, quantize_on
+from tests.helpers import build_model, keras, layers, quantize_on
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(64, 6)).astype("float32")
@@ -64,8 +64,7 @@ def own_layer(x):
 
 
 def model_of(function):
-    x = keras.Input((6,))
-    return keras.Model(x, layers.Dense(3)(layers.Dense(8, "relu")(function(x))))
+    return build_model((6,), lambda x: layers.Dense(3)(layers.Dense(8, "relu")(function(x))))
 
 
 FORMS = (
@@ -100,8 +99,7 @@ def test_nan_is_replaced_alike_in_training_and_in_the_file():
 
 
 def test_fit_evaluate_and_verify_report_the_same():
-    model = model_of(zeros_like)
-    qat = quantize_on(model, X_WITH_NAN)
+    qat = quantize_on(model_of(zeros_like), X_WITH_NAN)
     qat.compile(keras.optimizers.SGD(0.0), "mse")
     y = np.nan_to_num(X_WITH_NAN[:, :3])
     (trained,) = qat.fit(X_WITH_NAN, y, verbose=0, batch_size=64).history["loss"]

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import assert_in_integers
-from tests.helpers import images, keras, scramble
+from tests.helpers import build_model, images, keras, scramble
 
 layers, K = keras.layers, keras.backend
 
@@ -44,6 +44,5 @@ def test_sizes_stay_open(function):
 
 
 def test_sizes_that_the_caller_knows_are_in_integers(tmp_path):
-    inputs = keras.Input((8, 12, 3))
-    model = keras.Model(inputs, model_of(boxes)(inputs))
+    model = build_model((8, 12, 3), model_of(boxes))
     assert_in_integers(model, images(8, (8, 12, 3)), tmp_path)

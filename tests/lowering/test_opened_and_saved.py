@@ -215,6 +215,7 @@ UNSAVED = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", UNSAVED)
 def test_what_keras_cannot_save_is_said(name, tmp_path):
     build, recipe, reason = UNSAVED[name]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, layers, observe, quantize_on, scramble
+from tests.helpers import build_model, images, keras, layers, observe, quantize_on, scramble
 from tests.networks.lent_weights import Entries
 
 pytestmark = pytest.mark.legacy
@@ -132,8 +132,7 @@ class PositionsOfNumPy(FixedPositions):
 
 @pytest.mark.parametrize("kind", [FixedPositions, PositionsOfNumPy])
 def test_embedded_positions_that_do_not_train_stay(kind):
-    x = keras.Input((8, 4))
-    model = keras.Model(x, layers.Dense(2)(kind()(x)))
+    model = build_model((8, 4), lambda x: layers.Dense(2)(kind()(x)))
     qat = keras_qat.quantize_model(model, strict=True)
     assert len(qat.trainable_weights) == len(model.trainable_weights) == 2
     plain = keras_qat.strip_quantization(qat)

@@ -9,7 +9,16 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import export_exact, images, keras, layers, observe, quantize_on, save_and_load
+from tests.helpers import (
+    build_model,
+    export_exact,
+    images,
+    keras,
+    layers,
+    observe,
+    quantize_on,
+    save_and_load,
+)
 from tests.networks.closed import CLOSED, OwnNorm
 from tests.networks.custom import OPENED, Block, ChannelAffine, OwnConv
 
@@ -20,8 +29,7 @@ SHAPE = (8, 8, 4)
 
 def model_of(build):
     keras.utils.set_random_seed(3)
-    x = keras.Input(SHAPE)
-    return with_random_weights(keras.Model(x, build(x)))
+    return with_random_weights(build_model(SHAPE, build))
 
 
 def with_random_weights(model):
@@ -75,11 +83,11 @@ def quantized(model):
         return keras_qat.quantize_model(model, strict=True)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CLOSED)
 def test_what_is_not_opened_says_why(name):
     make, reason = CLOSED[name]
-    x = keras.Input(SHAPE)
-    model = keras.Model(x, make()(layers.Conv2D(4, 1)(x)))
+    model = build_model(SHAPE, lambda x: make()(layers.Conv2D(4, 1)(x)))
     (result,) = keras_qat.plan(model).float_layers.values()
     assert "cannot be opened" in result
     said = f"(?s)compute in float.*{model.layers[-1].name}: .*{reason}"
@@ -241,8 +249,7 @@ class Gates(layers.Layer):
 
 
 def test_tensors_among_the_arguments_of_a_lambda():
-    x = keras.Input((4,))
-    model, data = keras.Model(x, layers.Dense(3)(Gates()(x))), images(32, (4,))
+    model, data = build_model((4,), lambda x: layers.Dense(3)(Gates()(x))), images(32, (4,))
     qat = quantized(model)
     keras_qat.calibrate(qat, data)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), data)

@@ -7,7 +7,15 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import assert_all_close, export_exact, images, keras, layers, quantize_on
+from tests.helpers import (
+    assert_all_close,
+    build_model,
+    export_exact,
+    images,
+    keras,
+    layers,
+    quantize_on,
+)
 
 pytestmark = pytest.mark.legacy
 
@@ -161,8 +169,7 @@ def test_one_that_computes_something_else_stays_in_float(kind):
 
 
 def test_statistics_alone_are_learned_as_by_the_layer():
-    x = keras.Input((6,))
-    model = keras.Model(x, WithoutWeights(name="norm")(layers.Dense(4)(x)))
+    model = build_model((6,), lambda x: WithoutWeights(name="norm")(layers.Dense(4)(x)))
     data, targets = images(32, (6,)), images(32, (4,))
     qat = quantize_on(model, data, strict=True)
     for each in (model, qat):

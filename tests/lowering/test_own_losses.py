@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import assert_kept
-from tests.helpers import images, keras, layers, quantize_on
+from tests.helpers import build_model, images, keras, layers, quantize_on
 
 
 class Divergence(layers.Layer):
@@ -66,8 +66,7 @@ class Clusters(layers.Layer):
 @pytest.mark.parametrize("layer", [Divergence, Nested, Clusters])
 def test_losses_of_opened_layers(layer, tmp_path):
     keras.utils.set_random_seed(1)
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.Dense(2)(layer(name="own")(inputs)))
+    model = build_model((4,), lambda inputs: layers.Dense(2)(layer(name="own")(inputs)))
     x = images(32, (4,))
     qat = keras_qat.quantize_model(model, strict=True)
     for each in (model, qat):
@@ -113,6 +112,7 @@ def model_with_labels(how):
     return model
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("outputs", [None, ["prediction"]], ids=["all outputs", "one output"])
 @pytest.mark.parametrize("how", ["layer", "model"])
 def test_labels_that_only_losses_read_are_not_quantized(how, outputs):

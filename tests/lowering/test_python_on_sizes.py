@@ -8,7 +8,7 @@ from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import find_example, find_sizes
 from tests.comparison import assert_kept
-from tests.helpers import images, keras, layers, quantize_on, scramble
+from tests.helpers import build_model, images, keras, layers, quantize_on, scramble
 from tests.networks.forms.python_on_sizes import HABITS, Own, step
 
 
@@ -34,8 +34,7 @@ class Outer(layers.Layer):
 
 @pytest.mark.parametrize("around", [lambda layer: layer, Outer])
 def test_loops_in_a_call_that_is_a_function(around):
-    inputs = keras.Input((3, 2))
-    model = keras.Model(inputs, around(Function("steps_of_tensors"))(inputs))
+    model = build_model((3, 2), around(Function("steps_of_tensors")))
     assert not keras_qat.plan(model).float_layers
 
 

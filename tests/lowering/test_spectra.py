@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, layers, quantize_on
+from tests.helpers import build_model, images, keras, layers, quantize_on
 from tests.networks.forms.spectra import SHAPE, SPECTRA
 
 
@@ -19,8 +19,7 @@ from tests.networks.forms.spectra import SHAPE, SPECTRA
 @pytest.mark.parametrize("in_lambda", [True, False])
 def test_transforms_that_are_too_large_say_so(spectrum, in_lambda):
     """The reason was that there is no rule for the magnitude."""
-    inputs = keras.Input((1200,))
-    model = keras.Model(inputs, (layers.Lambda(spectrum) if in_lambda else spectrum)(inputs))
+    model = build_model((1200,), layers.Lambda(spectrum) if in_lambda else spectrum)
     (reason,) = {
         why for why in keras_qat.plan(model).float_layers.values() if "cannot be opened" in why
     }
@@ -30,8 +29,7 @@ def test_transforms_that_are_too_large_say_so(spectrum, in_lambda):
 
 
 def test_angles():
-    inputs = keras.Input(SHAPE)
-    model = keras.Model(inputs, tf.math.angle(tf.signal.stft(inputs, 12, 12)))
+    model = build_model(SHAPE, lambda inputs: tf.math.angle(tf.signal.stft(inputs, 12, 12)))
     x = images(32, SHAPE)
     qat = quantize_on(model, x, strict=True)
     around = np.abs(np.asarray(qat(x) - model(x)))
@@ -55,8 +53,7 @@ def test_magnitude_and_angle_of_one_layer():
 @pytest.mark.parametrize(("name", "in_float"), [("as usual", True), ("of complex numbers", False)])
 def test_what_tflite_computes_in_float_stays(name, in_float):
     """By default; it has no other transforms than of real numbers."""
-    inputs = keras.Input(SHAPE)
-    model = keras.Model(inputs, layers.Lambda(SPECTRA[name])(inputs))
+    model = build_model(SHAPE, layers.Lambda(SPECTRA[name]))
     assert bool(keras_qat.plan(model).float_layers) == in_float
     assert not keras_qat.plan(model, target="ethos_u55").float_layers
 
@@ -76,8 +73,7 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_operations_on_complex_numbers_stay_in_float(name):
     """TFLite has no kernels for these in float either."""
-    inputs = keras.Input(SHAPE)
-    model = keras.Model(inputs, layers.Lambda(OTHERS[name])(inputs))
+    model = build_model(SHAPE, layers.Lambda(OTHERS[name]))
     reasons = keras_qat.plan(model).float_layers.values()
     assert any(f"{name}: reads complex numbers" in reason for reason in reasons)
     with pytest.raises(ValueError, match=rf"converter refuses 1 layer: .*{name}"):

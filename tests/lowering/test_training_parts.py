@@ -8,7 +8,16 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import assert_kept
-from tests.helpers import export_exact, images, keras, layers, quantize_on, save_and_load, scramble
+from tests.helpers import (
+    build_model,
+    export_exact,
+    images,
+    keras,
+    layers,
+    quantize_on,
+    save_and_load,
+    scramble,
+)
 
 SHAPE = (4, 4, 3)
 
@@ -36,8 +45,7 @@ class Block(layers.Layer):
 
 def test_branches_are_dropped_in_training_only(tmp_path):
     inputs, x = keras.Input(SHAPE), images(64, SHAPE)
-    model = scramble(keras.Model(inputs, Block()(inputs)))
-    qat = quantize_on(model, x, strict=True)
+    qat = quantize_on(scramble(keras.Model(inputs, Block()(inputs))), x, strict=True)
     contents = export_exact(qat, x)
     loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == contents
@@ -132,8 +140,7 @@ def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
 
 def test_one_number_drops_a_path_of_all_examples():
     inputs, x = keras.Input(SHAPE), images(4, SHAPE)
-    model = keras.Model(inputs, AllOrNone()(inputs))
-    qat = keras_qat.quantize_model(model, strict=True)
+    qat = keras_qat.quantize_model(keras.Model(inputs, AllOrNone()(inputs)), strict=True)
     keras_qat.set_quantization(qat, False)
     changes = [np.abs(qat(x, training=True) - x).max((1, 2, 3)) for _ in range(20)]
     assert {tuple(change == 0) for change in changes} == {(False,) * 4, (True,) * 4}
@@ -165,8 +172,7 @@ DRAWS = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("draw", DRAWS)
 def test_layers_dropped_by_python_are_opened(draw):
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, LayerDrop(lambda: DRAWS[draw]())(inputs))
+    model = build_model((4,), LayerDrop(lambda: DRAWS[draw]()))
     assert not keras_qat.plan(model).float_layers
     assert len(keras_qat.quantize_model(model).weights) >= 16
 
@@ -180,8 +186,7 @@ class WithoutNan(Path):
 
 
 def test_nan_is_the_same_in_both_phases():
-    inputs = keras.Input(SHAPE)
-    assert not keras_qat.plan(keras.Model(inputs, WithoutNan()(inputs))).float_layers
+    assert not keras_qat.plan(build_model(SHAPE, WithoutNan())).float_layers
 
 
 class NoisyWeights(layers.Layer):
@@ -223,8 +228,7 @@ class Around(layers.Layer):
 @pytest.mark.parametrize("layer", [NoisyWeights, FactorizedNoise, Around])
 def test_weights_are_drawn_in_training_only(layer, tmp_path):
     inputs, x = keras.Input((4,)), images(32, (4,))
-    model = keras.Model(inputs, layer()(inputs))
-    qat = quantize_on(model, x, strict=True)
+    qat = quantize_on(keras.Model(inputs, layer()(inputs)), x, strict=True)
     assert_kept(qat, x, tmp_path)
     for trained in (qat, keras.models.load_model(tmp_path / "qat.keras")):
         with tf.GradientTape() as tape:

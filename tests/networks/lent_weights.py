@@ -245,25 +245,6 @@ class Entries(layers.Layer):
         return {"most": self.most}
 
 
-@keras.utils.register_keras_serializable()
-class Tied(layers.Layer):
-    """Scores of all entries of a table, by a product with the table itself."""
-
-    def __init__(self, transposed=False, **kwargs):
-        super().__init__(**kwargs)
-        self.transposed = transposed
-        self.table, self.dense = layers.Embedding(20, 8), layers.Dense(8)
-
-    def call(self, x):
-        h = self.dense(self.table(x))
-        if self.transposed:
-            return tf.matmul(h, tf.transpose(self.table.embeddings))
-        return tf.matmul(h, self.table.embeddings, transpose_b=True)
-
-    def get_config(self):
-        return {**super().get_config(), "transposed": self.transposed}
-
-
 class Graph(layers.Layer):
     """Describes nodes that it knows by the sums of their neighbors; reads which node is asked."""
 
@@ -312,7 +293,5 @@ MODELS = {
     "a subclass of a table of floats": lambda: of(OwnTable(900, 4), IDS.astype("float32")),
     "entries": lambda: of(Entries(), IDS.astype("int32")),
     "entries of floats": lambda: of(Entries(), IDS.astype("float32")),
-    "tied": lambda: of(Tied(), TOKENS),
-    "tied and transposed": lambda: of(Tied(transposed=True), TOKENS),
     "constants alone": lambda: of(Graph(), np.arange(6, dtype=np.int32)),
 }

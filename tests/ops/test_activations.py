@@ -78,7 +78,7 @@ def assert_halves_agree(op, bits, family, seeds, monkeypatch):
         harness.assert_exact(op, bits, family, seed)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize(("op", "bits"), ROUNDING)
 def test_halves_are_rounded_as_the_interpreter_does(op, bits, family, monkeypatch):

@@ -69,7 +69,7 @@ OF_CHANNELS = [case for case in CASES if any(case.values[0].weights.values())]
 """Those whose weights have a scale for each output channel."""
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("op", "bits", "family"), OF_CHANNELS)
 def test_with_one_scale_for_the_weights(op, bits, family):
     for seed in first_seeds(op, bits, family):
@@ -90,7 +90,7 @@ def test_many_more(op, bits, family, seeds):
         assert_exact(op, bits, family, seed)
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("maximum", [math.inf, 6.0, 1.5])
 @pytest.mark.parametrize(
     ("op", "bits", "family"),
@@ -105,7 +105,7 @@ def test_a_relu_is_merged(op, bits, family, maximum):
         assert_exact(op, bits, family, seed, maximum)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 @pytest.mark.parametrize(
     ("op", "bits"),

@@ -107,6 +107,7 @@ HALVES = [
 """Rows, with scales in which results lie halfway between two values."""
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "scales"), HALVES)
 def test_results_halfway_between_two_values(name, scales):
     zeros = (-128, -128, 0) if scales[-1] > 2 else ZEROS[-1]
@@ -153,6 +154,7 @@ def test_quotients_are_near_the_real_ones(scales, zeros, steps):
     assert np.abs(np.float64(quotients) - real).max() <= steps
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ratio", [2.0**6.5, 2.0**7.6, 2.0**14])
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
 def test_results_in_far_finer_steps_are_the_real_ones(name, ratio):
@@ -168,6 +170,7 @@ def test_results_in_far_finer_steps_are_the_real_ones(name, ratio):
         assert np.abs(codes - real).max() <= 0.5
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_comparisons_are_those_of_the_real_numbers(name):
     """But of those that are less than 128ths of the wider step apart."""

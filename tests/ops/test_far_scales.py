@@ -159,6 +159,7 @@ def test_ratios_that_are_a_half_in_256ths(family):
         assert_requantizes(whole + 0.4985, 5, family)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize(("name", "bits"), [("add", 8), ("add", 16), ("subtract", 16)])
 def test_sums_at_the_ends_of_what_kernels_take(name, bits, family):

@@ -78,6 +78,7 @@ def with_scales(name, bits, scales):
     )
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize(("name", "bits", "scales", "operators"), LIMITS)
 def test_both_sides_of_a_limit(name, bits, scales, operators):
     node, numbers = with_scales(name, bits, scales)

@@ -6,7 +6,7 @@ import pytest
 import keras_qat
 from keras_qat.ops.mean import MOST_WIDE
 from tests.comparison import RUNNABLE
-from tests.helpers import keras, layers
+from tests.helpers import build_model, layers
 from tests.ops.harness import assert_same, make_node, random_inputs
 from tests.ops.test_movement import calls_of
 
@@ -15,8 +15,7 @@ SIZES = {(256, 256, 1): True, (260, 260, 1): False, (MOST_WIDE + 1, 1, 1): False
 
 @pytest.mark.parametrize("shape", SIZES)
 def test_16_bit_means_of_too_many_values_are_in_float(shape):
-    x = keras.Input(shape)
-    model = keras.Model(x, layers.GlobalAveragePooling2D(name="mean")(x))
+    model = build_model(shape, layers.GlobalAveragePooling2D(name="mean"))
     reason = keras_qat.plan(model, "int16x8").float_layers.get("mean", "")
     assert (not reason) == SIZES[shape]
     assert SIZES[shape] or reason == "no int16 kernel for GlobalAveragePooling2D"

@@ -10,7 +10,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.ops.normalization import LARGEST, LEAST_WEIGHTS, _bits_of_mean
 from keras_qat.ops.weighted_sums import RECENT
 from tests.comparison import KERNELS, assert_identical, export
-from tests.helpers import images, keras, layers, rng
+from tests.helpers import build_model, images, keras, layers, rng
 from tests.ops.examples.elementwise import GroupNorm
 from tests.ops.harness import assert_same, make_node, random_inputs
 from tests.ops.harness import in_integers as codes_of
@@ -41,8 +41,7 @@ def test_loses_next_to_nothing_to_float(spread):
     """
     numbers = rng(0)
     x = numbers.normal(size=(512, 64)) * np.exp(spread * numbers.normal(size=(512, 1)))
-    inputs = keras.Input((64,))
-    model = keras.Model(inputs, layers.LayerNormalization()(inputs))
+    model = build_model((64,), layers.LayerNormalization())
     exported = export(
         model, x.astype(np.float32), recipe=in_integers("LayerNormalization"), strict=True
     )
@@ -97,8 +96,7 @@ def test_hard_data(data, groups):
 
 def test_an_offset_that_is_far_larger_than_the_factor():
     layer, x = layers.LayerNormalization(), images(64, (24,))
-    inputs = keras.Input((24,))
-    model = keras.Model(inputs, layer(inputs))
+    model = build_model((24,), layer)
     layer.set_weights([np.full(24, 0.01), 100 * rng(0).normal(size=24)])
     exported = export(model, x, recipe=in_integers("LayerNormalization"), strict=True)
     assert signal_to_noise(exported.model(x), model(x)) > 40
@@ -138,8 +136,7 @@ def test_integers_are_asked_for(layer, tmp_path):
 
 
 def test_earlier_versions_did_not_note_that_it_is_in_float(tmp_path):
-    inputs = keras.Input((6, 8))
-    model = keras.Model(inputs, layers.LayerNormalization(name="norm")(inputs))
+    model = build_model((6, 8), layers.LayerNormalization(name="norm"))
     qat = export(model, images(24, (6, 8))).model
     config = {**qat.get_config(), "float_layers": {}}
     del config["asked_for"]
@@ -169,8 +166,7 @@ def test_two_groups_of_few_pixels(pixels):
 def test_an_epsilon_that_is_far_larger_than_the_variance():
     """It leaves results that are small, and the largest of them come from few channels."""
     x = 1e-3 * np.float32(rng(0).choice([-128, 127], (64, 4), p=[0.75, 0.25]))
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.LayerNormalization(epsilon=1.0)(inputs))
+    model = build_model((4,), layers.LayerNormalization(epsilon=1.0))
     exported = export(model, x, recipe=in_integers("LayerNormalization"), strict=True)
     in_float = signal_to_noise(exported.model(x, training=True), model(x))
     assert signal_to_noise(exported.model(x), model(x)) > in_float - 0.1

@@ -377,7 +377,7 @@ def last_call(build, shapes):
     return read_model(keras.Model(inputs, build(*inputs))).calls[-1]
 
 
-@pytest.mark.sample(30)
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name):
     """They are read right, and the file computes with them."""

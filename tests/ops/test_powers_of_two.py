@@ -43,6 +43,7 @@ def test_where_what_counts_as_a_power_ends(exponent, side, family):
         assert_exact_with("tanh", scale, family)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("steps", [1, 128])
 @pytest.mark.parametrize(("name", "distance"), [("sigmoid", 1 / 24), ("tanh", 1 / 48)])
 def test_on_and_between_all_points_of_the_table(name, distance, steps, family):

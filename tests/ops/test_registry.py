@@ -8,6 +8,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
 from keras_qat.ops.registry import ROWS, match
 from tests.comparison import Product
+from tests.helpers import build_model
 
 
 class Pick(keras.layers.Layer):
@@ -20,8 +21,7 @@ class Pick(keras.layers.Layer):
 
 
 def float_layers():
-    x = keras.Input((4, 5))
-    model = keras.Model(x, Pick(name="pick")(keras.layers.Dense(5)(x)))
+    model = build_model((4, 5), lambda x: Pick(name="pick")(keras.layers.Dense(5)(x)))
     recipe = keras_qat.recipes.int8().override("Pick", open=False)
     return list(keras_qat.plan(model, recipe).float_layers)
 
@@ -101,8 +101,7 @@ FROM_SHAPES = {"affine", "contract"}
 )
 def test_defaults_are_the_options_of_a_plain_call(name):
     build, shape = PLAIN[name]
-    x = keras.Input(shape)
-    *_, call = read_model(keras.Model(x, build(x))).calls
+    *_, call = read_model(build_model(shape, build)).calls
     op, attributes, reason = match(call)
     assert op is not None, reason
     assert op.name == name

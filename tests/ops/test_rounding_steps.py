@@ -17,7 +17,7 @@ from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.registry import op_named
 from keras_qat.ops.requantize import REQUANTIZE
 from tests.comparison import RUNNABLE
-from tests.helpers import keras, layers
+from tests.helpers import build_model, keras, layers
 from tests.ops.harness import BATCH, assert_same, in_integers, make_node, node_of, random_inputs
 
 NEXT = 1 + 2.0**-23
@@ -113,8 +113,7 @@ def with_sums(kind: str, bits: int, factor: float, sums: list[int]) -> Node:
     """A node whose output channels have these sums, for any input."""
     count = len(sums)
     layer = layers.Dense(count) if kind == "dense" else layers.Conv2D(count, 1)
-    inputs = keras.Input((1,) if kind == "dense" else (1, 1, 1))
-    *_, call = read_model(keras.Model(inputs, layer(inputs))).calls
+    *_, call = read_model(build_model((1,) if kind == "dense" else (1, 1, 1), layer)).calls
     node = make_node(call, bits, np.random.default_rng(0), per_channel=False)
     assert node.weights is not None
     weights = dataclasses.replace(

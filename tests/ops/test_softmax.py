@@ -45,6 +45,7 @@ def test_sums_are_rounded_in_order(shape, axis):
         np.testing.assert_array_equal(np.squeeze(sums, axis), expected)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("family", RUNNABLE)
 @pytest.mark.parametrize("bits", [8, 16])
 def test_all_differences(bits, family):

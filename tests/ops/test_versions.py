@@ -174,6 +174,7 @@ def test_tensors_of_many_axes_and_of_few(function, axes):
     assert (version >= 3) == (axes == 5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("axes", [4, 5, 6])
 @pytest.mark.parametrize(
     ("most", "function"),

@@ -77,6 +77,7 @@ def test_transposed_convolutions_of_a_known_number_of_images(channels, family):
             assert operations(node)[0] == ["TRANSPOSE_CONV"]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("layer", "shape", "found"),
     [
@@ -149,6 +150,7 @@ LONG = {
 """Their sums would seem to be short if output channels were counted along another axis."""
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("kind", LARGE | LONG)
 def test_large_sums_that_a_bias_takes_away(kind, family):
@@ -222,6 +224,7 @@ def test_dense_is_one_operator():
         assert operations(node_of(layers.Dense(9), shape)[0])[0] == ["FULLY_CONNECTED"]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("filters", [3, 8, 11])
 @pytest.mark.parametrize(

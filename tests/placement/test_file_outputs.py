@@ -114,8 +114,7 @@ def test_strict_does_not_count_what_is_cut_off():
 
 
 def test_a_file_may_end_at_a_tensor_that_other_layers_read():
-    model = detector()
-    qat = quantize_on(model, X, outputs=["offsets", "boxes"])
+    qat = quantize_on(detector(), X, outputs=["offsets", "boxes"])
     export_exact(qat, X)
     assert [*keras_qat.resolve(qat).outputs] == ["offsets", "boxes"]
     assert "sigmoid" not in {node.op.name for node in keras_qat.resolve(qat).nodes if node.op}

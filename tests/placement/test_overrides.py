@@ -215,8 +215,7 @@ def test_the_same_settings_with_other_weights_are_not_one():
         return layers.Subtract()([layers.Conv2D(3, 1, **first)(x), layers.Conv2D(3, 1, **first)(x)])
 
     first = {"data_format": "channels_first"}
-    model = functional((2, 5, 5), build=build)
-    qat = keras_qat.quantize_model(model)
+    qat = keras_qat.quantize_model(functional((2, 5, 5), build=build))
     keras_qat.set_quantization(qat, False)
     x = images(4, (2, 5, 5))
     assert np.abs(qat(x)).max() > 0.1

@@ -49,6 +49,7 @@ def kernels_of(contents):
     return [operation.kernel for operation in FileGraph(contents).operations]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MEANS)
 def test_long_rows_are_averaged_as_columns(name):
     """A processor without VNNI computes the plain file wrongly."""

@@ -9,7 +9,7 @@ import keras_qat
 from keras_qat import recipes, targets
 from keras_qat.targets import Kernel, Target, problems
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, keras, observe, save_and_load
+from tests.helpers import build_model, images, keras, observe, save_and_load
 from tests.networks.small import functional, layers, residual_net
 
 X = images(24, (8, 8, 1))
@@ -122,8 +122,7 @@ def test_a_plan_names_what_the_target_lacks_and_what_to_change():
 
 
 def test_a_plan_says_that_devices_compute_floats_in_their_own_way():
-    inputs = keras.Input((6, 6, 2))
-    model = keras.Model(inputs, keras.layers.LayerNormalization()(inputs))
+    model = build_model((6, 6, 2), keras.layers.LayerNormalization())
     assert "device's math library" in str(keras_qat.plan(model, target="cmsis_nn"))
     assert "device's math library" not in str(keras_qat.plan(wide(), target="cmsis_nn"))
 

@@ -11,7 +11,7 @@ from keras_qat.ops.registry import op_named
 from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.micro_interpreter import MicroInterpreter
 from keras_qat.tflite.reader import FileGraph
-from tests.helpers import images, keras, layers, observe
+from tests.helpers import build_model, images, keras, layers, observe
 from tests.networks.small import functional
 from tests.ops.examples.example import BATCH
 from tests.ops.harness import file_of, in_integers, in_the_interpreter, node_of, random_inputs
@@ -174,8 +174,7 @@ def test_a_model_that_runs_has_none():
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "float32"])
 def test_ends_of_each_type_run(dtype):
     pytest.importorskip("tflite_micro")
-    inputs = keras.Input((5,))
-    qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(3)(inputs)), kernels="tflm")
+    qat = keras_qat.quantize_model(build_model((5,), layers.Dense(3)), kernels="tflm")
     x = np.random.default_rng(1).normal(size=(8, 5)).astype(np.float32)
     keras_qat.calibrate(qat, x)
     contents = keras_qat.export_tflite(qat, batch_size=1, input_dtype=dtype, output_dtype=dtype)

@@ -270,6 +270,7 @@ def test_verify_runs_operators_that_a_target_leaves_to_the_cpu():
     assert report.verdict.is_same
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference", "tflm"])
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 def test_token_ids_beyond_the_table_are_named(kernels, dtype):

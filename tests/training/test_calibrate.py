@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import assert_all_equal, images, keras, quantize_on, scramble, train
+from tests.helpers import assert_all_equal, build_model, images, keras, quantize_on, scramble, train
 from tests.networks.small import functional, layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -113,8 +113,7 @@ class Doubles(keras.layers.Layer):
 
 
 def test_layers_in_float_may_branch_on_values():
-    x = keras.Input((3,))
-    model = keras.Model(x, keras.layers.Dense(2)(Doubles()(x)))
+    model = build_model((3,), lambda x: keras.layers.Dense(2)(Doubles()(x)))
     qat = keras_qat.quantize_model(model, keras_qat.recipes.int8().override("Doubles", open=False))
     data = np.random.default_rng(0).uniform(0.1, 1, (16, 3)).astype(np.float32)
     keras_qat.calibrate(qat, data)
@@ -253,8 +252,7 @@ def test_outlier_is_cut_off(method):
     """One of 1000 among numbers of a normal distribution."""
     x = images(64, (28, 28, 1))
     x[5, 3, 3] = 1000
-    model = functional((28, 28, 1), build=layers.ReLU(name="y"))
-    qat = keras_qat.quantize_model(model)
+    qat = keras_qat.quantize_model(functional((28, 28, 1), build=layers.ReLU(name="y")))
     with pytest.warns(UserWarning, match="half of the examples .* 3.94, .* method='percentile'"):
         keras_qat.calibrate(qat, x)
     wider = (1000 - x.min()) / 1019  # An input's range is: off ties.

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import keras, layers, rng
+from tests.helpers import build_model, keras, layers, rng
 
 SCALES = np.float32([4e4, 0.4, 7e3])
 ROWS = (rng(0).uniform(0, 1, (256, 3)) * SCALES).astype(np.float32)
@@ -138,6 +138,5 @@ def test_what_is_not_lost():
     pixels[:, 2] = 7
     model = with_norm(layers.Activation("linear"))
     keras_qat.calibrate(keras_qat.quantize_model(model), pixels)
-    x = keras.Input((4, 8))
-    model = keras.Model(x, layers.Dense(2)(WithToken()(x)))
+    model = build_model((4, 8), lambda x: layers.Dense(2)(WithToken()(x)))
     keras_qat.calibrate(keras_qat.quantize_model(model), np.resize(PEOPLE["image"], (16, 4, 8)))

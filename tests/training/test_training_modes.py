@@ -141,8 +141,7 @@ def test_float64_as_the_type_of_keras():
     """Models are quantized in float32 all the same."""
     keras.backend.set_floatx("float64")
     try:
-        model = tiny_net()
-        qat = train(keras_qat.quantize_model(model), X)
+        qat = train(keras_qat.quantize_model(tiny_net()), X)
         export_exact(qat, X)
     finally:
         keras.backend.set_floatx("float32")

@@ -172,6 +172,7 @@ def test_values_slightly_beyond_a_range_are_no_reason_to_warn():
     assert of_a_series(shuffle=True) == []
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("saved", "loaded", "is_told"),
     [

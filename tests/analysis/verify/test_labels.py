@@ -9,7 +9,7 @@ import keras_qat
 from keras_qat.analysis.verify.labels import interpret_labels
 from keras_qat.analysis.verify.scores import score_output
 from keras_qat.keras2.losses import find_losses
-from tests.helpers import keras, layers, quantize_on, rng
+from tests.helpers import build_model, keras, layers, quantize_on, rng
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(The data for i|I)nput", "ignore:.*outside its range", "ignore:The output of"
@@ -20,8 +20,7 @@ X = rng(0).normal(size=(300, 6)).astype(np.float32)
 
 def dense(units: int, activation: Any = None, outside: float = 0.0) -> Any:
     """One layer with known weights, so that its answers are right."""
-    image = keras.Input((6,))
-    model = keras.Model(image, layers.Dense(units, activation, name="out")(image))
+    model = build_model((6,), layers.Dense(units, activation, name="out"))
     weights = np.linspace(-1, 1, 6 * units).reshape(6, units) ** 3 + np.eye(6, units)
     model.set_weights([weights, np.full(units, outside)])
     return model
@@ -82,6 +81,7 @@ KINDS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_of_each_kind(kind):
     """A good model is good by its labels, and one of ranges of other data is poor."""
@@ -119,8 +119,7 @@ def test_the_error_is_that_of_the_own_loss():
 
 def test_what_speaks_against_a_model_only_explains_what_its_labels_say():
     """A BatchNormalization that was never trained, in a model that is right."""
-    image = keras.Input((6,))
-    model = keras.Model(image, layers.Dense(3)(layers.BatchNormalization()(image)))
+    model = build_model((6,), lambda image: layers.Dense(3)(layers.BatchNormalization()(image)))
     truth = answers(model).argmax(-1)
     assert report(model, truth).is_good
     assert "statistics of a new layer" in report(model, None).verdict.likely_cause
@@ -202,8 +201,7 @@ def test_a_class_that_an_output_does_not_have_is_wrong():
 def test_losses_of_several_outputs():
     image = keras.Input((6,))
     outputs = {"b": layers.Dense(2, name="b")(image), "a": layers.Dense(1, name="a")(image)}
-    model = keras.Model(image, outputs)
-    qat = keras_qat.quantize_model(model)
+    qat = keras_qat.quantize_model(keras.Model(image, outputs))
     assert find_losses(qat, ["a", "b"]) == [None, None]
     qat.compile("sgd", {"a": "mse", "b": keras.losses.CategoricalCrossentropy()})
     kinds = [loss and (loss.name, loss.kind) for loss in find_losses(qat, qat.output_names)]

@@ -10,7 +10,7 @@ import keras_qat
 from keras_qat.lowering.expand_call import make_symbol, trace_in_place
 from keras_qat.lowering.expansions import OF_FLOATS
 from keras_qat.lowering.split_layers import LOWERINGS
-from tests.helpers import keras, layers, quantize_on, rng
+from tests.helpers import build_model, keras, layers, quantize_on, rng
 
 X = rng().normal(size=(64, 4, 3)).astype(np.float32)
 SAID = "differs from its float model before anything is rounded"
@@ -76,8 +76,7 @@ def test_files_that_end_inside_know_it(misunderstood):
 
 
 def test_nothing_is_said_of_models_that_are_understood():
-    inputs = keras.Input((4, 3))
-    qat = quantize_on(keras.Model(inputs, layers.Dense(2)(tf.abs(inputs) + 1.0)), X)
+    qat = quantize_on(build_model((4, 3), lambda inputs: layers.Dense(2)(tf.abs(inputs) + 1.0)), X)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X)

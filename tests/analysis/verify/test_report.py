@@ -74,8 +74,7 @@ def test_takes_a_path_and_both_kinds_of_kernels(exported, tmp_path):
 
 
 def test_steps_of_an_output_without_argmax():
-    model = scramble(functional((4,), build=layers.Dense(1)))
-    qat = keras_qat.quantize_model(model)
+    qat = keras_qat.quantize_model(scramble(functional((4,), build=layers.Dense(1))))
     x = images(64, (4,))
     observe(qat, x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x)

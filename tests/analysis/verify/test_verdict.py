@@ -101,7 +101,7 @@ POOR: dict[str, tuple[Callable[[], Any], str, str]] = {
 """What is wrong -> a model, its weakest layer, and words of the cause."""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_good(name):
     result = keras_qat.verify(*exported(name), X).verdict
@@ -109,7 +109,7 @@ def test_good(name):
     assert (result.words, result.weakest_layer, result.likely_cause) == ("same and good", "", "")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", POOR)
 def test_poor(name):
     _, weakest, cause = POOR[name]

@@ -34,8 +34,7 @@ def test_merged_activation_equals_the_separate_one(activation, quantizing):
         keras.utils.set_random_seed(3)
         inputs = keras.Input((6, 6, 3))
         x = keras.layers.Conv2D(8, 3, kernel_initializer=keras.initializers.RandomNormal())(inputs)
-        model = keras.Model(inputs, ACTIVATIONS[activation]()(x))
-        qat = keras_qat.quantize_model(model)
+        qat = keras_qat.quantize_model(keras.Model(inputs, ACTIVATIONS[activation]()(x)))
         keras_qat.set_quantization(qat, quantizing)
         (result,) = (layer for layer in qat.layers if isinstance(layer, QuantizeWrapper))
         return result
@@ -79,6 +78,7 @@ def test_branches_at_run_time_equal_those_while_tracing(applies, ceiling, on_gpu
     assert_all_equal(compute(applies), compute(tf.constant(applies)))
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("maximum", [2.0, 6.0, 9.0])
 @pytest.mark.parametrize("ceiling", [None, 6.0, math.inf])
@@ -178,6 +178,7 @@ def test_steps_are_traced_once(verb, step, monkeypatch):
     assert traces == [step]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("filters", "options", "quick_way"),
     [
