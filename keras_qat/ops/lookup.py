@@ -28,11 +28,6 @@ Table = Callable[[Arguments], tf.Tensor]
 `call`."""
 
 
-def list_values(x: QuantParams) -> tf.Tensor:
-    """Returns all values of a quantized type, the lowest first: 256 for int8, 65536 for int16."""
-    return tf.range(2.0 ** (16 if x.bits == 16 else 8), dtype=tf.float64) + x.lowest
-
-
 @functools.cache
 def _make_tabulator(
     table: Table, family: KernelFamily
@@ -44,7 +39,8 @@ def _make_tabulator(
         bits: tuple[int, int], attributes: Attributes, *ends: tuple[tf.Tensor, tf.Tensor]
     ) -> tf.Tensor:
         x, output = (QuantParams(*end, of_end) for end, of_end in zip(ends, bits, strict=True))
-        q = list_values(x) - x.zero_point
+        lowest_first = tf.range(2.0 ** (16 if x.bits == 16 else 8), dtype=tf.float64)
+        q = lowest_first + x.lowest - x.zero_point
         no_call: Any = None
         return table(Arguments(family, attributes, [q], [x], output, no_call))
 
@@ -71,12 +67,6 @@ class Entries:
     of_eights: tf.Tensor | None = None
 
 
-def make_entries(x: QuantParams, dtype: tf.DType, *tables: tf.Tensor) -> Entries:
-    """Returns the `Entries` of `x`, one or two tables, for an input with these parameters."""
-    values, *of_eights = (tf.cast(table, dtype) for table in tables)
-    return Entries(values, tf.cast(x.zero_point - x.lowest, dtype), *of_eights)
-
-
 def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
     """Returns an `Op.prepare` that computes the table of a kernel family.
 
@@ -87,10 +77,11 @@ def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
     """
 
     def prepare(a: Arguments) -> Entries:
-        (x,) = a.params
+        (x,), dtype = a.params, a.q[0].dtype
         tables = (table, of_neon) if of_neon and a.family.neon else (table,)
         values = [_make_tabulator(one, a.family)(x, a.output, a.attributes) for one in tables]
-        return make_entries(x, a.q[0].dtype, *values)
+        first, *of_eights = (tf.cast(of_one, dtype) for of_one in values)
+        return Entries(first, tf.cast(x.zero_point - x.lowest, dtype), *of_eights)
 
     return prepare
 
@@ -109,15 +100,6 @@ def look_up(q: tf.Tensor, entries: Entries) -> tf.Tensor:
 def compute_by_table(a: Arguments) -> tf.Tensor:
     """Looks up values in a table of `prepare_table`: an `Op.compute`."""
     return look_up(a.q[0], a.prepared)
-
-
-def emit_positions(e: Emission, size: int) -> int:
-    """Adds the positions, which begin at 0, of the input's values in a table."""
-    shape = e.shape(e.inputs[0])
-    cast, positions = (e.temporary(name, shape, "int32") for name in ("cast", "places"))
-    e.cast(e.inputs[0], cast)
-    e.add("ADD", [cast, e.constant("half", size // 2)], [positions])
-    return positions
 
 
 def compute_in_float64(function: Callable[..., tf.Tensor], a: Arguments) -> tf.Tensor:
@@ -222,7 +204,10 @@ def lookup_row(
             e.add(kernel.code, **kernel.fields(e.attributes))
             return
         values = tabulate(x, output, e.attributes).numpy() + output.zero_point
-        positions = emit_positions(e, values.size)
+        shape = e.shape(e.inputs[0])
+        cast, positions = (e.temporary(name, shape, "int32") for name in ("cast", "places"))
+        e.cast(e.inputs[0], cast)  # Positions begin at 0.
+        e.add("ADD", [cast, e.constant("half", values.size // 2)], [positions])
         e.add(
             "GATHER", [e.constant("table", values.astype(output.dtype), output), positions], axis=0
         )

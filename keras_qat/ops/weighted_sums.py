@@ -96,8 +96,9 @@ def prepare_sums(
     else:
         factor = before * scale / after
         factor = factor if how == "double" else to_fixed_point(factor)
-    kernel = _as_tensor(weights.q, dtype)
-    return Sums(kernel, bias, channels, factor, how, _fits(a, channels))
+    q = weights.q  # An array is converted before it becomes a constant of a graph.
+    q = tf.constant(q.astype(dtype.as_numpy_dtype)) if isinstance(q, np.ndarray) else q
+    return Sums(tf.cast(q, dtype), bias, channels, factor, how, _fits(a, channels))
 
 
 def _fits(a: Arguments, channels: tuple[int, ...]) -> Any:
@@ -208,13 +209,6 @@ def _sums_of_8_bits(
         return tf.cast(add_bias(sums), dtype)
 
     return cond(a.prepared.fits, compute_at_once, compute_in_groups)
-
-
-def _as_tensor(q: Any, dtype: tf.DType) -> Any:
-    """Return weights as a tensor, converting arrays before they become constants of a graph."""
-    if isinstance(q, np.ndarray):
-        return tf.constant(q.astype(dtype.as_numpy_dtype))
-    return tf.cast(q, dtype)
 
 
 def weight_constants(
