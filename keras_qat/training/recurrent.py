@@ -104,7 +104,8 @@ def simulate_unrolled(
     training batch has none, and is rounded to its own.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
-    if phase.training is not False and any(x.current_range() == (0, 0) for x in inner.values()):
+    observes = phase.calibrated and phase.training is not False  # Else empty ranges do not apply.
+    if observes and any(x.current_range() == (0, 0) for x in inner.values()):
         ranges = _find_first_ranges(layer, inner, x, weights, phase, ranges)
     applies = {name: x.applies(phase, *ranges[name]) for name, x in inner.items()}
 
