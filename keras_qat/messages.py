@@ -8,8 +8,9 @@ import inspect
 import logging
 import warnings
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 KERAS = frozenset(("keras", "tf_keras"))
 KNOWN = KERAS | {"keras_qat"}
@@ -17,6 +18,8 @@ KNOWN = KERAS | {"keras_qat"}
 LIBRARIES = KNOWN | {"tensorflow", "builtins"}
 """Packages that Keras finds by name. Their callbacks and models change counters and frozen ranges
 at most when training or an epoch begins or ends, not during a step."""
+
+Value = TypeVar("Value")
 
 _LOGGER = logging.getLogger("keras_qat")
 _SHOWN: set[str] = set()
@@ -51,13 +54,18 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 @contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Runs a block in which `show_once` shows nothing, for trial models."""
-    token = _IS_SILENT.set(True)
+def set_within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    """Runs a block in which a context variable has a value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _IS_SILENT.reset(token)
+        variable.reset(token)
+
+
+def silent() -> AbstractContextManager[None]:
+    """Runs a block in which `show_once` shows nothing, for trial models."""
+    return set_within(_IS_SILENT, True)
 
 
 def pluralize(number: int, noun: str, plural: str = "") -> str:

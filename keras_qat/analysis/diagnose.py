@@ -321,7 +321,7 @@ def _find_unfit_ranges(graph: ResolvedGraph, arrays: list[NDArray]) -> list[str]
         params = tensor.params
         if params is None:
             continue
-        low, high = params.dequantize(np.array([params.lowest, params.highest]))
+        low, high = params.range
         lowest, highest = min(x.min(), 0.0), max(x.max(), 0.0)  # Each range includes zero.
         if params.zero_point == 0:  # A symmetric range.
             highest = max(-lowest, highest)

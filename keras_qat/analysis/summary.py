@@ -211,10 +211,8 @@ def _summarize_node(node: Node, unset: set[int], seen: set[int]) -> LayerSummary
     owner = id(node.layer or node.call.layer)
     sizes = (0, 0) if owner in seen else _count_weight_bytes(node)
     seen.add(owner)
-    limits: tuple[float | None, float | None] = (None, None)
-    if params is not None:
-        low, high = params.dequantize(np.array([params.lowest, params.highest]))
-        limits = float(low), float(high)
+    no_limits: tuple[float | None, float | None] = None, None
+    limits = no_limits if params is None else params.range
     return LayerSummary(
         output.label or node.name,
         node.op.name if node.op else "float",

@@ -73,6 +73,12 @@ class QuantParams:
         """The highest quantized value that is used."""
         return self.lowest + 2**self.bits - 1
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """The float values of the lowest and the highest quantized value."""
+        low, high = self.dequantize(np.array([self.lowest, self.highest]))
+        return float(low), float(high)
+
     def as_tensors(self) -> QuantParams:
         """Returns the parameters with scale and zero point as float64 scalar tensors."""
         if tf.is_tensor(self.scale) and tf.is_tensor(self.zero_point):

@@ -249,19 +249,27 @@ class Roll(HelperLayer):
         return x
 
 
-@register
-class TrainingOnly(SameShape):
-    """Applies a model in training and returns its input otherwise, as stochastic depth does.
-
-    The model reads that input, or other tensors: `TrainingOnly(model)(y, given=[x])`.
+class WithModel(SameShape):
+    """A layer that holds a model.
 
     Args:
         model: the model, or its configuration.
     """
 
-    def __init__(self, model: keras.Model | dict[str, Any], **kwargs: object) -> None:
+    def __init__(self, model: keras.Model | dict[str, Any] | None, **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.model: Any = load_nested_model(model) if isinstance(model, dict) else model
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "model": self.model.get_config()}
+
+
+@register
+class TrainingOnly(WithModel):
+    """Applies a model in training and returns its input otherwise, as stochastic depth does.
+
+    The model reads that input, or other tensors: `TrainingOnly(model)(y, given=[x])`.
+    """
 
     def call(
         self, inputs: tf.Tensor, given: Any = None, training: bool | tf.Tensor | None = None
@@ -273,9 +281,6 @@ class TrainingOnly(SameShape):
         return tf.cond(
             training, lambda: self.model(read, training=True), lambda: tf.identity(inputs)
         )
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "model": self.model.get_config()}
 
 
 @register

@@ -253,8 +253,7 @@ def _make_product(tensor: Tensor, scale: NDArray, offset: NDArray) -> Node:
 
 def _check_range(name: str, values: NDArray, params: QuantParams) -> None:
     """Warn if rescaled pixels and the model's input have different scales."""
-    ends = np.array([params.lowest, params.highest])
-    low, high = (ends - params.zero_point) * float(params.scale)
+    low, high = params.range
     lowest, highest = min(values.min(), 0.0), max(values.max(), 0.0)  # Ranges include zero.
     if min(high, highest) - max(low, lowest) < FEW * (max(high, highest) - min(low, lowest)):
         warn_caller(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 
 from keras_qat.graph.calls import Graph, drop_unused_calls
@@ -31,6 +31,7 @@ from keras_qat.lowering.patterns import apply_rules
 from keras_qat.lowering.split_layers import split_layers
 from keras_qat.lowering.trace_layers import trace_layers
 from keras_qat.lowering.weighted_products import make_weighted_layers
+from keras_qat.messages import set_within
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,14 +79,9 @@ SHOW = "KERAS_QAT_SHOW_PASSES"
 _shows = contextvars.ContextVar("shows passes", default=bool(os.environ.get(SHOW)))
 
 
-@contextlib.contextmanager
-def showing_passes(shows: bool = True) -> Iterator[None]:
+def showing_passes(shows: bool = True) -> AbstractContextManager[None]:
     """Run a block in which `lower` prints the changes of each pass, if `shows` is True."""
-    token = _shows.set(shows or _shows.get())
-    try:
-        yield
-    finally:
-        _shows.reset(token)
+    return set_within(_shows, shows or _shows.get())
 
 
 def fold_sizes(graph: Graph, context: LoweringContext) -> Graph:

@@ -13,9 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.operations import draws_random_numbers, get_operation_class, name_in_tensorflow
-from keras_qat.helper_layers.operations import SameShape
+from keras_qat.helper_layers.operations import WithModel
 from keras_qat.keras2.backend import KerasTensor, is_symbolic, keras, patch_members, register
-from keras_qat.keras2.configurations import load_nested_model
 from keras_qat.tracing.concrete_sizes import is_called_by_user
 
 _TRANSFORMS = ("rfft", "rfft2d", "rfft3d", "irfft", "irfft2d", "irfft3d")
@@ -171,19 +170,12 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
 
 
 @register
-class OwnGradient(SameShape):
+class OwnGradient(WithModel):
     """Returns its input, and computes the gradient of the tensors that it depends on by a model.
 
     `OwnGradient(model)(y, given=[x])`: the model computes the gradients of `given` from these
     tensors and the gradient of `y`.
-
-    Args:
-        model: the model, or its configuration.
     """
-
-    def __init__(self, model: keras.Model | dict[str, Any] | None, **kwargs: object) -> None:
-        super().__init__(**kwargs)
-        self.model: Any = load_nested_model(model) if isinstance(model, dict) else model
 
     def call(self, inputs: tf.Tensor, given: Any = None) -> tf.Tensor:
         @tf.custom_gradient
@@ -198,9 +190,6 @@ class OwnGradient(SameShape):
     def operations(self) -> list[Any]:
         """Returns the kinds of operations in the model, without names."""
         return [name_in_tensorflow(layer) or type(layer) for layer in self.model.layers]
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "model": self.model.get_config()}
 
 
 @contextlib.contextmanager

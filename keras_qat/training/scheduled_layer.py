@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from keras_qat.config.recipe import Recipe
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
 from keras_qat.keras2.readability import is_graph_model
-from keras_qat.messages import show_once
+from keras_qat.messages import set_within, show_once
 from keras_qat.training.fake_quantization.activation_quantizer import ActivationQuantizer
 from keras_qat.training.fake_quantization.phase import NEVER, Flag, Phase
 from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
@@ -66,17 +67,12 @@ def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[
 _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 
 
-@contextlib.contextmanager
-def shapes_only() -> Iterator[None]:
+def shapes_only() -> AbstractContextManager[None]:
     """Runs a block in which calls of layers on symbolic tensors only compute shapes.
 
     Keras would otherwise trace every layer, which takes most of the time to build a model.
     """
-    token = _shapes_only.set(True)
-    try:
-        yield
-    finally:
-        _shapes_only.reset(token)
+    return set_within(_shapes_only, True)
 
 
 def shapes_are_enough() -> bool:

@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from keras_qat.analysis.drawing.pages import GREY, INK, Picture, new_figure, render, shorten
 from keras_qat.analysis.summary import LayerSummary, format_shape, summarize_nodes
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -114,7 +112,7 @@ def _describe_input(name: str, tensor: Tensor) -> tuple[str, str, str, str, str]
     params, shape = tensor.params, format_shape(tensor.shape)
     if params is None:
         return name, "input", tensor.dtype, "", shape
-    low, high = params.dequantize(np.array([params.lowest, params.highest]))
+    low, high = params.range
     step = f"{float(params.scale):.4g}, zero {int(params.zero_point)}"
     return name, "input", f"{params.dtype.name} [{low:.4g}, {high:.4g}]", step, shape
 

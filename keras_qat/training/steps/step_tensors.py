@@ -11,7 +11,8 @@ import collections
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
@@ -21,6 +22,7 @@ from keras_qat.arithmetic import plain_operations
 from keras_qat.arithmetic.fake_quant import LARGE, fake_quantize_channels
 from keras_qat.arithmetic.plain_operations import Scalar
 from keras_qat.keras2.backend import keras
+from keras_qat.messages import set_within
 
 QuantizedWeights = dict[Any, tuple[tf.Tensor, tf.Tensor]]
 """`WeightQuantizer` -> its weight as read, and the quantized weight."""
@@ -53,19 +55,14 @@ def current() -> StepTensors:
     return StepTensors(graph, {}, {})
 
 
-@contextlib.contextmanager
-def compute_together(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+def compute_together(layers: Iterable[keras.layers.Layer]) -> AbstractContextManager[None]:
     """Runs a block in which a graph of a training step calls all quantize-aware `layers`."""
     outer, graph = _current.get(), tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or (outer is not None and outer.graph is graph):
-        yield
-        return
+        return contextlib.nullcontext()
     layers = list(layers)
-    token = _current.set(StepTensors(graph, _quantize_weights(layers), _count_batches(layers)))
-    try:
-        yield
-    finally:
-        _current.reset(token)
+    tensors = StepTensors(graph, _quantize_weights(layers), _count_batches(layers))
+    return set_within(_current, tensors)
 
 
 def _count_batches(layers: list[keras.layers.Layer]) -> dict[Any, tuple[tf.Tensor, tf.Tensor]]:
