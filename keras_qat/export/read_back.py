@@ -16,7 +16,9 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.messages import warn_caller
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.weights import Weights
-from keras_qat.tflite.schema import OPERATORS, SCOPE, TYPE_NAMES, TYPES, operator_code, unpack
+from keras_qat.tflite.checks import has_value
+from keras_qat.tflite.reader import FileGraph, Operation
+from keras_qat.tflite.schema import SCOPE, TYPE_NAMES, TYPES, unpack
 
 ALIGNMENT = 16
 """Bytes to which the schema aligns constants."""
@@ -79,44 +81,38 @@ def _find_misaligned(contents: bytes, file: schema.ModelT) -> Iterator[str]:
             yield f"the data of buffer {index} is not aligned to {ALIGNMENT} bytes"
 
 
-def _compare_operators(graph: ResolvedGraph, file: schema.ModelT) -> Iterator[str]:
+def _compare_operators(graph: ResolvedGraph, model: schema.ModelT) -> Iterator[str]:
     """Compare the file's tensors, and the inputs of each, with the resolved graph."""
-    main = file.subgraphs[0]
-    computed = {int(index) for operator in main.operators for index in operator.outputs}
+    file, main = FileGraph(model), model.subgraphs[0]
     # The sizes for a RESHAPE may have the same name as a tensor, so computed tensors come last.
-    in_order = sorted(range(len(main.tensors)), key=computed.__contains__)
-    by_name = {main.tensors[index].name.decode(): index for index in in_order}
+    in_order = sorted(file.tensors, key=lambda tensor: tensor.index in file.producers)
+    by_name = {tensor.name: tensor.index for tensor in in_order}
     indices: dict[Tensor, int] = {}
     for node in graph.nodes:
         for tensor in [*node.inputs, *node.outputs]:
             if isinstance(tensor, Tensor) and f"{SCOPE}/{tensor.name}" in by_name:
                 indices[tensor] = by_name[f"{SCOPE}/{tensor.name}"]
-    for tensors, ends in ((graph.inputs, main.inputs), (graph.outputs, main.outputs)):
-        for tensor, index in zip(tensors.values(), map(int, ends), strict=True):
-            indices.setdefault(tensor, index)
-    known, file_inputs = set(indices.values()), set(map(int, main.inputs))
-    producers: dict[int, Any] = {}
+    inputs_and_outputs = [*file.ends("inputs"), *file.ends("outputs")]
+    tensors = [*graph.inputs.values(), *graph.outputs.values()]
+    for tensor, index in zip(tensors, inputs_and_outputs, strict=True):
+        indices.setdefault(tensor, index)
+    known, file_inputs = set(indices.values()), set(file.ends("inputs"))
     ready = set(file_inputs)
-    for operator in main.operators:
-        kernel = OPERATORS[operator_code(file.operatorCodes[operator.opcodeIndex])]
-        for index in map(int, operator.inputs):
-            tensor = main.tensors[index]
-            # A constant without elements, such as the shape of a single number, has no data.
-            is_constant = file.buffers[tensor.buffer].data is not None or 0 in tensor.shape
-            is_there = index < 0 or is_constant
-            if not (is_there or index in ready or tensor.isVariable):
-                yield f"{kernel} reads '{tensor.name.decode()}' before it is computed"
-        for index in map(int, operator.outputs):
-            if index in ready:
-                yield f"'{main.tensors[index].name.decode()}' is computed twice"
-            producers[index] = operator
-        ready.update(map(int, operator.outputs))
+    for operation in file.operations:
+        for index in operation.inputs:
+            is_there = index < 0 or index in ready or has_value(model, main.tensors[index])
+            if not is_there:
+                name = file.tensors[index].name
+                yield f"{operation.kernel} reads '{name}' before it is computed"
+        for index in ready.intersection(operation.outputs):
+            yield f"'{file.tensors[index].name}' is computed twice"
+        ready.update(operation.outputs)
     for tensor, index in indices.items():
         yield from _compare_tensor(tensor, main.tensors[index])
     for node in graph.nodes:
         if node.op is not None and not node.op.is_constant:
             outputs = {indices[tensor] for tensor in node.outputs if tensor in indices}
-            operators, reached = _find_operators(outputs, known, producers)
+            operations, reached = _find_operations(outputs, known, file)
             inputs = {tensor for tensor in node.inputs if isinstance(tensor, Tensor)}
             read = {indices[tensor] for tensor in inputs & indices.keys()}
             # Float layers that compute nothing have no tensor. Zeros of a state are computed from
@@ -125,7 +121,7 @@ def _compare_operators(graph: ResolvedGraph, file: schema.ModelT) -> Iterator[st
             needed = {indices[tensor] for tensor in inputs & indices.keys() if tensor.params}
             if inputs <= indices.keys() and not needed <= reached <= read | file_inputs:
                 names = [
-                    ", ".join(sorted(main.tensors[index].name.decode() for index in group))
+                    ", ".join(sorted(file.tensors[index].name for index in group))
                     for group in (reached, read)
                 ]
                 yield f"'{node.name}' is computed from {names[0]} instead of {names[1]}"
@@ -134,7 +130,7 @@ def _compare_operators(graph: ResolvedGraph, file: schema.ModelT) -> Iterator[st
             if weights is not None and not (
                 node.op.is_table or weights.packed or weights.recurrent
             ):
-                yield from _compare_weights(node, weights, file, operators)
+                yield from _compare_weights(node, weights, model, operations)
 
 
 def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
@@ -155,33 +151,30 @@ def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
         yield f"'{name}' has other quantization parameters"
 
 
-def _find_operators(
-    outputs: set[int], known: set[int], producers: dict[int, Any]
-) -> tuple[list[Any], set[int]]:
-    """Return the operators between a node's outputs and other nodes' tensors, and these tensors."""
-    operators, reached, pending = {}, set(), list(outputs)
+def _find_operations(
+    outputs: set[int], known: set[int], file: FileGraph
+) -> tuple[set[Operation], set[int]]:
+    """Return the operations from other nodes' tensors to a node's outputs, and these tensors."""
+    operations, reached, pending = set[Operation](), set[int](), list(outputs)
     while pending:
-        operator = producers.get(pending.pop())
-        if operator is None or id(operator) in operators:
-            continue
-        operators[id(operator)] = operator
-        for source in map(int, operator.inputs):
-            if source in known and source not in outputs:
-                reached.add(source)
-            else:
-                pending.append(source)
-    return list(operators.values()), reached
+        operation = file.producers.get(pending.pop())
+        if operation is not None and operation not in operations:
+            operations.add(operation)
+            ends = known.intersection(operation.inputs) - outputs
+            reached |= ends
+            pending += set(operation.inputs) - ends
+    return operations, reached
 
 
 def _compare_weights(
-    node: Node, weights: Weights, file: schema.ModelT, operators: list[Any]
+    node: Node, weights: Weights, model: schema.ModelT, operations: Iterable[Operation]
 ) -> Iterator[str]:
     """Compare the sums of weights with equal scales. Files may reorder axes or split weights."""
     ours = sum_by_scale([get_scales_and_weights(weights)])
     stored = []
-    for index in {int(index) for operator in operators for index in operator.inputs}:
-        tensor = file.subgraphs[0].tensors[index]
-        data = file.buffers[tensor.buffer].data
+    for index in {index for operation in operations for index in operation.inputs}:
+        tensor = model.subgraphs[0].tensors[index]
+        data = model.buffers[tensor.buffer].data
         if tensor.type == TYPES["int8"] and data is not None and len(tensor.shape):
             shape = [1] * len(tensor.shape)
             shape[tensor.quantization.quantizedDimension] = -1

@@ -111,7 +111,7 @@ def _check_graph(model: schema.ModelT, graph: schema.SubGraphT) -> None:
         for index in (*inputs, *outputs, *inner):
             _check(-1 <= index < len(graph.tensors), f"there is no tensor {index}")
         for index in inputs:
-            is_given = index < 0 or is_custom or _has_value(model, graph.tensors[index])
+            is_given = index < 0 or is_custom or has_value(model, graph.tensors[index])
             is_known = index in known or is_given
             _check(is_known, f"tensor {index} is read before it is computed")
         for index in outputs:
@@ -124,7 +124,7 @@ def _check_graph(model: schema.ModelT, graph: schema.SubGraphT) -> None:
         _check_options(model, operator)
         _check_kind(graph, operator, OPERATORS.get(operator_code(code), ""))
     for index in map(int, graph.outputs):
-        is_known = index in known or _has_value(model, graph.tensors[index])
+        is_known = index in known or has_value(model, graph.tensors[index])
         _check(is_known, f"its output, tensor {index}, is not computed")
 
 
@@ -208,7 +208,7 @@ def _get_data(model: schema.ModelT, tensor: schema.TensorT) -> NDArray[np.uint8]
     return np.asarray([] if data is None else data, np.uint8)
 
 
-def _has_value(model: schema.ModelT, tensor: schema.TensorT) -> bool:
+def has_value(model: schema.ModelT, tensor: schema.TensorT) -> bool:
     """Whether a tensor has a value that no operator computes."""
     is_empty = 0 in _get_sizes(tensor.shape)
     return tensor.isVariable or is_empty or _get_data(model, tensor).size > 0
