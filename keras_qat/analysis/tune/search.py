@@ -23,10 +23,10 @@ from keras_qat.analysis.plan import plan
 from keras_qat.analysis.search_bits import search_bits
 from keras_qat.analysis.sensitivity import Sensitivity
 from keras_qat.analysis.tune.build import Builder, Settings
-from keras_qat.analysis.tune.score import Arrays, Score
+from keras_qat.analysis.tune.score import Score
 from keras_qat.config import recipes
 from keras_qat.export import export_tflite
-from keras_qat.io.atomic_files import replacing
+from keras_qat.io.atomic_files import write_contents
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import silent
 from keras_qat.rewriting.quantized_model import QuantizedModel
@@ -39,6 +39,9 @@ EPOCHS = 5
 
 SHARES = (0.85, 0.75, 0.65, 0.5)
 """Shares of the bytes of 8-bit weights that a search for smaller files tries."""
+
+ENOUGH = 256
+"""Examples without labels that are enough to train with, and to find sensitive layers."""
 
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
@@ -115,16 +118,6 @@ class Search:
         return tuple(part for joined in found for part in joined.parts)
 
     @property
-    def x_few(self) -> Arrays | np.ndarray:
-        """Some training inputs."""
-        return self.builder.train.take(256)
-
-    @property
-    def trains(self) -> bool:
-        """Whether training can help, because there are labels or many examples."""
-        return self.builder.train.y is not None or len(self.builder.train.x[0]) >= 256
-
-    @property
     def is_met(self) -> bool:
         """Whether the best settings are within the budget."""
         return self.best_score is not None and self.best_score.drop <= self.max_drop
@@ -155,8 +148,7 @@ class Search:
         key = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
         model_path, data_path = self.directory / f"{key}.keras", self.directory / f"{key}.json"
         if data_path.exists():
-            saved = json.loads(data_path.read_text("utf-8"))
-            score = Score(*saved["score"])
+            figures = json.loads(data_path.read_text("utf-8"))
         else:
             with silent(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
@@ -165,16 +157,14 @@ class Search:
                 qat.save(model_path)
             seconds = round(time.monotonic() - start, 1)
             arena = _measure_arena(qat, contents)
-            saved = {"score": score, "size": len(contents), "arena": arena, "seconds": seconds}
+            figures = {"score": score, "size": len(contents), "arena": arena, "seconds": seconds}
             if not self.builder.is_cut_short:  # So a second call trains again.
-                with replacing(data_path) as temporary:
-                    temporary.write_text(json.dumps(saved), "utf-8")
+                write_contents(json.dumps(figures), data_path)
+        score = Score(*figures.pop("score"))
         outcome = outcome or self._compare(score, settings)
         margin = score.margin if np.isfinite(score.margin) else None
-        figures = saved["size"], saved["arena"], saved["seconds"]
-        attempt = Attempt(
-            *(step, settings.describe(), score.value, score.drop, margin, *figures, outcome)
-        )
+        scored = settings.describe(), score.value, score.drop, margin
+        attempt = Attempt(step, *scored, outcome=outcome, **figures)
         self._saved[attempt] = model_path
         if outcome.startswith("kept"):
             self.best, self.best_score, self.best_attempt = settings, score, attempt
@@ -260,6 +250,17 @@ def _change(*changes: dict[str, Any]) -> Propose:
     return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
 
 
+def _explain_outputs(search: Search) -> str:
+    return "" if search.concatenated_tensors else "no output is concatenated from different tensors"
+
+
+def _explain_training(search: Search) -> str:
+    """Training needs labels, or many examples to learn from."""
+    train = search.builder.train
+    is_enough = train.y is not None or len(train.x[0]) >= ENOUGH
+    return "" if is_enough else "train holds neither labels nor enough examples"
+
+
 def _explain_rounding(search: Search) -> str:
     recipe = search.best.recipe
     bits = [recipe.weights.bits, *(override.weight_bits or 8 for override in recipe.overrides)]
@@ -284,13 +285,13 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
     """Leave the layers with the largest falls in SQNR in float: first one of them, then all."""
-    best = search.best
-    layers = list(diagnose(search.load(search.best_attempt), search.x_few).layers)
+    base, x = search.best, search.builder.train.take(ENOUGH)
+    layers = list(diagnose(search.load(search.best_attempt), x).layers)
     for count in sorted({1, len(layers)}) if layers else ():
-        recipe = best.recipe
+        recipe = base.recipe
         for name in layers[:count]:
             recipe = recipe.override(name, quantize=False)
-        yield dataclasses.replace(best, recipe=recipe)
+        yield dataclasses.replace(base, recipe=recipe)
 
 
 def _use_16_bits(search: Search) -> list[Settings]:
@@ -310,22 +311,10 @@ LADDER = (
         lambda search: "no channels can be equalized" if search.builder.equalized is None else "",
     ),
     Rung("other ranges", _change({"method": "mse"}, {"method": "percentile"})),
-    Rung(
-        "file ends before concatenated outputs",
-        _end_before_outputs,
-        lambda search: (
-            "no output is concatenated from different tensors"
-            if not search.concatenated_tensors
-            else ""
-        ),
-    ),
+    Rung("file ends before concatenated outputs", _end_before_outputs, _explain_outputs),
     Rung("learned rounding", _change(ROUNDED), _explain_rounding),
     Rung("sensitive layers in float", _spare_layers, _explain_float),
-    Rung(
-        "training",
-        _change({"epochs": EPOCHS}),
-        lambda search: "" if search.trains else "train holds neither labels nor enough examples",
-    ),
+    Rung("training", _change({"epochs": EPOCHS}), _explain_training),
     Rung("16-bit activations", _use_16_bits, _explain_16_bits),
 )
 """Steps towards accuracy. The last step costs speed on the device, so it comes after training."""
@@ -367,7 +356,8 @@ def shrink(search: Search, max_size: int | None, min_bits: int) -> None:
         changes: dict[str, Any] = {**ROUNDED, "packs": True, "epochs": 0}
         smaller = dataclasses.replace(base, recipe=found.recipe, **changes)
         attempt: Any = search.attempt(step, smaller, "smaller")
-        if attempt.drop > search.max_drop and search.trains and not search.is_late:
+        trains = attempt.drop > search.max_drop and not _explain_training(search)
+        if trains and not search.is_late:
             attempt = search.attempt(step, dataclasses.replace(smaller, epochs=EPOCHS), "smaller")
         if attempt.drop > search.max_drop if max_size is None else attempt.size <= max_size:
             return
