@@ -27,7 +27,7 @@ from keras_qat.integer_graph.cached_inference import (
 )
 from keras_qat.integer_graph.execute import Prepared, prepare, run
 from keras_qat.integer_graph.file_inference import FileInference, InferenceRuntime
-from keras_qat.integer_graph.float_inference import make_evaluator
+from keras_qat.integer_graph.float_inference import Evaluator, make_evaluator
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
@@ -37,6 +37,7 @@ from keras_qat.keras2.layers_and_models import flatten_inputs, get_nested_inputs
 from keras_qat.keras2.losses import take_losses
 from keras_qat.ops.node import Node
 from keras_qat.ops.registry import match
+from keras_qat.training.calibration.watch import get_watch
 from keras_qat.training.fake_quantization.phase import Phase, is_exact
 from keras_qat.training.recurrent import list_states, restore_states
 from keras_qat.training.schedule import check_process, list_scheduled_layers
@@ -70,8 +71,7 @@ class Inference:
         """Whether graphs of `predict` and `evaluate` that are traced now may run the file."""
         self.traced: tuple[int, Any] = (0, None)
         """The function of eager calls, and the version of `settled` that it was traced for."""
-        self.in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
-        """Computes the outputs without quantization."""
+        self._in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
         self.traced_whole = backend.make_tf_function(self._infer, reduce_retracing=True)
 
     def resolve(self) -> ResolvedGraph:
@@ -83,6 +83,12 @@ class Inference:
         if self.settled.resolved is None:
             self.settled.resolved = resolve(self.model)
         return self.settled.resolved
+
+    @property
+    def in_float(self) -> Evaluator:
+        """Computes the outputs without quantization, with the function that calibration traced."""
+        watch = get_watch(self.model)
+        return watch.outputs if watch else self._in_float
 
     def settle(self) -> None:
         """Caches the current ranges and weights for all graphs whose phase is known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,14 +76,14 @@ class Watch:
 
         def watch(*arguments: tf.Tensor) -> tuple[list[tf.Tensor], ...]:
             *inputs, sampled = arguments
-            seen = self._compute(inputs)
+            seen, outputs = self._compute(inputs)
             known = [extremes_and_sample(tf.cast(x, tf.float32), sampled) for x in seen]
-            return known, [count_bins(x) for x in seen if counts]
+            return known, [count_bins(x) for x in seen if counts], tf.nest.flatten(outputs)
 
         self._trace = functools.cache(lambda: trace_for_any_batch(watch, self.specs))
 
-    def _compute(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the tensors before the quantizers."""
+    def _compute(self, inputs: list[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
+        """Return the tensors before the quantizers, and the model's outputs."""
         seen: list[tf.Tensor] = []
         self.tensors.clear()
 
@@ -96,20 +96,32 @@ class Watch:
                 watched = functools.partial(note, quantizer)
                 stack.enter_context(swap_attributes(quantizer, watched=watched))
             stack.enter_context(assuming(IN_FLOAT, self.layers))
-            evaluate_graph(self.graph, inputs, infer)
-        return seen
+            outputs = evaluate_graph(self.graph, inputs, infer)
+        return seen, outputs
+
+    def _run(self, batch: Sequence[np.ndarray], sampled: int) -> tuple[list[tf.Tensor], ...]:
+        inputs = map(tf.constant, [*batch, sampled], [spec.dtype for spec in self.specs])
+        with explain_batch_size(self.graph.name, self.specs[0].shape[0], len(batch[0])):
+            return self._trace()(*inputs)
+
+    def outputs(self, batch: Sequence[np.ndarray]) -> list[tf.Tensor]:
+        """Returns the model's outputs in float, in their order."""
+        return list(self._run(batch, sampled=0)[2])
 
     def __call__(
         self, batch: list[np.ndarray], sampled: int
     ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
         """Returns the extremes, a sample and (if `counts`) the counts of each tensor."""
-        inputs = map(tf.constant, [*batch, sampled], [spec.dtype for spec in self.specs])
-        with explain_batch_size(self.graph.name, self.specs[0].shape[0], len(batch[0])):
-            known, counts = self._trace()(*inputs)
+        known, counts, _ = self._run(batch, sampled)
         vectors = [vector.numpy() for vector in known]
         extremes = np.array([vector[:2] for vector in vectors]).reshape(-1, 2)
         samples = [vector[2:] for vector in vectors]
         return extremes, samples, [sort_bins(bins.numpy()) for bins in counts]
+
+
+def get_watch(model: keras.Model) -> Watch | None:
+    """Returns the `Watch` that calibration without histograms has traced, or None."""
+    return getattr(model, "_watches", {}).get((False, False))
 
 
 class Observed:
