@@ -116,6 +116,18 @@ class Inference:
         ) and self.file.prepare(settled.weights_version, 2 * settled.seconds, runtime != "auto")
         return settled.version, self.runs_file
 
+    def settle_if_exact(self) -> bool:
+        """Caches ranges and weights if `compute_settled` computes what `predict` does."""
+        if tf.distribute.has_strategy() or not is_exact(self.look(False)):
+            return False
+        self.settle()
+        return True
+
+    def compute_settled(self, x: Any) -> list[tf.Tensor]:
+        """Computes the outputs with the ranges and weights of the last `settle`."""
+        count = len(flatten_values(self.graph.outputs))
+        return self.settled(*flatten_inputs(self.model, x))[:count]
+
     @property
     def _is_settled(self) -> bool:
         """Whether the cached values may be read. They are not updated under a strategy."""

@@ -29,13 +29,16 @@ from keras_qat.integer_graph.pixel_inputs import Rescaling
 from keras_qat.integer_graph.simulate import QuantizedArray, run_examples
 from keras_qat.io.data import show_progress
 from keras_qat.io.inputs import get_range, split_rows
-from keras_qat.keras2.backend import keras, make_tf_function
+from keras_qat.keras2.backend import keras, swap_attributes
 from keras_qat.keras2.losses import CompiledLoss
+from keras_qat.keras2.readability import defines
 from keras_qat.ops.node import Tensor
 from keras_qat.ops.op import FixedRange
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize, to_pixels
 from keras_qat.tflite.reader import Tensor as FileTensor
+from keras_qat.training.calibration.data_checks import ALL_LOOKS
 from keras_qat.training.recurrent import Stream
+from keras_qat.training.steps.custom_training import PREDICTION
 
 Rows = NDArray | slice
 """Indices of some examples, or a slice of all."""
@@ -151,19 +154,27 @@ def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling
 
 
 def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
-    """Return the model's outputs as `predict` computes them.
+    """Returns the model's outputs.
 
-    The model is called, because a custom class may decode outputs in `predict`, and because
-    `predict` on one of several workers would wait for the others.
+    Integers are computed by the function that `predict` calls. A model that simulates is called
+    instead of `predict` if a custom class decodes outputs there, and on one of several workers,
+    where `predict` would wait for the others.
     """
-    compute: Callable[..., Any] = functools.partial(model, training=False)
-    if getattr(model, "simulates", True):
-        compute = make_tf_function(compute, reduce_retracing=True)
+    inference = getattr(model, "exact_inference", lambda: None)()
+    is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    compute: Callable[[Any], Any] = functools.partial(model, training=False)
+    if inference is not None and inference.settle_if_exact():
+        compute = inference.compute_settled
+    elif not is_worker and not defines(type(model), *PREDICTION):
+        if verbose:
+            print("The model")
+        with swap_attributes(model, looks=ALL_LOOKS):  # Inputs were checked before.
+            return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     outputs = []
     starts = range(0, len(tf.nest.flatten(x)[0]), batch_size)
     for start in show_progress(starts, "The model", verbose):
         rows = slice(start, start + batch_size)
-        batch = tf.nest.map_structure(lambda array, rows=rows: tf.constant(array[rows]), x)
+        batch = tf.nest.map_structure(lambda array, rows=rows: array[rows], x)
         outputs.append(tf.nest.flatten(compute(batch)))
     return [np.concatenate(batches) for batches in zip(*outputs, strict=True)]
 
