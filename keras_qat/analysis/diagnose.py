@@ -179,7 +179,8 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
     by_remedy: dict[str, Quality] = {}
     for code, treat in show_progress(tried.items(), "Remedies", verbose, len(tried), unit="remedy"):
         with silent(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+            warnings.simplefilter("ignore")  # Other libraries deprecate functions.
+            warnings.simplefilter("always", UserWarning)
             with contextlib.suppress(ValueError):  # It may not be allowed.
                 treated = resolve_to_export(treat())
                 by_remedy[code] = _measure(

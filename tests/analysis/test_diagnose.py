@@ -1,11 +1,13 @@
 """`diagnose`: what it says is wrong, and that what it promises comes true."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
 
 import keras_qat
+from keras_qat.analysis import diagnose
 from tests.helpers import keras, quantize_on, rng
 from tests.networks.small import layers, tiny_net
 
@@ -76,6 +78,17 @@ def test_ranges_that_include_more_than_the_data_have():
         assert diagnosis.is_good and str(diagnosis).splitlines()[1].startswith(
             "The model is good: "
         )
+
+
+def test_warnings_of_other_libraries_are_no_problems(monkeypatch):
+    def deprecate(*args, **options):
+        warnings.warn("an old function", DeprecationWarning, stacklevel=2)
+        return keras_qat.calibrate(*args, **options)
+
+    monkeypatch.setattr(diagnose, "calibrate", deprecate)
+    x = rng().uniform(size=(32, 8)).astype(np.float32)
+    model = keras.Sequential([layers.Dense(4, input_shape=(8,))])
+    assert not keras_qat.diagnose(quantize_on(model, x), x).problems
 
 
 def test_a_dead_model_is_told():
