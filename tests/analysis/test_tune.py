@@ -218,7 +218,7 @@ MISTAKES = {
     "min_bits=1": lambda m: {"min_bits": 1},
     "80 of 80 validation examples": lambda m: {"train": VALIDATION},
     "is empty": lambda m: {"validation": (X[:0], Y[:0])},
-    "80 examples and 79 labels": lambda m: {"validation": (X[160:], Y[161:])},
+    "80 examples but 79 labels": lambda m: {"validation": (X[160:], Y[161:])},
     "needs labels": lambda m: {"validation": X[160:], "metric": measure_nearness},
     "target='cortex'": lambda m: {"target": "cortex"},
     "no recipe 'int7'": lambda m: {"recipe": "int7"},
