@@ -86,10 +86,10 @@ HEALTHY: dict[str, Callable[[], Any]] = {
 POOR: dict[str, tuple[Callable[[], Any], str, str]] = {
     "another scale": (lambda: calibrated(network(), 255 * X), "image", "range is 0 to 255.2, but"),
     "of a number": (lambda: calibrated(regressor(), 255 * X), "image", "range is 0 to 255.2, but"),
-    "an outlier": (lambda: calibrated(network(), with_outlier()), "image", "no outliers"),
+    "an outlier": (lambda: calibrated(network(), with_outlier()), "image", "without outliers"),
     "part of the range": (lambda: calibrated(network(), X / 20), "image", "outside its range of"),
     "2 bits": (lambda: calibrated(network(), X, recipes.low_bits(2, 2)), "conv", "only 2 bits"),
-    "later weights": (with_other_weights, "conv", "after the last change of weights"),
+    "later weights": (with_other_weights, "conv", "after the last change of the weights"),
     "dead": (lambda: calibrated(network(dead=True), X), "hidden", "same for all examples"),
     "a large number": (
         lambda: calibrated(network(scale=3000.0), X),
