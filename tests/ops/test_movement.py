@@ -15,9 +15,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import Contract, Roll
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.keras2.backend import keras, register
-from keras_qat.ops.all_ops import ROWS
 from keras_qat.ops.node import Node, Tensor
-from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import match, register_op
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
@@ -299,12 +297,6 @@ def test_layers_that_augment_are_nothing_at_run_time():
     for build in (layers.Dropout(0.5), layers.RandomRotation(0.1), layers.GaussianNoise(1.0)):
         (call,) = calls_of(build, (6, 6, 3))
         assert match(call).op.alias
-
-
-def test_moves_keep_their_range():
-    for name in ("reshape", "transpose", "slice", "concatenate", "max_pooling"):
-        (op,) = [row for row in ROWS if row.name == name]
-        assert op.output == SharedRange()
 
 
 RARE = {

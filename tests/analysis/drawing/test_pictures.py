@@ -161,8 +161,3 @@ def test_quantizers(qat, tmp_path):
     assert any(word.endswith("dB") for word in words)
     # Fixed ranges, as that of a softmax, are quantizers too.
     assert any(word.startswith("8 bits, 0 to 0.996") for word in words)
-
-
-def test_quantizers_without_ranges():
-    fresh = keras_qat.quantize_model(functional((4,), build=layers.Dense(2)))
-    assert "range not set" in " ".join(texts(keras_qat.plot_quantizers(fresh, images(4, (4,)))))
