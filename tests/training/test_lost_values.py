@@ -131,8 +131,9 @@ class WithToken(layers.Layer):
         return tf.concat([tf.tile(self.token, (tf.shape(x)[0], 1, 1)), x], 1)
 
 
+@pytest.mark.filterwarnings("error:.*(lost|range)")  # pyproject.toml ignores these warnings.
 def test_what_is_not_lost():
-    """Few values of pixels that are mostly 0, constant features, weights beside the data."""
+    """Few values of pixels that are mostly 0, constant features, weights or constants in a join."""
     pixels = np.round(255 * rng(0).uniform(size=(64, 3)))
     pixels[:, 1] = rng(0).integers(0, 3, 64)
     pixels[:, 2] = 7
@@ -140,3 +141,8 @@ def test_what_is_not_lost():
     keras_qat.calibrate(keras_qat.quantize_model(model), pixels)
     model = build_model((4, 8), lambda x: layers.Dense(2)(WithToken()(x)))
     keras_qat.calibrate(keras_qat.quantize_model(model), np.resize(PEOPLE["image"], (16, 4, 8)))
+    x = keras.Input((4, 8))
+    distance = tf.sqrt(tf.maximum(tf.reduce_sum(x * x, axis=-1), keras.backend.epsilon()))
+    qat = keras_qat.quantize_model(keras.Model(x, layers.Dense(2)(distance)))
+    keras_qat.calibrate(qat, np.resize(PEOPLE["image"], (16, 4, 8)))
+    keras_qat.export_tflite(qat)

@@ -163,12 +163,13 @@ def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
 def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
     """Returns the quantizers and slots of tensors that depend on the data.
 
-    Other tensors hold weights, such as the class token of vision transformers.
+    Other tensors hold weights or constants, such as the class token of vision transformers.
     """
     varying, slots = set(flatten_values(graph.inputs)), set()
     for call in graph.calls:
         op = find_row(call.layer)
-        is_constant = (op is not None and op.reads_only_weights) or _is_rescaling_by(call, 0)
+        is_constant = op is not None and (op.reads_only_weights or op.is_constant)
+        is_constant = is_constant or _is_rescaling_by(call, 0)
         if not is_constant and varying.intersection(call.inputs):
             varying.update(flatten_values(call.outputs))
             if isinstance(call.layer, Quantize):
