@@ -83,5 +83,5 @@ def test_several_open_sizes_behind_others_are_refused():
         dataclasses.replace(tensor, shape=shape)
         for tensor, shape in zip((node.inputs[0], node.output), ends, strict=True)
     )
-    with pytest.raises(NotImplementedError, match="several open sizes"):
+    with pytest.raises(NotImplementedError, match="several unknown sizes"):
         file_of(dataclasses.replace(node, inputs=(source,), outputs=(target,)))
