@@ -20,12 +20,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
-from keras_qat.arithmetic import fixed_point, sigmoid_and_tanh
-from keras_qat.arithmetic.control_flow import Predicate, cond
-from keras_qat.arithmetic.fixed_point import divide_floats, saturate, to_fixed_point
+from keras_qat.arithmetic import sigmoid_and_tanh
+from keras_qat.arithmetic.fixed_point import divide_floats, saturate
 from keras_qat.arithmetic.kernel_families import TFLM
 from keras_qat.arithmetic.plain_operations import gather, product
-from keras_qat.arithmetic.quant_params import QuantParams, ratio
+from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call
 from keras_qat.helper_layers.keras_variants import has_mask_input
 from keras_qat.keras2.backend import keras
@@ -33,17 +32,15 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.movement import Part, emit_slice
 from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.ops.recurrent.kept_states import read_states, store_states
+from keras_qat.ops.recurrent.lstm_products import GATE, Products
 from keras_qat.ops.recurrent.step_math import count_steps
-from keras_qat.ops.weights import Weights, compute_reach
+from keras_qat.ops.weights import Weights
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
 """The range of the output, which is the hidden state."""
 
 CELL = QuantParams(np.float32(2.0**-11), 0, 16)
 """Parameters of the cell state."""
-
-GATE = QuantParams(np.float32(2.0**-12), 0, 16)
-"""Parameters of the inputs of sigmoids and hyperbolic tangents."""
 
 BITS = 15
 """Fractional bits of the results of sigmoids and hyperbolic tangents."""
@@ -84,66 +81,11 @@ def explain_form(call: Call, axes: int = 3) -> str | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Products:
-    """The prepared parameters of the products with inputs, or with the hidden state.
-
-    Args:
-        kernel, bias: the weights.
-        factor: the multipliers from sums of products to the scale of the gates, in fixed point.
-        in_float: the same multipliers for `fixed_point.multiply_floats`.
-        is_small: whether these are exact.
-    """
-
-    kernel: Any
-    bias: Any
-    factor: fixed_point.FixedPoint
-    in_float: tuple[Any, Any]
-    is_small: Predicate
-
-    @classmethod
-    def prepare(cls, a: Arguments, weights: Weights, of_input: Any, largest: int) -> _Products:
-        """Prepares products with values up to `largest` that have the scale `of_input`."""
-        scale = tf.reshape(tf.cast(weights.scale, tf.float64), [-1])
-        factor = to_fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
-        # Few products of 8 bits add up exactly in float32.
-        is_exact = weights.q.shape[0] < 2**24 // (largest * 127) and not a.wide
-        bias = None if weights.bias is None else tf.cast(weights.bias, tf.float64)
-        # The range of an input holds 0, so its ends differ by at most 255.
-        reach = compute_reach(weights.q, (-1,)) * 255.0
-        if bias is not None:
-            reach += tf.reduce_max(tf.abs(bias))
-        is_small = (reach < 2.0**22) & (tf.reduce_max(factor[1]) <= 31 - 22)
-        return cls(
-            tf.cast(weights.q, tf.float32 if is_exact else tf.float64),
-            bias,
-            factor,
-            fixed_point.to_floats(factor),
-            False if a.wide else is_small,
-        )
-
-    def multiply(self, a: Arguments, x: Any) -> Any:
-        """Multiplies a matrix by the weights, and returns float64 at the scale of the gates."""
-        sums = tf.cast(tf.matmul(tf.cast(x, self.kernel.dtype), self.kernel), tf.float64)
-        if self.bias is not None:
-            sums += self.bias
-
-        def multiply_integers() -> Any:
-            multiply = fixed_point.multiply_sums if a.wide else fixed_point.multiply
-            return tf.cast(multiply(tf.cast(sums, tf.int64), self.factor), tf.float64)
-
-        return cond(
-            self.is_small,
-            lambda: fixed_point.multiply_floats(sums, self.in_float),
-            multiply_integers,
-        )
-
-
-@dataclasses.dataclass(frozen=True)
 class _Prepared:
     """The prepared parameters of an LSTM: products, sigmoid and tanh of gates, tanh of cells."""
 
-    of_input: _Products
-    of_hidden: _Products
+    of_input: Products
+    of_hidden: Products
     tables: list[Any]
 
 
@@ -159,8 +101,8 @@ def _prepare(a: Arguments) -> _Prepared:
     weights: Weights = a.weights
     assert weights.recurrent is not None
     return _Prepared(
-        _Products.prepare(a, weights, a.params[0].scale, 255),
-        _Products.prepare(a, weights.recurrent, a.output.scale, 128),
+        Products.prepare(a, weights, a.params[0].scale, 255),
+        Products.prepare(a, weights.recurrent, a.output.scale, 128),
         _tabulate(a),
     )
 
