@@ -56,8 +56,7 @@ def test_types_of_inputs_and_outputs(input_dtype, output_dtype):
     # The same values, whatever type they come in.
     values = dequantize(file.run({qat.input_names[0]: x})[name], given.scale, given.zero_point)
     int8 = FileInterpreter(keras_qat.export_tflite(qat))
-    end = int8.outputs[name]
-    expected = dequantize(int8.run({qat.input_names[0]: x})[name], end.scale, end.zero_point)
+    expected = int8.outputs[name].dequantize(int8.run({qat.input_names[0]: x})[name])
     np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)
     report = keras_qat.verify(qat, contents, x)
     assert report.identical >= 0.99
@@ -125,14 +124,12 @@ def test_outputs_that_are_inputs_or_the_same():
     qat = keras_qat.quantize_model(keras.Model(x, [y, x, layers.ReLU(name="z")(y), y]))
     data = images(32, (4,))
     observe(qat, data)
-    contents = keras_qat.export_tflite(qat)
-    interpreter = FileInterpreter(contents)
-    codes = interpreter.run({"x": data})
+    file = FileInterpreter(keras_qat.export_tflite(qat))
+    codes = file.run({"x": data})
     expected = dict(zip(qat.output_names, qat.predict(data, verbose=0), strict=True))
     assert codes.keys() == expected.keys()
     for name, values in expected.items():
-        end = interpreter.outputs[name]
-        real = dequantize(codes[name], end.scale, end.zero_point)
+        real = file.outputs[name].dequantize(codes[name])
         np.testing.assert_allclose(real, values, atol=0.05)
 
 

@@ -1,6 +1,5 @@
 """Verification finds what is there and says so."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -63,10 +62,7 @@ def test_takes_a_path_and_both_kinds_of_kernels(exported, tmp_path):
     path = tmp_path / "model.tflite"
     path.write_bytes(exported.tflite)
     fast = keras_qat.verify(exported.model, path, exported.x, batch_size=7)
-    again = keras_qat.verify(exported.model, exported.tflite, exported.x)
-    # The float model is traced after some runs, which changes last bits.
-    assert fast.outputs[0].float_sqnr == pytest.approx(again.outputs[0].float_sqnr)
-    assert dataclasses.replace(fast, outputs=again.outputs) == again
+    assert str(fast) == str(keras_qat.verify(exported.model, exported.tflite, exported.x))
     other = keras_qat.verify(exported.model, path, exported.x, kernels="optimized")
     assert other.outputs[0].argmax_agreement >= 0.95
     try:  # The reference kernels round by other rules; so can the model.
