@@ -81,9 +81,9 @@ def _find_misaligned(contents: bytes, file: schema.ModelT) -> Iterator[str]:
             yield f"the data of buffer {index} is not aligned to {ALIGNMENT} bytes"
 
 
-def _compare_operators(graph: ResolvedGraph, model: schema.ModelT) -> Iterator[str]:
+def _compare_operators(graph: ResolvedGraph, written: schema.ModelT) -> Iterator[str]:
     """Compare the file's tensors, and the inputs of each, with the resolved graph."""
-    file, main = FileGraph(model), model.subgraphs[0]
+    file, main = FileGraph(written), written.subgraphs[0]
     # The sizes for a RESHAPE may have the same name as a tensor, so computed tensors come last.
     in_order = sorted(file.tensors, key=lambda tensor: tensor.index in file.producers)
     by_name = {tensor.name: tensor.index for tensor in in_order}
@@ -100,7 +100,7 @@ def _compare_operators(graph: ResolvedGraph, model: schema.ModelT) -> Iterator[s
     ready = set(file_inputs)
     for operation in file.operations:
         for index in operation.inputs:
-            is_there = index < 0 or index in ready or has_value(model, main.tensors[index])
+            is_there = index < 0 or index in ready or has_value(written, main.tensors[index])
             if not is_there:
                 name = file.tensors[index].name
                 yield f"{operation.kernel} reads '{name}' before it is computed"
@@ -130,7 +130,7 @@ def _compare_operators(graph: ResolvedGraph, model: schema.ModelT) -> Iterator[s
             if weights is not None and not (
                 node.op.is_table or weights.packed or weights.recurrent
             ):
-                yield from _compare_weights(node, weights, model, operations)
+                yield from _compare_weights(node, weights, written, operations)
 
 
 def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
@@ -167,14 +167,14 @@ def _find_operations(
 
 
 def _compare_weights(
-    node: Node, weights: Weights, model: schema.ModelT, operations: Iterable[Operation]
+    node: Node, weights: Weights, written: schema.ModelT, operations: Iterable[Operation]
 ) -> Iterator[str]:
     """Compare the sums of weights with equal scales. Files may reorder axes or split weights."""
     ours = sum_by_scale([get_scales_and_weights(weights)])
     stored = []
     for index in {index for operation in operations for index in operation.inputs}:
-        tensor = model.subgraphs[0].tensors[index]
-        data = model.buffers[tensor.buffer].data
+        tensor = written.subgraphs[0].tensors[index]
+        data = written.buffers[tensor.buffer].data
         if tensor.type == TYPES["int8"] and data is not None and len(tensor.shape):
             shape = [1] * len(tensor.shape)
             shape[tensor.quantization.quantizedDimension] = -1

@@ -10,6 +10,7 @@ import pytest
 import keras_qat
 from keras_qat.analysis.drawing.model_graph import FLOAT_ROW, OWN, SHARED, UNSET
 from keras_qat.training.quantizer_statistics import compute_statistics
+from tests.browser import data_after, in_browser
 from tests.helpers import images, quantize_on
 from tests.networks.small import functional, layers
 
@@ -161,3 +162,20 @@ def test_quantizers(qat, tmp_path):
     assert any(word.endswith("dB") for word in words)
     # Fixed ranges, as that of a softmax, are quantizers too.
     assert any(word.startswith("8 bits, 0 to 0.996") for word in words)
+
+
+@pytest.mark.slow
+@in_browser
+def test_pages_have_search_and_zoom(qat, tmp_path):
+    script = """
+        const [field, zoom] = document.querySelectorAll('input');
+        const svg = document.querySelector('svg'), width = svg.getBoundingClientRect().width;
+        field.value = 'LOGITS'; field.dispatchEvent(new Event('input'));
+        document.querySelector('form').dispatchEvent(new Event('submit', {cancelable: true}));
+        document.body.dataset.found = document.querySelector('output').value;
+        zoom.value = 2; zoom.dispatchEvent(new Event('input'));
+        document.body.dataset.zoom = (svg.getBoundingClientRect().width / width).toFixed(1);
+    """
+    keras_qat.plot_model(qat, tmp_path / "model.html")
+    data = data_after((tmp_path / "model.html").read_text(), script, tmp_path)
+    assert data == {"found": "2 of 3", "zoom": "2.0"}

@@ -8,6 +8,7 @@ import pytest
 import keras_qat
 from keras_qat.analysis.verify import Agreement, TensorReport, Verdict
 from keras_qat.analysis.verify.pages import count_nines
+from tests.browser import data_after, in_browser
 
 
 class Reader(HTMLParser):
@@ -107,3 +108,23 @@ def test_nines():
 def test_where_it_cannot_be_written(report, tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         report.to_html(tmp_path / "none" / "report.html")
+
+
+@pytest.mark.slow
+@in_browser
+def test_is_sorted_and_filtered_in_a_browser(doubtful, tmp_path):
+    """By a click on the order of layers, then on identical outputs: what differs comes first."""
+    script = """
+        const rows = () => [...[...document.querySelectorAll('table')].at(-1).tBodies[0].rows];
+        const heads = [...document.querySelectorAll('th button')].slice(-13);
+        const click = (index, times) => { for (; times; times--) heads[index].click(); };
+        click(1, 2); document.body.dataset.down = rows()[0].cells[0].textContent;
+        click(3, 3); document.body.dataset.up = rows()[1].cells[0].textContent;
+        const field = document.querySelector('input');
+        field.value = '&ODD'; field.dispatchEvent(new Event('input', {target: field}));
+        document.body.dataset.left = rows().filter(row => !row.hidden).length;
+    """
+    data = data_after(doubtful.to_html(), script, tmp_path)
+    assert data["down"] == doubtful.tensors[-1].name
+    assert data["up"] == "&lt;b&gt;&amp;odd"  # Behind the input, which has no such number.
+    assert data["left"] == "1"
