@@ -70,6 +70,9 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
         x = tf.reduce_sum(inputs[0], summed) if summed else inputs[0]
         order = [kept.index(axis) for axis in output]
         return x if order == sorted(order) else tf.transpose(x, order)
+    if "..." in equation:
+        pairs = map(_squeeze_constant, inputs, terms, terms[::-1])
+        inputs, terms = zip(*pairs, strict=True)
     others = terms[::-1]
     alone = [[a for a in t if a not in o + output] for t, o in zip(terms, others, strict=True)]
     if any(alone):
@@ -82,6 +85,15 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
     return _multiply_by_constant(
         inputs[1 - position], terms[1 - position], factor, terms[position], output
     )
+
+
+def _squeeze_constant(x: Any, term: str, other: str) -> tuple[Any, str]:
+    """Drop the axes of a constant, given by their letters, that broadcast to another tensor's."""
+    constant = read_array(x)
+    if constant is None:
+        return x, term
+    axes = [i for i, axis in enumerate(term) if constant.shape[i] == 1 and axis in other]
+    return np.squeeze(constant, tuple(axes)), _without(term, [term[i] for i in axes])
 
 
 def _sum_axes(x: tf.Tensor, term: str, axes: list[str]) -> tf.Tensor:

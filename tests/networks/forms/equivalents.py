@@ -210,6 +210,7 @@ FUNCTIONS = {
         lambda x: SumsAWeight()(x),
         lambda x: layers.EinsumDense("abc,cd->ad", 5, bias_axes="d")(x),
         lambda x: layers.EinsumDense("...bc,cde->...de", (5, 4))(x),
+        lambda x: tf.einsum("...tc,...uc->...tu", x, KERNEL[None, :, :, 0]),
     ),
     "keras.backend.batch_flatten": (keras.backend.batch_flatten,),
     "nn.separable_conv2d": (
