@@ -86,7 +86,7 @@ def test_a_copy_of_a_part_is_exact_from_the_start(qat, monkeypatch, caplog, tmp_
     model, x = embedding(qat), images(64, (8, 8, 1))
     simulated = model.predict(x, verbose=0)
     model(x)
-    (line,) = caplog.messages
+    (line,) = [record.message for record in caplog.records if record.name == "keras_qat"]
     assert f"Keras built '{model.name}'" in line and f"quantize_model({model.name})" in line
     loaded = save_and_load(model, tmp_path / "part.keras")
     values = [keras_qat.quantize_model(part).predict(x, verbose=0) for part in (model, loaded)]

@@ -169,7 +169,7 @@ def test_what_follows_from_ranges_alone_is_not_traced(qat):
     operations = qat._inference.settled._traced.graph.get_operations()
     kinds = {operation.type for operation in operations}
     assert not kinds & {"If", "StatelessIf", "PartitionedCall", "Bitcast"}
-    assert len([operation for operation in operations if operation.type != "Placeholder"]) < 100
+    assert len([operation for operation in operations if operation.type != "Placeholder"]) < 110
 
 
 def test_calls_share_what_was_traced(qat):
