@@ -71,8 +71,8 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
         order = [kept.index(axis) for axis in output]
         return x if order == sorted(order) else tf.transpose(x, order)
     if "..." in equation:
-        pairs = map(_squeeze_constant, inputs, terms, terms[::-1])
-        inputs, terms = zip(*pairs, strict=True)
+        pairs = list(map(_squeeze_constant, inputs, terms, terms[::-1]))
+        inputs, terms = tuple(x for x, _ in pairs), [term for _, term in pairs]
     others = terms[::-1]
     alone = [[a for a in t if a not in o + output] for t, o in zip(terms, others, strict=True)]
     if any(alone):
