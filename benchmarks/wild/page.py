@@ -84,8 +84,8 @@ def _short(reason: str) -> str:
 
 SHORTER = {
     "no int8 rule for ": "",
-    ", and it cannot be opened: it ": ", which ",
-    ", and it cannot be opened": ", not opened",
+    ", and it cannot be traced: it ": ", which ",
+    ", and it cannot be traced": ", not traced",
     ", which takes more than 8 bits": "",
     "; its weights are int8": "",
 }

@@ -165,25 +165,25 @@ def find_unrolling_obstacle(call: Call) -> str:
     """Return why the steps of a recurrent layer cannot be unrolled; "" if they can."""
     layer, sequence = call.layer, call.inputs[0]
     if layer.stateful:
-        return "its states are kept"
+        return "it is stateful"
     if call.kwargs.get("training") is not None:
-        return "it is told whether it trains"
+        return "its call has a training argument"
     mask = call.kwargs.get("mask")
     is_tensor = isinstance(mask, Value) and mask.dtype == "bool"
     if not is_tensor and (mask is not None or any(value.masked for value in call.inputs)):
         return "it has a mask"
     if layer.time_major or len(sequence.shape) < 3:
-        return "its sequences are in another form"
+        return "its inputs are not sequences of vectors"
     if call.kwargs.get("initial_state") is not None or getattr(layer, "_num_constants", None):
-        return "it is given constants"
+        return "its call has an initial state or constants"
     if any(map(_has_dropout, list_layers(layer.cell))) and not _drops_inputs(layer):
         return "its cell has dropout"
     shapes = [tf.TensorShape(size) for size in tf.nest.flatten(layer.cell.state_size)]
     if not isinstance(layer.cell, layers.Layer) or not all(s.is_fully_defined() for s in shapes):
-        return "its states are of any size"
+        return "the sizes of its states are unknown"
     steps = sequence.shape[1]
     is_few = steps is not None and steps <= MOST_STEPS
-    return "" if is_few else f"it has more than {MOST_STEPS} steps, or any number"
+    return "" if is_few else f"it has more than {MOST_STEPS} steps, or an unknown number"
 
 
 def _has_dropout(cell: layers.Layer) -> bool:

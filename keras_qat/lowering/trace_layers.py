@@ -274,7 +274,7 @@ class _Attempt:
             return  # The next attempt traces the layer with the owners of these weights.
         if self._is_entire_model(call):
             raise ValueError(
-                f"The subclassed model '{call.name}' cannot be opened: {error}. Express "
+                f"The subclassed model '{call.name}' cannot be traced: {error}. Express "
                 f"it in the functional style, keras.Model(inputs, outputs), or quantize "
                 f"the functional models inside it one by one."
             ) from error

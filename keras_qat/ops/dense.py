@@ -118,7 +118,7 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
         return f"{attributes['equation']} is no product with a matrix"
     sizes = dict(zip(axes.output, call.output.shape, strict=True))
     if any(axis in axes.rows and sizes[axis] != 1 for axis in attributes["bias_axes"]):
-        return "its bias differs along other axes than the weights'"
+        return "its bias varies along axes that its weights lack"
     return None
 
 

@@ -197,7 +197,9 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         attributes=lambda call: {"exponent": _read_exponent(call)},
         needs=("exponent",),
         accepts=lambda call, a: (
-            "with an exponent that is no number" if a["exponent"] is None else accept_float(call)
+            accept_float(call)
+            if a["exponent"] is not None
+            else "with an exponent that is not a constant"
         ),
     ),
     lookup_row(

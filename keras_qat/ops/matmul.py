@@ -248,14 +248,14 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
     if getattr(call.layer, "normalize", False):
         return "normalize=True"
     if not attributes["equation"]:
-        return "an equation with axes of unknown number"
+        return "an equation with an unknown number of axes"
     axes = parse_equation(attributes["equation"])
     if not axes.are_matrices:
         return "no product of matrices"
     first, second = (value.shape for value in call.inputs)
     sizes = [dict(zip(axes.first, first, strict=True)), dict(zip(axes.second, second, strict=True))]
     if any(sizes[0][axis] != sizes[1][axis] for axis in axes.batch + axes.sum_axes):
-        return "axes that are repeated for the other tensor"
+        return "axes that are broadcast to the other tensor"
     is_plain = len(axes.rows) == len(axes.columns) == len(axes.sum_axes) == 1
     if not is_plain and max(shape.count(None) for shape in (first, second, call.output.shape)) > 1:
         return "sizes that are not known before run time"

@@ -230,7 +230,7 @@ def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
     if getattr(call.layer, "mask_value", 0) != 0:
         return "its mask_value is not 0"
     if x.dtype != y.dtype and not (x.is_float and y.is_float):
-        return f"makes {call.output.dtype} of {call.inputs[0].dtype}"
+        return f"converts {call.inputs[0].dtype} to {call.output.dtype}"
     return None
 
 

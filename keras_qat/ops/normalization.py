@@ -298,9 +298,9 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     if axes != list(range(1, len(shape)))[-count:]:
         return "not along the last axes"
     if None in shape[-count:]:
-        return "of an open size"
+        return "of an unknown size"
     if len(shape) > 4 and shape.count(None) > 1:
-        return "several open sizes of five"
+        return "several unknown sizes of five"
     return accept_float(call)
 
 
@@ -335,6 +335,6 @@ GROUP_NORM = dataclasses.replace(
     needs=("epsilon", "groups"),
     defaults={},
     accepts=lambda call, attributes: (
-        "of an open size" if None in call.output.shape[1:] else _accepts(call, attributes)
+        "of an unknown size" if None in call.output.shape[1:] else _accepts(call, attributes)
     ),
 )

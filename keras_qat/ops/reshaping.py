@@ -198,7 +198,7 @@ def _accepts_padding(modes: Collection[str], call: Call, attributes: Attributes)
     if mode not in modes:
         return "" if mode in MODES else f"mode={mode!r}"
     is_zero = attributes.get("value", 0.0) == 0.0
-    return None if is_zero else "pads with numbers other than 0"
+    return None if is_zero else "pads with values other than 0"
 
 
 def _emit_padding(e: Emission) -> None:

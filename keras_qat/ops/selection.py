@@ -93,7 +93,7 @@ COMPARISONS: tuple[Op, ...] = tuple(
 def _accepts_select(call: Call, attributes: Attributes) -> str | None:
     first = call.args[0] if call.args else call.kwargs.get("condition")
     if not isinstance(first, Value) or first.is_float or len(call.args) + len(call.kwargs) < 3:
-        return "not of a tensor of truth values and two others"
+        return "not of a boolean tensor and two others"
     if max(len(value.shape) for value in [*call.inputs, call.output]) > 4:
         return "broadcast with more than 4 axes"
     return accept_float(call)
@@ -172,7 +172,7 @@ def _accepts_cast(call: Call, attributes: Attributes) -> str | None:
     if not call.inputs[0].is_float:
         return accept_float(call)
     is_integer = tf.as_dtype(call.output.dtype).is_integer
-    return "makes integers of quantized values: indices may be off" if is_integer else ""
+    return "converts quantized values to integers, so indices may be wrong" if is_integer else ""
 
 
 FROM_INTEGERS = Op(

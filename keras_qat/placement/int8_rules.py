@@ -166,7 +166,7 @@ class Int8Placement:
             return f"no int16 kernel for {describe_layer(call.layer)}{only}"
         rule = f"no int8 rule for {describe_layer(call.layer)}"
         if call.name in self.graph.opaque:
-            return f"{rule}, and it cannot be opened: {self.graph.opaque[call.name]}"
+            return f"{rule}, and it cannot be traced: {self.graph.opaque[call.name]}"
         if refusal := refusal or find_float_reason(call):
             return f"{rule}: {refusal}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule

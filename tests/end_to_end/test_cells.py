@@ -13,7 +13,7 @@ pytestmark = pytest.mark.legacy
 
 @keras.utils.register_keras_serializable("cells")
 class Branching(Minimal):
-    """A cell that cannot be opened."""
+    """A cell that cannot be traced."""
 
     def call(self, inputs, states):
         return super().call(inputs if tf.reduce_max(inputs) > 0 else -inputs, states)
@@ -48,7 +48,7 @@ def reason_of(model, **options):
 
 def test_other_layers_stay_whole():
     assert "it has more than 32 steps" in reason_of(model_of("custom cell", (33, 4)))
-    assert "or any number" in reason_of(model_of("custom cell", (None, 4)))
+    assert "or an unknown number" in reason_of(model_of("custom cell", (None, 4)))
     for layer in (
         layers.RNN(layers.LSTMCell(3, dropout=0.5)),
         layers.GRU(3, "relu", recurrent_dropout=0.5),

@@ -252,5 +252,5 @@ def test_a_mask_that_cannot_be_traced_leaves_its_reader_in_float():
     y = Constant(name="maker")(x)
     model = keras.Model(x, [Shift(name="reader")(y), layers.LSTM(4, name="steps")(y)])
     reasons = keras_qat.plan(model).float_layers
-    assert reasons["reader"].endswith("it cannot be opened: it reads a mask that is a constant")
+    assert reasons["reader"].endswith("it cannot be traced: it reads a mask that is a constant")
     assert "it has a mask" in reasons["steps"]

@@ -89,7 +89,7 @@ def test_what_is_not_opened_says_why(name):
     make, reason = CLOSED[name]
     model = build_model(SHAPE, lambda x: make()(layers.Conv2D(4, 1)(x)))
     (result,) = keras_qat.plan(model).float_layers.values()
-    assert "cannot be opened" in result
+    assert "cannot be traced" in result
     said = f"(?s)compute in float.*{model.layers[-1].name}: .*{reason}"
     with pytest.warns(UserWarning, match=said):
         keras_qat.quantize_model(model)
@@ -98,7 +98,7 @@ def test_what_is_not_opened_says_why(name):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("without_float", [False, True])
 def test_calls_of_a_layer_share_its_weights(without_float):
-    """Also where one call cannot be opened, or each computes something else from a weight."""
+    """Also where one call cannot be traced, or each computes something else from a weight."""
     x = keras.Input((8, 3))
     layer = Reversible()
     normalized, *statistics = layer(x)

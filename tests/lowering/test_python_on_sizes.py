@@ -64,7 +64,7 @@ UNKNOWN = {
 def test_what_depends_on_more_is_refused(name, monkeypatch):
     monkeypatch.setitem(HABITS, name, UNKNOWN[name])
     inputs = keras.Input((3, 2))
-    with pytest.raises(ValueError, match="cannot be opened"):
+    with pytest.raises(ValueError, match="cannot be traced"):
         keras_qat.quantize_model(keras.Sequential([inputs, Own(name)]), strict=True)
 
 

@@ -1,4 +1,4 @@
-"""Custom layers that cannot be opened, each with its reason."""
+"""Custom layers that cannot be traced, each with its reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -65,4 +65,4 @@ CLOSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a loss": (WithLoss, "it calls add_loss|adds to the loss"),
     "training": (NoisyInTraining, "computes differently in training"),
 }
-"""Name -> a layer that cannot be opened, and what is said of it."""
+"""Name -> a layer that cannot be traced, and what is said of it."""

@@ -187,9 +187,9 @@ def _make_matrix(transform: Transform, size: int | None, *length: int) -> NDArra
     size = unwrap(size)
     if (count := size * max([size, *length])) > LARGEST:
         raise TooLarge(
-            f"a Fourier transform of {size} values is a product with a matrix of {count:,} values, "
-            f"of which at most {LARGEST:,} are written. Use shorter frames, such as tf.signal.stft "
-            f"has, or compute the transform before the model"
+            f"a Fourier transform of {size} values needs a matrix of {count:,} values, more than "
+            f"the limit of {LARGEST:,}. Use shorter frames, as in tf.signal.stft, or compute the "
+            f"transform before the model"
         )
     return np.round(transform(np.eye(size), *length), 12) + 0.0  # Avoids negative zeros.
 

@@ -63,7 +63,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     if layer.activation not in TANH or layer.recurrent_activation not in _SIGMOID:
         return "its activations are not tanh and sigmoid"
     if layer.return_state or len(call.inputs) > 1:
-        return "its states are read or given"
+        return "its states are inputs or outputs"
     return explain_form(call)
 
 
@@ -76,7 +76,7 @@ def explain_form(call: Call, axes: int = 3) -> str | None:
     if call.kwargs.get("initial_state") is not None:
         return "it begins with a state that is a constant"
     if layer.time_major or len(call.inputs[0].shape) != axes:
-        return "its sequences are in another form"
+        return "its inputs are not sequences of vectors"
     return None
 
 

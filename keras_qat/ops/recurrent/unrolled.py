@@ -259,23 +259,23 @@ def _accepts(
     keeps = call.layer.stateful
     is_given = len(call.inputs) > 1 and not attributes["masked"]
     if attributes["masked"] and (keeps or len(call.inputs) > 2 or call.layer.return_state):
-        return "it has a mask, and its states are kept, given or read"
+        return "it has a mask and also stateful, initial or returned states"
     if is_image and (keeps or is_given or call.layer.return_state):
-        return "its states are kept, given or read"
+        return "it has stateful, initial or returned states"
     if keeps and is_given:
-        return "its state is kept and given"
+        return "it is stateful and has an initial state"
     if any(getattr(call.layer, name) not in values for name, values in allowed.items()):
         return f"its activations are not {activations}"
     if is_image and attributes["data_format"] == "channels_first":
         return "its channels come first"
     steps, *sizes = call.inputs[0].shape[1:]
     if is_image and None in sizes:
-        return "its images are of any size"
+        return "its image size is unknown"
     if steps is None:
-        return "its number of steps is not known, and it would be unrolled"
+        return "it would be unrolled, but the number of steps is unknown"
     if steps > MOST_STEPS:
         return f"more than {MOST_STEPS} steps"
-    return "its state is read" if len(flatten_values(call.outputs)) > 1 else None
+    return "it returns its state" if len(flatten_values(call.outputs)) > 1 else None
 
 
 def _read_attributes(call: Call) -> Attributes:

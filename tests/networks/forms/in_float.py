@@ -112,21 +112,25 @@ def conv_lstm(**options):
     return lambda x: layers.ConvLSTM2D(2, 2, **options)(x)
 
 
-OPAQUE = "cannot be opened"
+OPAQUE = "cannot be traced"
 LONG = (40, 4)
 """With up to 32 steps, recurrent layers are opened step by step."""
 
 IMAGES = (3, 6, 5, 2)
 ROWS = {
     "LSTM, relu": ("its activations are not tanh and sigmoid", lstm(activation="relu"), LONG),
-    "LSTM, states": ("its states are read or given", lambda x: lstm(return_state=True)(x)[1], LONG),
+    "LSTM, states": (
+        "its states are inputs or outputs",
+        lambda x: lstm(return_state=True)(x)[1],
+        LONG,
+    ),
     "Bidirectional, relu": (
         "Bidirectional.*its activations are not tanh and sigmoid",
         both_ways(activation="relu"),
         LONG,
     ),
     "Bidirectional, states": (
-        "Bidirectional.*its states are read",
+        "Bidirectional.*its states are inputs",
         lambda x: both_ways(return_state=True)(x)[0],
         LONG,
     ),
@@ -146,7 +150,7 @@ ROWS = {
         lambda x: layers.GRU(3)(x),
         (MOST_STEPS + 1, 4),
     ),
-    "a GRU of any length": ("its number of steps is not known", small, (None, 4)),
+    "a GRU of any length": ("the number of steps is unknown", small, (None, 4)),
     "ConvLSTM, states": (
         "are kept, given or read",
         lambda x: layers.ConvLSTM2D(2, 3, return_state=True)(x)[1],
@@ -164,8 +168,8 @@ ROWS = {
     ),
     "ConvLSTM of volumes": ("along three axes", lambda x: layers.ConvLSTM3D(2, 2)(x), (*IMAGES, 1)),
     "a long ConvLSTM": (f"more than {MOST_STEPS} steps", conv_lstm(), (MOST_STEPS + 1, 3, 3, 2)),
-    "a ConvLSTM of any length": ("its number of steps is not known", tiny, (None, 6, 5, 2)),
-    "a ConvLSTM of any size": ("its images are of any size", tiny, (3, None, None, 2)),
+    "a ConvLSTM of any length": ("the number of steps is unknown", tiny, (None, 6, 5, 2)),
+    "a ConvLSTM of any size": ("its image size is unknown", tiny, (3, None, None, 2)),
     **{f"map of {name}": (OPAQUE, in_lambda(f), (4, 3)) for name, f in MAPPED.items()},
     "a long scan": (OPAQUE, lambda x: Smoothed("plain")(x), (33, 2)),
     "a scan of any length": (OPAQUE, lambda x: Smoothed("plain")(x), (None, 2)),
