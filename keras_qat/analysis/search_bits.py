@@ -47,7 +47,7 @@ class FoundBits:
 
     @property
     def overrides(self) -> dict[str, int]:
-        """Layer -> bits, if they differ from the recipe's."""
+        """Maps layer names to bits, for layers that differ from the recipe."""
         usual = self.recipe.weights.bits
         return {name: bits for name, bits in self.bits.items() if bits != usual}
 

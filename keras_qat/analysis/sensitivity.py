@@ -173,8 +173,8 @@ def sensitivity(
         raise ValueError("No bits were passed. Try bits=(2, 4, 6, 8).")
     if not recipe.weights.per_channel:
         raise ValueError(
-            f"Recipe '{recipe.name}' has weights per tensor, which sensitivity does not support. "
-            f"Use recipes.int8()."
+            f"Recipe '{recipe.name}' quantizes weights per tensor, which sensitivity does not "
+            f"support. Use recipes.int8()."
         )
     if is_quantized(model):
         raise ValueError(f"'{model.name}' is already quantized. Pass the float model.")

@@ -146,7 +146,7 @@ def convolve_column(builder: Builder, site: Site) -> None:
 
 
 def average_column(builder: Builder, site: Site) -> None:
-    """Adds a last axis of size 1, so a mean is over a column instead of a row."""
+    """Adds a last axis of size 1, to compute a mean over a column instead of a row."""
     x, axes = _get_inputs(site)
     (end,) = site.outputs
 

@@ -101,7 +101,8 @@ class ScalesLoss:
 def check_precision(graph: Graph) -> None:
     """Raises a `ValueError` if a layer computes in float64 or has weights not in float32.
 
-    Variables in float64 that do not train are accepted: NumPy creates tables and masks in it.
+    Non-trainable float64 variables are accepted, because NumPy creates tables and masks in
+    float64.
     """
     for call in [*graph.calls, *graph.loss_only]:
         wrong = {value.dtype for value in flatten_values(call.outputs)} & {"float64"}

@@ -109,11 +109,11 @@ def copy_graph(
     inserted: Mapping[Value, list[InsertedCall]],
     output_calls: Mapping[Value, InsertedCall],
 ) -> Graph:
-    """Copies a graph with replaced calls and with inserted calls. The graph is not changed.
+    """Copies a graph, with calls replaced and inserted. The original is not changed.
 
     Args:
         graph: the graph.
-        replacements: call -> its replacement, in order. Calls without one are dropped.
+        replacements: call -> its replacement, in topological order. Other calls are dropped.
         inserted: value -> calls inserted after it, for all of its consumers.
         output_calls: output value -> a call inserted after it, for the output alone.
     """

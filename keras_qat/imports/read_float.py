@@ -148,8 +148,8 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
         return model
     if not isinstance(model, keras.Sequential) or unknown != [model.layers[0]]:
         raise ValueError(
-            f"'{unknown[0].name}' normalizes along an axis of unknown size. Give the model an "
-            f"input of known shape: keras.Input(shape), as the first layer of a Sequential model."
+            f"'{unknown[0].name}' normalizes along an axis of unknown size. Use an input with a "
+            f"static shape. In a Sequential model, pass keras.Input(shape) as the first layer."
         )
     shape = list(model.input_shape)
     for axis, size in _find_missing_sizes(model.layers[0]).items():

@@ -75,7 +75,7 @@ def quantize_table(
     quantizer: ActivationQuantizer | None,
     in_graph: bool,
 ) -> Weights:
-    """Quantizes an embedding table to its output's parameters, rounded as in training."""
+    """Quantizes an embedding table with the scale of its output, rounding as in training."""
     scale = output.as_tensors().scale
     limits = None if quantizer is None else quantizer.observe(None, training=False)
 

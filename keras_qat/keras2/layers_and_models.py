@@ -126,10 +126,10 @@ def _check_arguments(
 
 
 def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> dict[str, Any]:
-    """Returns custom functions and objects that regularize or constrain, in attributes of a layer.
+    """Returns a layer's custom regularizers and constraints, by attribute name.
 
-    A layer's configuration only has the names of the functions. It may have entries for an object
-    that the object's class does not accept.
+    A layer's configuration only has the names of functions. Its entry for an object may have
+    arguments that the object's class does not accept.
     """
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))

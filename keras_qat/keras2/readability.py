@@ -121,8 +121,8 @@ def _check_vocabularies(model: keras.Model) -> None:
         layer = holders[-1]  # The innermost layer.
         raise ValueError(
             f"'{layer.name}' of '{model.name}' holds a vocabulary, and TFLite has no operation for "
-            f"{type(layer).__name__}. Compute it before the model, in the input pipeline, and "
-            f"quantize the model after it."
+            f"{type(layer).__name__}. Move it to the input pipeline, and quantize the rest of "
+            f"the model."
         )
 
 

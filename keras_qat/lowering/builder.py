@@ -34,10 +34,11 @@ class LoweringContext:
 
     Args:
         activations: whether to replace activations by operators that runtimes have.
-            `recipes.contrib` keeps them, like the original, and traces no layer.
-        may_trace: function of a call: whether its layer may be traced; None to decide as usual.
-        has_int16: False to use 16 bits only if 8 bits would lose all values.
-        has_float: whether calls that replace NaN stay in float. If not, inputs hold no NaN.
+            `recipes.contrib` keeps them, like tf.contrib.quantize, and does not trace layers.
+        may_trace: returns whether a call's layer may be traced; None for the default rules.
+        has_int16: whether the target supports 16 bits. If not, lowering uses them only if 8 bits
+            would lose all values.
+        has_float: whether calls that replace NaN stay in float. If not, inputs must not hold NaN.
     """
 
     activations: bool = True
@@ -91,7 +92,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return the layers with a weight that initializes several new layers."""
+        """Return the layers that initialize several new layers from one weight."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:

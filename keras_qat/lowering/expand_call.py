@@ -113,8 +113,8 @@ def expand_call(
 
     Args:
         call: the call of an operation or a layer.
-        function: computes the same from the same arguments.
-        context: keeps the layers, which all calls of a shared layer share.
+        function: computes the same result from the same arguments.
+        context: holds the new layers, which all calls of a shared layer reuse.
         inside: whether to name calls `call/part`, as inside a traced layer, or `call_part`.
 
     Returns:

@@ -48,12 +48,12 @@ class Multiplier(NamedTuple):
     def multiply(
         self, in_int64: Callable[[], Any], dtype: tf.DType, compute: Callable[[Any], Any]
     ) -> tf.Tensor:
-        """Multiplies integers by the ratio, like the kernel family.
+        """Multiplies integers by the ratio, with the kernel family's rounding.
 
         Args:
-            in_int64: computes the integers in int64, for the multiplication in fixed point.
-            dtype: the type of its result.
-            compute: computes the result like the family's kernel, given `other`.
+            in_int64: function that returns the integers in int64, for fixed-point multiplication.
+            dtype: the type of the fixed-point result.
+            compute: function of `other` that returns the result of the family's kernel.
         """
 
         def multiply_in_fixed_point() -> tf.Tensor:

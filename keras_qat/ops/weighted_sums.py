@@ -70,15 +70,15 @@ def prepare_sums(
     rounding: Rounding = "fixed",
     of_int4: Rounding | None = None,
 ) -> Sums:
-    """Prepares `compute_weighted`.
+    """Returns the `Sums` that `compute_weighted` needs.
 
     Args:
         a: the arguments of a weighted operator.
         channels: axes of the weights that are output channels, counted from the end.
         rounding: how TFLite's kernel rounds. XNNPACK's int8 kernels multiply in float32 and round
             halves to even.
-        of_int4: how TFLite's optimized kernel rounds with 4-bit weights, if XNNPACK has none; or
-            None.
+        of_int4: how TFLite's optimized kernel rounds with packed 4-bit weights; None if XNNPACK has
+            a kernel for them.
     """
     weights: Weights = a.weights
     how: Rounding | Literal["family"] = rounding

@@ -82,7 +82,7 @@ def check_names(names: Iterable[str]) -> list[str]:
 
 
 def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
-    """Returns a graph whose outputs are the original outputs and a list of the named tensors.
+    """Returns a copy of the graph with the outputs `(original outputs, named tensors)`.
 
     Raises:
         ValueError: if the recipe does not support outputs inside the model.

@@ -87,10 +87,10 @@ class MicroInterpreter(FileInterpreter):
             return runtime.Interpreter.from_bytes(self.contents, arena_size=arena)
 
     def arena_size(self) -> int:
-        """Returns the bytes of the arena that the interpreter uses, as it records them.
+        """Returns the size of the arena in bytes, as the interpreter reports it.
 
         The figure includes this computer's pointers, so a 32-bit chip needs slightly less. While
-        the interpreter prepares a small file it uses up to half as much again.
+        the interpreter prepares a small file, it uses up to 1.5 times that size.
         """
         with _capture_stderr() as lines:
             self._interpreter.print_allocations()
@@ -171,5 +171,5 @@ def open_file(
     if kernels != MicroInterpreter.kernels:
         return FileInterpreter(file, kernels, runtime, is_checked=is_checked)
     if runtime is not None:
-        raise ValueError(f"runtime={runtime!r} has no kernels 'tflm': leave runtime out.")
+        raise ValueError(f"kernels='tflm' does not support runtime={runtime!r}. Leave runtime out.")
     return MicroInterpreter(file)

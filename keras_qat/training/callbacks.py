@@ -129,8 +129,8 @@ class QuantDelay(_Threshold):
             one with its own `train_step` for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or no integer; at `fit` if the model is not quantized, or
-            if it trains other models and `model` is not given.
+        ValueError: if `steps` is negative or not an integer; at `fit` if the model is not
+            quantized, or if it trains other models and `model` is not given.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.QuantDelay(2_000)])
@@ -164,8 +164,8 @@ class FreezeBatchNorm(_Threshold):
             one with its own `train_step` for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or no integer; at `fit` if the model is not quantized, or
-            if it trains other models and `model` is not given.
+        ValueError: if `steps` is negative or not an integer; at `fit` if the model is not
+            quantized, or if it trains other models and `model` is not given.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeBatchNorm(10_000)])
@@ -184,13 +184,13 @@ class FreezeRanges(_Threshold):
 
     Args:
         steps: the first training step (batch) with frozen ranges, counted from 1. With 0 or 1 the
-            model needs ranges before training, as from `calibrate`.
+            model needs ranges before training, for example from `calibrate`.
         model: the quantization-aware model, if `fit` trains another model that calls it, such as
             one with its own `train_step` for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or no integer; at `fit` if the model is not quantized, or
-            if it trains other models and `model` is not given.
+        ValueError: if `steps` is negative or not an integer; at `fit` if the model is not
+            quantized, or if it trains other models and `model` is not given.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeRanges(5_000)])

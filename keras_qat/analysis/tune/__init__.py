@@ -162,7 +162,9 @@ def tune(
     if is_quantized(model):
         raise ValueError(f"'{model.name}' is quantized already: pass the float model to tune.")
     if not max_drop >= 0:
-        raise ValueError(f"max_drop={max_drop}: pass 0 or more points, such as 0.5.")
+        raise ValueError(
+            f"max_drop={max_drop}: pass the allowed drop in points, 0 or more, such as 0.5."
+        )
     if not minutes > 0:
         raise ValueError(f"minutes={minutes}: pass a time above 0, such as 10.")
     if max_size is not None and max_size <= 0:

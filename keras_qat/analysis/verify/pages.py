@@ -184,7 +184,7 @@ def draw_layers(tensors: Sequence[TensorReport], title: str) -> Figure:
 
 
 def write_node_data(tensors: Sequence[TensorReport], folder: Path) -> list[Path]:
-    """Writes a file of Model Explorer's node data for each figure.
+    """Writes one Model Explorer node data file per metric.
 
     Raises:
         ValueError: if there are no tensors.

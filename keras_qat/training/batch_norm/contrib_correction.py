@@ -97,7 +97,7 @@ def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
 
 
 def can_concatenate(layer: keras.layers.Layer) -> bool:
-    """Whether a layer is faster with two kernels concatenated than with one after the other.
+    """Whether one convolution with two concatenated kernels is faster than two convolutions.
 
     Its inputs and their gradient are then read and written once, but the outputs have to be split.
     """
