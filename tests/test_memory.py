@@ -59,11 +59,13 @@ def verify(qat: Any) -> None:
     ],
 )
 def test_a_model_is_freed(use: Callable[[Any], Any]) -> None:
-    model = made()
-    qat = quantize_on(model, X)
-    use(qat)
-    held = [weakref.ref(variant) for variant in (model, qat)]
-    del model, qat
+    def refer_to_used_models() -> list[weakref.ref[Any]]:
+        model = made()
+        qat = quantize_on(model, X)
+        use(qat)
+        return [weakref.ref(variant) for variant in (model, qat)]
+
+    held = refer_to_used_models()  # AutoGraph keeps copies of local variables while a call runs.
     keras.backend.clear_session()
     gc.collect()
     assert [reference() for reference in held] == [None, None]
