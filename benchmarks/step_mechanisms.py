@@ -101,7 +101,7 @@ def main() -> None:
         times: dict[str, list[float]] = {form: [] for form in forms}
         for turn in range(options.turns):
             for form in random.Random(turn).sample(forms, len(forms)):
-                times[form].append(min([seconds(steps[form]) for _ in range(4)][1:]))
+                times[form].append(min([count_seconds(steps[form]) for _ in range(4)][1:]))
         ratios = [
             statistics.median(np.divide(times[form], times["float"]).tolist()) for form in forms
         ]
@@ -131,7 +131,7 @@ def prepare(name: str, form: str) -> Callable[[], Any]:
     return lambda: train(batches)
 
 
-def seconds(step: Callable[[], Any]) -> float:
+def count_seconds(step: Callable[[], Any]) -> float:
     """The CPU time of a step."""
     start = time.process_time()
     step()

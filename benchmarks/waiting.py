@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ import numpy as np
 import keras_qat
 from benchmarks import markdown
 from benchmarks.networks import ds_cnn
-from benchmarks.step_mechanisms import BATCH, conv1d, of_applications, transformer
+from benchmarks.step_mechanisms import BATCH, conv1d, count_seconds, of_applications, transformer
 from benchmarks.step_time import functions
 from keras_qat.keras2.backend import keras
 
@@ -138,13 +137,6 @@ def compare(calls: Mapping[str, Callable[[], Any]], turns: int, warm_up: int) ->
         seconds = {form: count_seconds(calls[form]) for form in order}
         ratios.append(seconds["int8"] / seconds["float"])
     return statistics.median(ratios)
-
-
-def count_seconds(call: Callable[[], Any]) -> float:
-    """The CPU time of a call."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
 
 
 if __name__ == "__main__":

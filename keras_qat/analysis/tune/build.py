@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+import warnings
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -155,10 +156,12 @@ class Builder:
     @functools.cached_property
     def equalized(self) -> keras.Model | None:
         """The float model with equalized channels; None if that changes nothing."""
-        try:
-            model = equalize(self.model)
-        except ValueError:  # A model with its own training.
-            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # No layers can be equalized.
+            try:
+                model = equalize(self.model)
+            except ValueError:  # A model with its own training.
+                return None
         before, after = self.model.get_weights(), model.get_weights()
         return None if all(map(np.array_equal, before, after)) else model
 

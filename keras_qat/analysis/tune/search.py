@@ -325,9 +325,7 @@ def climb(search: Search) -> None:
     for rung in LADDER:
         if search.is_met:
             return
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            reason = "no time is left" if search.is_late else rung.find_obstacle(search)
+        reason = "no time is left" if search.is_late else rung.find_obstacle(search)
         if reason:
             search.skip(rung.name, reason)
         for settings in () if reason else rung.propose(search):
