@@ -2,10 +2,13 @@
 
 import ast
 import functools
+import gc
 import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.ops.all_ops import ROWS
@@ -32,6 +35,11 @@ OTHERS_PRIVATE = re.compile(
 """A private attribute of Keras' on something else than the class itself."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collect_garbage():
+    gc.collect()  # Large garbage that is collected while Python 3.11 parses makes `ast` fail.
 
 
 @functools.cache
