@@ -1,4 +1,4 @@
-"""Write docs/operators.md from the rows: `python docs/operators.py`."""
+"""Write docs/operators.md from the operators: `python docs/operators.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEAD = """# Operators
 
 Look up which operators are computed in integers, and their names and attributes for `register_op`.
 Attributes in brackets have a default. `python docs/operators.py > docs/operators.md` writes this
-page from the rows in `keras_qat/ops`.
+page from the operators in `keras_qat/ops`.
 
 Each operator is tested against TFLite's interpreter with random options, shapes, ranges and
 weights, with all kernels, at the bits listed here. If kernels are named in brackets, only these

@@ -1,1 +1,1 @@
-"""Operators: one row each, in a file for each family of operators."""
+"""Definitions of operators (`Op`), in one file for each kind of operator."""

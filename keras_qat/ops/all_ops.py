@@ -1,4 +1,4 @@
-"""The list of all operators. If several rows list a layer, the first that accepts it is used."""
+"""The list of all operators. The first operator that lists a layer and accepts its call is used."""
 
 from __future__ import annotations
 

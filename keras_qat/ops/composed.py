@@ -1,7 +1,7 @@
-"""Composed operators: one description of steps prepares, computes and emits other rows.
+"""Operators that are composed of other operators.
 
-A description calls a `Machine` that prepares, computes or emits. `compose` makes the functions of a
-row from a description; the result is requantized to the output.
+A `Description` is a function that runs other operators on a `Machine`. The machine prepares,
+computes or emits them, so `compose` needs one description for all three functions of an `Op`.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.ops.weights import Weights
 
 Quantized = tuple[Any, QuantParams]
-"""Quantized values relative to their zero point, or a tensor of a file; and their parameters."""
+"""Quantized values relative to their zero point, or the index of a tensor in a file; and the
+quantization parameters."""
 
 WIDE = QuantParams(None, None, 16)
 """Placeholder for 16-bit quantization parameters that are already prepared."""
 
 NO_WIDE = None if RECENT else "this TensorFlow has no QUANTIZE from int8 to int16"
-"""The reason why int8 cannot become 16 bits; None if it can."""
+"""The reason why files cannot convert int8 to int16; None if they can."""
 
 MOST = float(WIDE.highest)
 """The largest quantized value of 16 bits."""
 
 
 def wide_params(scale: tf.Tensor) -> QuantParams:
-    """Returns 16-bit parameters with the zero point 0, as tensors."""
+    """Returns 16-bit quantization parameters with this scale and the zero point 0, as tensors."""
     return QuantParams(single(scale), tf.zeros([], tf.float64), 16)
 
 
 def integer_params(bits: int) -> QuantParams:
-    """Returns parameters with the scale 1 for plain integers of 16 or 32 bits."""
+    """Returns quantization parameters with the scale 1, for plain integers of 16 or 32 bits."""
     return QuantParams(np.float32(1), 0, bits)
 
 
@@ -55,8 +56,8 @@ def _make_integer_row(code: str, function: Callable[[Any, Any], Any]) -> Op:
     return Op(code.lower(), lambda a: function(*a.q), lambda e: e.add(code))
 
 
-# Kernels neither scale nor round 32-bit integers, and are as fast as float kernels in all runtimes,
-# unlike 16-bit kernels.
+# Kernels for 32-bit integers neither rescale nor round. They are as fast as float kernels in all
+# runtimes, unlike 16-bit kernels.
 SUM = _make_integer_row("ADD", lambda x, y: x + y)
 PRODUCT = _make_integer_row("MUL", product)
 LARGER = _make_integer_row("MAXIMUM", tf.maximum)
@@ -64,14 +65,14 @@ SMALLER = _make_integer_row("MINIMUM", tf.minimum)
 
 
 def compute_wide_scale(output: QuantParams) -> tf.Tensor:
-    """Returns the smallest 16-bit scale that holds all values of an output's range."""
+    """Returns the smallest 16-bit scale that can represent all values of an output's range."""
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
     return quotient(tf.maximum(*ends) * output.scale, MOST)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """One run of a row. The fields are the arguments of `Machine.run`."""
+    """One run of an operator. The fields are the arguments of `Machine.run`."""
 
     op: Op
     inputs: list[Quantized]
@@ -82,7 +83,7 @@ class _Step:
     shape: Shape | None
 
     def make_arguments(self, a: Arguments, **fields: Any) -> Arguments:
-        """Returns the arguments of the row, given the arguments `a` of the composed operator."""
+        """Returns the operator's arguments, given the arguments `a` of the composed operator."""
         fields = {"params": [params for _, params in self.inputs], "output": self.params, **fields}
         return dataclasses.replace(
             a,
@@ -94,7 +95,7 @@ class _Step:
 
 
 class Machine(abc.ABC):
-    """Runs rows. Each subclass has its kind of quantized values."""
+    """Runs operators on `Quantized` values. Each subclass defines what it means to run them."""
 
     def run(
         self,
@@ -107,13 +108,13 @@ class Machine(abc.ABC):
         maximum: float | None = None,
         shape: Shape | None = None,
     ) -> Quantized:
-        """Runs a row.
+        """Runs an operator, and returns its output.
 
         Args:
-            op: the row.
+            op: the operator.
             inputs: its inputs.
-            params: the parameters of the output.
-            attributes: the attributes, by default the row's defaults.
+            params: the quantization parameters of the output.
+            attributes: the attributes, by default the operator's defaults.
             weights: the weights of a weighted operator.
             maximum: the maximum of a fused ReLU.
             shape: the output's shape, by default the last input's.
@@ -126,7 +127,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def constant(self, name: str, q: Any, params: QuantParams) -> Quantized:
-        """Adds a constant of quantized values."""
+        """Returns a constant with these quantized values."""
 
     @abc.abstractmethod
     def split(self, x: Quantized, count: int) -> list[Quantized]:
@@ -134,30 +135,30 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def widen(self, x: Quantized) -> Quantized:
-        """Converts 8 bits with the zero point 0 to 16 bits with the same scale."""
+        """Converts 8-bit values with the zero point 0 to 16 bits with the same scale."""
 
     @abc.abstractmethod
     def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:
-        """Reads quantized values, including the zero point, as integers of 16 or 32 bits."""
+        """Returns the stored integers, including the zero point, with 16 or 32 bits."""
 
     @abc.abstractmethod
     def reshape(self, x: Quantized, shape: Shape) -> Quantized:
-        """Reshapes values. Only the first size may be unknown."""
+        """Reshapes values. Only the first size of `shape` may be unknown."""
 
     @abc.abstractmethod
     def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
-        """Looks up each value in a table with the zero point 0.
+        """Replaces each value of `x` by its entry in a table. The results have the zero point 0.
 
         The table has an entry for each integer from 0 on, or for each 8-bit value.
         """
 
 
 class Preparing(Machine):
-    """Prepares rows in order, without computing them. Tensors are `TensorSpec`s.
+    """Prepares operators in order, without computing them. Values are `TensorSpec`s.
 
     Args:
         a: the arguments of the composed operator.
-        prepared: receives what `Computing` needs.
+        prepared: a list to which it appends the prepared parameters that `Computing` needs.
     """
 
     def __init__(self, a: Arguments, prepared: list[Any]) -> None:
@@ -167,7 +168,7 @@ class Preparing(Machine):
         inputs, output = [x.as_tensors() for _, x in step.inputs], step.params.as_tensors()
         arguments = step.make_arguments(self.a, params=inputs, output=output, weights=step.weights)
         dtype, ends = get_held_dtype(step.params), None
-        if step.params.bits < 32:  # 32 bits hold all results.
+        if step.params.bits < 32:  # Results of 32 bits are not clipped.
             low, high = (end - output.zero_point for end in (output.lowest, output.highest))
             low = low if step.maximum is None else tf.maximum(low, 0.0)
             ends = tf.cast(low, dtype), tf.cast(high, dtype)
@@ -209,11 +210,11 @@ class Preparing(Machine):
 
 
 class Computing(Machine):
-    """Computes with the rounding of a kernel family.
+    """Computes operators with the rounding of a kernel family.
 
     Args:
         a: the arguments of the composed operator.
-        prepared: the results of `Preparing` for the same steps.
+        prepared: the parameters that `Preparing` appended for the same steps.
     """
 
     def __init__(self, a: Arguments, prepared: Iterable[Any]) -> None:
@@ -255,8 +256,8 @@ class Emitting(Machine):
     """Adds operators to a file.
 
     Args:
-        e: the emission of the composed operator.
-        image: height and width of the results of convolutions, by default those of their inputs.
+        e: adds the operators of the composed operator to a file.
+        image: height and width of the outputs of convolutions, by default the same as the inputs.
     """
 
     def __init__(self, e: Emission, image: Shape = ()) -> None:
@@ -316,7 +317,7 @@ class Emitting(Machine):
         e, number, params = self.e, next(self.counter), _as_numbers(params)
         indices, _ = x if x[1].bits == 32 else self.reinterpret(x, INTEGERS)
         target = e.temporary(str(number), e.shape(x[0]), params)
-        if x[1].bits <= 8:  # Table positions begin at 0.
+        if x[1].bits <= 8:  # Indices of a table begin at 0.
             half, quantized = e.constant("half", -x[1].lowest), indices
             indices = e.temporary(f"{number}/positions", e.shape(x[0]), "int32")
             e.add("ADD", [quantized, half], [indices])
@@ -332,33 +333,34 @@ def _as_numbers(params: QuantParams) -> QuantParams:
 
 
 Description = Callable[[Machine, list[Quantized], QuantParams, Attributes, Shape], Quantized]
-"""Runs the rows of an operator on its inputs. The result may have other parameters than the output.
+"""A function that runs the operators of a composed operator on a machine and the inputs.
 
-Further arguments are the output's parameters, the attributes, and the output's shape. If everything
-is prepared, the parameters have no scale and the shape is ()."""
+Further arguments are the output's parameters, the attributes, and the output's shape. While it
+computes with prepared parameters, the output's parameters have no scale and the shape is (). Its
+result may have other parameters than the output."""
 
 
 def get_inputs(a: Arguments) -> list[Quantized]:
-    """Returns the inputs of an operator with their parameters."""
+    """Returns the inputs of an operator, each with its quantization parameters."""
     return list(zip(a.q, a.params, strict=True))
 
 
 def requantize_each(
     m: Machine, inputs: Sequence[Quantized], params: QuantParams
 ) -> list[tf.Tensor | int]:
-    """Requantizes tensors to the same parameters."""
+    """Requantizes all inputs to the parameters `params`, and returns their values."""
     return [m.run(REQUANTIZE, [x], params)[0] for x in inputs]
 
 
 def prepare_each(a: Arguments, inputs: Sequence[Quantized], params: QuantParams) -> list[tf.Tensor]:
-    """Prepares `requantize_each`."""
+    """Returns the prepared parameters for `requantize_each`."""
     prepared: list[Any] = []
     requantize_each(Preparing(a, prepared), inputs, params)
     return prepared
 
 
 def compose(describe: Description) -> dict[str, Any]:
-    """Returns the functions of a row that runs a description and requantizes its result."""
+    """Returns the functions of an `Op` that runs a description and requantizes its result."""
 
     def prepare(a: Arguments) -> list[Any]:
         prepared: list[Any] = []

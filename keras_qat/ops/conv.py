@@ -1,6 +1,6 @@
-"""Convolutions along one axis or two: CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV.
+"""Convolutions along one or two axes: CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV.
 
-One factor and offset for each channel is a DEPTHWISE_CONV_2D with a kernel of one pixel.
+A multiplication and addition per channel, as in BatchNormalization, is a 1x1 DEPTHWISE_CONV_2D.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     if attributes["data_format"] == "channels_first":
         return "its channels come first"
     rank = len(call.output.shape)
-    return None if rank in (3, 4) else f"{rank - 2} spatial axes"
+    return None if rank in (3, 4) else f"it has {rank - 2} spatial axes"
 
 
 def _count_causal_padding(a: Attributes, steps: int) -> int:
@@ -67,7 +67,7 @@ def _get_padding(a: Attributes) -> str:
 
 
 def _for_sequences(function: Callable[..., Any]) -> Callable[[Attributes, Any, Any], Any]:
-    """Extend a function of attributes, images and a kernel to sequences."""
+    """Extend a convolution of images to sequences, which it reshapes to images of height 1."""
 
     @functools.wraps(function)
     def compute(a: Attributes, x: Any, kernel: Any) -> Any:
@@ -80,7 +80,7 @@ def _for_sequences(function: Callable[..., Any]) -> Callable[[Attributes, Any, A
 
 @_for_sequences
 def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Convolves float values, with the attributes of CONV."""
+    """Convolves `x` with a kernel, in float, with the attributes of `CONV`."""
     padding: Any = _get_padding(a)
     if left := _count_causal_padding(a, kernel.shape[1]):
         padding = [[0, 0], [0, 0], [left, 0], [0, 0]]
@@ -89,9 +89,9 @@ def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
 
 @_for_sequences
 def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Computes `convolve` of one group as a product of two matrices: all patches, and the weights.
+    """Computes `convolve` without groups as a matrix product of all patches with the weights.
 
-    The patches need the memory of one copy of the images for each pixel of the kernel.
+    The patches need as much memory as one copy of the images for each pixel of the kernel.
     """
     *sizes, inputs, outputs = kernel.shape
     sides, spans = [], []
@@ -115,8 +115,8 @@ def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def convolve_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Convolves each channel by itself, with the attributes of DEPTHWISE_CONV."""
-    if x.shape.rank == 3:  # TensorFlow requires equal strides; the first axis has one row.
+    """Convolves each channel of `x` separately, with the attributes of `DEPTHWISE_CONV`."""
+    if x.shape.rank == 3:  # TensorFlow requires equal strides. Images of height 1 ignore the first.
         a = {**a, "strides": as_pair(a["strides"])[1]}
     return _convolve_images_by_channel(a, x, kernel)
 
@@ -169,7 +169,7 @@ def _emit_depthwise(e: Emission) -> None:
 
 
 def _find_kernel_size(call: Call) -> tuple[int, ...]:
-    """Return the size of a kernel along the axes of images. Custom layers may lack it."""
+    """Return a layer's `kernel_size`, or the size of its weights if a custom layer lacks it."""
     layer = call.layer
     return layer.kernel_size if hasattr(layer, "kernel_size") else layer.weights[0].shape[:-2]
 
@@ -183,7 +183,7 @@ def _count(call: Call) -> int | None:
 
 
 def _list_with_computed(*kinds: type) -> tuple[type, ...]:
-    """Return layer classes, and their variants with a computed kernel."""
+    """Return layer classes and their `Computed` variants, whose kernel is an input."""
     return *kinds, *(keras_variants.COMPUTED[kind] for kind in kinds)
 
 
@@ -215,11 +215,11 @@ DEPTHWISE_CONV = dataclasses.replace(
     prepare=lambda a: prepare_sums(a, (-2, -1)),
     compute=lambda a: compute_weighted(a, partial(convolve_by_channel, a.attributes)),
     emit=_emit_depthwise,
-    doc="convolutions of each channel by itself",
+    doc="convolutions of each channel separately",
     layers=(layers.DepthwiseConv1D, *_list_with_computed(layers.DepthwiseConv2D)),
     weights={"depthwise_kernel": (-2, -1)},
     products=lambda call: multiply_sizes((call.output.elements, *_find_kernel_size(call))),
-    # TFLite's reference kernels refuse 4 bits, and CMSIS-NN computes some layers wrongly.
+    # TFLite's reference kernels refuse 4-bit weights, and CMSIS-NN computes some layers wrongly.
     supports_int4=False,
 )
 
@@ -236,7 +236,7 @@ def _accepts_transpose(call: Call, attributes: Attributes) -> str | None:
 
 
 def _find_sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return factor and offset of the output's size, for height and width."""
+    """Return (factor, offset) for height and for width: output size = factor * size + offset."""
     added = a["output_padding"]
     sizes = []
     for axis, stride in enumerate(_get_strides(a, len(kernel) == 3)):
@@ -256,7 +256,7 @@ def _get_strides(a: Attributes, is_sequence: bool) -> tuple[int, int]:
 
 
 def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Computes a transposed convolution, with the attributes of TRANSPOSE_CONV."""
+    """Computes a transposed convolution of `x`, with the attributes of `TRANSPOSE_CONV`."""
     is_sequence, factors = len(kernel.shape) == 3, _find_sizes(a, tuple(kernel.shape))
     if is_sequence:
         x, kernel = tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)
@@ -274,7 +274,7 @@ def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def _is_known(node: Arguments | Node) -> bool:
-    """Whether the file holds the output's shape, which XNNPACK requires."""
+    """Whether the file holds a constant output shape, which XNNPACK requires."""
     shape = node.call.output.shape
     return None not in (shape[1:] if node.sized else shape)
 
@@ -303,10 +303,10 @@ def _emit_transpose(e: Emission) -> None:
 
 
 def _emit_output_shape(e: Emission, x: int, image: int) -> int:
-    """Return a tensor with the output's shape, computed from `x` if the model does not know it.
+    """Return a tensor with the output's shape: a constant, or computed from `x` if it is unknown.
 
-    It is also computed if the shape is only known because of `batch_size`. Otherwise XNNPACK would
-    compute the operator, and round differently from the model.
+    It is also computed if only `batch_size` makes the shape known. Otherwise XNNPACK would compute
+    the operator, and round differently from the model.
     """
     shape = e.shape(image)
     if None not in shape and _is_known(e.node):
@@ -347,7 +347,7 @@ TRANSPOSE_CONV = dataclasses.replace(
 
 
 def _affine_attributes(call: Call) -> Attributes:
-    """Return the `axes` along which scales and offsets differ."""
+    """Return the `axes` along which factors and offsets differ."""
     rank, axes = len(call.output.shape), tf.nest.flatten([getattr(call.layer, "axis", -1)])
     return {"axes": tuple(int(axis) % max(rank, 1) for axis in axes if axis is not None)}
 
@@ -368,7 +368,7 @@ AFFINE = Op(
     lambda a: compute_weighted(a, lambda x, factors: x * factors),
     _emit_affine,
     prepare=lambda a: prepare_sums(a, (-1,)),
-    doc="one factor and offset for each channel: BatchNormalization that is not folded",
+    doc="x * factor + offset for each channel, such as a BatchNormalization that is not folded",
     layers=(
         *(layers.BatchNormalization, layers.Rescaling, layers.Normalization),
         *(keras_variants.RescaledBatchNormalization, keras_variants.RescaledNormalization),

@@ -1,10 +1,10 @@
 """Products with a matrix of weights, for Dense and EinsumDense.
 
-They are emitted in one of two variants. `fully_connected` is FULLY_CONNECTED, which every delegate
-supports. Its scales per channel are recent: the int8 reference kernel before TensorFlow 2.17, and
-the int16 kernels before LiteRT 1.2, read uninitialized multipliers without an error. `convolution`
-is a CONV_2D of images with one pixel, which all runtimes compute in the same way. It is used for
-int16, and with an old TensorFlow.
+A file holds one of two variants. `fully_connected` is FULLY_CONNECTED, which every delegate
+supports. Older kernels do not support one scale per channel: the int8 reference kernel before
+TensorFlow 2.17 and the int16 kernels before LiteRT 1.2 read uninitialized multipliers without an
+error. `convolution` is a CONV_2D of one-pixel images, which all runtimes compute in the same way.
+It is used for int16, and with an old TensorFlow.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
 
 
 def multiply(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """Multiplies by a matrix along the last axis, with fewer operations than `tf.tensordot`."""
+    """Multiplies the last axis of `x` by a matrix, with fewer operations than `tf.tensordot`."""
     if x.shape.rank == 2:
         return tf.matmul(x, kernel)
     depth, columns = kernel.shape
@@ -50,7 +50,7 @@ def multiply(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
 def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
     is_connected = _is_fully_connected(a.attributes, a.wide)
     is_double = is_connected and a.family.dense == "double"
-    # XNNPACK computes weights of 4 bits in pairs.
+    # XNNPACK only supports an even number of 4-bit weights per output.
     is_paired = is_connected and count_terms(tuple(a.weights.q.shape), channels) % 2 == 0
     rounding: weighted_sums.Rounding = "double" if is_double else "fixed"
     return weighted_sums.prepare_sums(a, channels, rounding, None if is_paired else "up")
@@ -59,7 +59,10 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
 def _emit_product(
     e: Emission, x: int, end: int, arrange: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Add a product along the last axis. `arrange` converts weights to [output, input]."""
+    """Add a product with a matrix along the last axis of `x`, and write it to `end`.
+
+    `arrange` converts the layer's weights to the shape [output, input].
+    """
     if _is_fully_connected(e.attributes, e.wide):
         e.add(
             "FULLY_CONNECTED",
@@ -74,7 +77,7 @@ def _emit_product(
 
 
 def _find_sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
-    """Return the sizes of a tensor for a reshape. One unknown size is -1, others are tensors."""
+    """Return sizes for `tf.reshape`, with -1 for the first unknown size and tensors for others."""
     known = x.shape.as_list()
     now = tf.unstack(tf.shape(x)) if known.count(None) > 1 else [-1] * len(known)
     return [now[axis] if size is None else size for axis, size in enumerate(known)]
@@ -98,7 +101,8 @@ DENSE = Op(
 )
 
 
-# EinsumDense. Rows are the input's axes that remain, and columns are the axes that the weights add.
+# EinsumDense. `rows` are the input's axes in the result, and `columns` the axes that only the
+# weights have.
 
 
 def _read_einsum(call: Call) -> Attributes:
@@ -115,17 +119,17 @@ def _read_einsum(call: Call) -> Attributes:
 def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
     axes = parse_equation(attributes["equation"])
     if not (axes.are_matrices and axes.sum_axes and axes.columns) or axes.batch:
-        return f"{attributes['equation']} is no product with a matrix"
+        return f"{attributes['equation']} is not a product with a matrix"
     sizes = dict(zip(axes.output, call.output.shape, strict=True))
     if any(axis in axes.rows and sizes[axis] != 1 for axis in attributes["bias_axes"]):
-        return "its bias varies along axes that its weights lack"
+        return "its bias has axes that its weights lack"
     return None
 
 
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
-    """Accept weights whose last axes are `count` axes of the result, in order.
+    """Accept an equation if the last `count` axes of the weights are the result's axes, in order.
 
-    Other equations are left to the row with one scale for all weights.
+    `einsum_dense_per_tensor`, with one scale for all weights, computes other equations.
     """
     reason = _accepts_einsum(call, attributes)
     if reason is not None:
@@ -162,7 +166,7 @@ def _find_result_sizes(axes: Axes, kernel: np.ndarray | tf.Tensor) -> tuple[int,
 
 
 def _expand_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
-    """Return the weights with their bias repeated for each entry of the result's axes."""
+    """Return the weights with their bias broadcast to all of the weights' axes in the result."""
     if weights.bias is None:
         return weights
     make = np if isinstance(weights.bias, np.ndarray) else tf
@@ -217,7 +221,7 @@ EINSUM_DENSE = dataclasses.replace(
 EINSUM_DENSE_HEADS = dataclasses.replace(
     EINSUM_DENSE,
     name="einsum_dense_heads",
-    doc="products with a matrix that split columns into two axes, as in attention",
+    doc="products with a matrix whose columns become two axes, such as attention heads",
     accepts=partial(_accept_per_channel, 2),
     weights={"kernel": (-2, -1)},
 )
@@ -225,7 +229,7 @@ EINSUM_DENSE_HEADS = dataclasses.replace(
 EINSUM_DENSE_PER_TENSOR = dataclasses.replace(
     EINSUM_DENSE,
     name="einsum_dense_per_tensor",
-    doc="other products with a matrix, with one scale for all weights",
+    doc="all other products with a matrix, with one scale for all weights",
     accepts=_accepts_einsum,
     weights={"kernel": ()},
 )

@@ -1,4 +1,4 @@
-"""Quotients of two tensors: x is multiplied by 1 / y from a 16-bit table.
+"""Division of two tensors: multiplies x by 1 / y, which it looks up in a 16-bit table.
 
 TFLite has no int8 kernel for division.
 """
@@ -29,13 +29,14 @@ from keras_qat.ops.requantize import REQUANTIZE
 
 
 class _Steps(NamedTuple):
-    """The quantization parameters of the 16-bit steps, and the table.
+    """The quantization parameters of the 16-bit intermediate results, and the table.
 
     Args:
         numerator: parameters of x in 16 bits: 1/128 of its 8-bit scale.
-        inverse: parameters of 1 / y, up to the inverse of the smallest y except 0.
-        quotient: parameters of x / y, up to the end of the output's range.
-        table: 1 / y for all quantized values of y, the lowest first; the largest value at 0.
+        inverse: parameters of 1 / y, for a range up to the inverse of the smallest nonzero |y|.
+        quotient: parameters of x / y, for a range up to the end of the output's range.
+        table: 1 / y for all quantized values of y, from the lowest to the highest. For y = 0 it
+            has the largest value.
     """
 
     numerator: QuantParams = WIDE
@@ -48,7 +49,7 @@ def _find_steps(x: QuantParams, y: QuantParams, output: QuantParams) -> _Steps:
     x, y, output = (params.as_tensors() for params in (x, y, output))
     numerator = wide_params(x.scale * 2.0**-7)
     inverse = wide_params(quotient(quotient(1.0, y.scale), MOST))
-    # Products of 16 bits overflow if they are multiplied by more than a half.
+    # 16-bit products overflow if they are rescaled by more than 1/2.
     scale = tf.maximum(compute_wide_scale(output), 2.0 * numerator.scale * inverse.scale)
     q = tf.range(2.0**8, dtype=tf.float64) + y.lowest - y.zero_point
     table = round_half_away(quotient(MOST, tf.where(q == 0, tf.ones_like(q), q)))
@@ -58,7 +59,7 @@ def _find_steps(x: QuantParams, y: QuantParams, output: QuantParams) -> _Steps:
 def _divide(
     m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
-    """Run the rows that divide, up to the quotient in 16 bits."""
+    """Run the operators of a division, and return the quotient in 16 bits."""
     x, y = inputs
     steps = _Steps() if output.scale is None else _find_steps(x[1], y[1], output)
     numerator = m.run(REQUANTIZE, [x], steps.numerator)
@@ -69,7 +70,7 @@ def _divide(
 DIVIDE = Op(
     "divide",
     **compose(_divide),
-    doc="quotients of two tensors, with 16 bits inside; the largest quotient for divisions by 0",
+    doc="quotients of two tensors, computed in 16 bits; division by 0 returns the largest quotient",
     layers=(Quotient,),
     kinds=("divide",),
     accepts=lambda call, attributes: NO_WIDE or accepts_two(5, call, attributes),

@@ -1,4 +1,4 @@
-"""Operations on two tensors, or on a tensor and a constant, value by value."""
+"""Elementwise operations on two tensors, or on a tensor and a constant."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from keras_qat.ops.requantize import Multiplier, prepare_requantization, requant
 
 @dataclasses.dataclass(frozen=True)
 class _NativeScale:
-    """The scale that a kernel computes in: the output's, or a wider one.
+    """The scale of a kernel's result: the output's scale, or a larger one that is then converted.
 
     Args:
-        is_wider: whether it is wider than the output's.
-        ends: the lowest and the highest value relative to the zero point.
-        conversion: converts from it to the output's scale.
+        is_wider: whether the scale is larger than the output's.
+        ends: the lowest and the highest quantized value, relative to the zero point.
+        conversion: the multiplier that converts results to the output's scale.
     """
 
     is_wider: Predicate
@@ -49,7 +49,7 @@ class _NativeScale:
         return cls(native.scale > a.output.scale, (low, high), conversion)
 
     def convert(self, result: tf.Tensor) -> tf.Tensor:
-        """Converts a result to the output's scale."""
+        """Clips a kernel's result, and converts it to the output's scale."""
         return cond(
             self.is_wider,
             lambda: requantize(tf.clip_by_value(result, *self.ends), self.conversion),
@@ -62,9 +62,9 @@ class _Sum:
     """The prepared parameters of a sum of two tensors.
 
     Args:
-        once: parameters of a kernel that rounds once; None if no kernel does.
-        twice: fixed-point multipliers of both inputs and of their sum.
-        native: the scale that the sum is computed in.
+        once: parameters for `_add_once`; None if the family always rounds twice.
+        twice: fixed-point multipliers of both inputs and of their sum, for `_add_twice`.
+        native: the scale of the kernel's result.
     """
 
     once: tuple[tf.Tensor, ...] | None
@@ -86,7 +86,7 @@ def _prepare_add(a: Arguments) -> _Sum | tuple[tf.Tensor, ...]:
 
 
 def _add(a: Arguments) -> tf.Tensor:
-    """Compute a + b or a - b in a scale that kernels support, and convert it to the output's."""
+    """Compute a + b or a - b in a scale that kernels support, and convert to the output's scale."""
     if _computes_in_float32(a):
         return mlas.add(a.q, a.prepared, a.family.halves)
     prepared: _Sum = a.prepared
@@ -98,10 +98,10 @@ def _computes_in_float32(a: Arguments) -> bool:
 
 
 def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
-    """Return the output's parameters, or wider ones if an input's scale is far wider.
+    """Return the output's parameters, or a larger scale if an input's scale is much larger.
 
-    With the output's parameters, TFLite's kernels would abort, because their multipliers have to be
-    below 1, or int8 kernels would overflow at 16 bits. XNNPACK leaves such sums to TFLite.
+    With the output's scale, TFLite's kernels would abort, because their multipliers must be below
+    1, or int8 kernels would overflow 16 bits. XNNPACK leaves such sums to TFLite's kernels.
     """
     widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
@@ -117,7 +117,7 @@ def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantPar
 
 
 def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
-    """Add like XNNPACK: inputs times 21-bit multipliers, plus a half, without the lower bits."""
+    """Add like XNNPACK: multiply both inputs by 21-bit integers, add a half, and shift once."""
     first, second, bits, half, is_supported = prepared
 
     def compute() -> tf.Tensor:
@@ -130,10 +130,10 @@ def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 @trace_once
 def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ...]:
-    """Prepare `_add_once`: the larger ratio becomes a multiplier of 21 bits.
+    """Return the parameters for `_add_once`. The larger ratio of scales is a multiplier of 21 bits.
 
-    The last result is whether XNNPACK computes the sum. XNNPACK leaves ratios below 2^-10 to
-    TFLite. It also leaves ratios from 2^8 on, but `_find_native` excludes them.
+    The last one is whether XNNPACK computes the sum: it leaves ratios below 2^-10 to TFLite's
+    kernel. It also leaves ratios of 2^8 and above, but `_find_native` excludes them.
     """
     ratios = [single(scale / output) for scale in (a, b)]
     bits = 20 - fixed_point.get_exponent(tf.maximum(*ratios))
@@ -146,16 +146,16 @@ def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ..
 
 
 def _count_bits(a: Arguments) -> int:
-    """Return how many bits finer the common scale of both inputs is."""
+    """Return how many fractional bits the common scale of both inputs adds."""
     return 15 if a.wide else 20
 
 
 def _add_twice(a: Arguments) -> tf.Tensor:
-    """Add like TFLite: in a common scale that is finer by 20 bits, or 15 in int16.
+    """Add like TFLite: convert both inputs to a common scale with 20 more bits (int16: 15).
 
-    If both tensors have the same shape, its optimized int16 kernel computes 16 values at a time,
-    and rounds each value only once for the common scale. The remaining values, fewer than 16, are
-    computed as in other kernels.
+    For two tensors of the same shape, the optimized int16 kernel computes 16 values at a time, and
+    rounds each only once when it converts them. It computes the remaining values like other
+    kernels.
     """
     x, y = (tf.cast(q, tf.int64) for q in a.q)
     bits, (*factors, to_output) = _count_bits(a), a.prepared.twice
@@ -195,9 +195,9 @@ class _Product:
     """The prepared parameters of a product of two tensors.
 
     Args:
-        ratio: the ratio of the scales.
-        square: the table of a tensor times itself; None for other products.
-        native: the scale that the product is computed in; None if it is always the output's.
+        ratio: the product of both input scales, divided by the scale of the result.
+        square: the table for a tensor times itself; None for other products.
+        native: the scale of the kernel's result; None if it is always the output's.
     """
 
     ratio: Multiplier
@@ -206,13 +206,13 @@ class _Product:
 
 
 FAR = 2.0**7
-"""The largest ratio of scales of 8-bit products."""
+"""The largest `_Product.ratio` for 8 bits."""
 
 
 def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
-    """Return the output's parameters, or wider ones if the product's scale is far wider.
+    """Return the output's parameters, or a larger scale if the product's scale is much larger.
 
-    XNNPACK leaves ratios from 2^8 on to TFLite's kernel, which overflows at 16 bits on x86.
+    XNNPACK leaves ratios of 2^8 and above to TFLite's kernel, which overflows 16 bits on x86.
     """
     first, second = (x.scale for x in params)
     is_far = first * second > FAR * output.scale
@@ -221,7 +221,7 @@ def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) 
 
 
 def _prepare_multiply(a: Arguments) -> _Product | tuple[tf.Tensor, tf.Tensor]:
-    """Prepare a product. XNNPACK computes in float32 if the ratio is from 2^-16 to 2^8."""
+    """Return a product's parameters. XNNPACK rescales in float32 for ratios from 2^-16 to 2^8."""
     if _computes_in_float32(a):
         return mlas.prepare_product(a)
     if a.wide:
@@ -241,9 +241,9 @@ def _prepare_multiply(a: Arguments) -> _Product | tuple[tf.Tensor, tf.Tensor]:
 
 
 def _multiply(a: Arguments) -> tf.Tensor:
-    """Compute a * b times the ratio of scales, which is applied in float32 or in fixed point.
+    """Compute a * b, and multiply it by the ratio of the scales in float32 or in fixed point.
 
-    XNNPACK computes a tensor times itself by a table of squares.
+    XNNPACK looks up a tensor times itself in a table of squares.
     """
     if _computes_in_float32(a):
         return mlas.multiply(a.q, a.prepared, a.family.halves)
@@ -263,18 +263,18 @@ def _multiply(a: Arguments) -> tf.Tensor:
 
 
 def accepts_two(rank: int, call: Call, attributes: Attributes, floats: bool = True) -> str | None:
-    """Accepts two inputs. They may be broadcast if they have at most `rank` axes.
+    """Accepts calls with two inputs, which may be broadcast if they have at most `rank` axes.
 
-    With `floats`, the output has to be float values.
+    With `floats`, it accepts only calls that return float values.
     """
     leaves = tf.nest.flatten((call.args, call.kwargs))
     shapes = [tuple(x.shape) for x in list_operands(call)]
     if any(isinstance(leaf, tf.Variable) for leaf in leaves):
         return "a variable"
     if len(shapes) != 2:
-        return "not two inputs"
+        return "it needs two input tensors"
     if len(set(shapes)) > 1 and max(map(len, shapes)) > rank:
-        return f"broadcast with more than {rank} axes"
+        return f"it broadcasts more than {rank} axes"
     return accept_float(call) if floats else None
 
 
@@ -286,10 +286,10 @@ def _emit_multiply(e: Emission) -> None:
 
 
 def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **options: Any) -> None:
-    """Add an operator, if necessary in a wider scale that a QUANTIZE converts.
+    """Add an operator, and a QUANTIZE if its result needs a larger scale than the output has.
 
-    A ReLU6 that clips inside the range is then a separate operator, because the wider scale may
-    lack 6.
+    A ReLU6 that clips inside the range is then a separate operator, because 6 may not be a multiple
+    of the larger scale.
     """
     output = e.params
     inputs = tuple(x.params for x in e.node.inputs if x.params)
@@ -312,9 +312,9 @@ def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **option
 def _find_wider_scale(
     find_native: Callable[..., Any], inputs: tuple[QuantParams, ...], output: QuantParams
 ) -> np.float32 | None:
-    """Return the scale that an operator needs if it is wider than the output's, else None.
+    """Return the scale that an operator's result needs; None if it is the output's scale.
 
-    Cached, because all steps of a recurrent layer have the same parameters.
+    It is cached, because all steps of a recurrent layer have the same parameters.
     """
     native = find_native([params.as_tensors() for params in inputs], output.as_tensors())
     return np.float32(native.scale) if bool(native.scale > output.scale) else None
@@ -327,7 +327,7 @@ ADD = Op(
         e, "ADD" if e.attributes["sign"] > 0 else "SUB", _find_native, potScaleInt16=False
     ),
     prepare=_prepare_add,
-    doc="sums of two tensors, or of one and a constant",
+    doc="sums of two tensors, or of a tensor and a constant",
     layers=(layers.Add,),
     kinds=("add",),
     attributes=lambda call: {"sign": 1},
@@ -342,7 +342,7 @@ ADD = Op(
 SUBTRACT = dataclasses.replace(
     ADD,
     name="subtract",
-    doc="differences of two tensors, or of one and a constant",
+    doc="differences of two tensors, or of a tensor and a constant",
     layers=(layers.Subtract,),
     kinds=("subtract",),
     attributes=lambda call: {"sign": -1},
@@ -356,7 +356,7 @@ MULTIPLY = dataclasses.replace(
     prepare=_prepare_multiply,
     compute=_multiply,
     emit=_emit_multiply,
-    doc="products of two tensors, or of one and a constant",
+    doc="products of two tensors, or of a tensor and a constant",
     layers=(layers.Multiply,),
     kinds=("multiply",),
     attributes=lambda call: {},
@@ -365,14 +365,14 @@ MULTIPLY = dataclasses.replace(
 
 
 def _make_extremum(name: str, function: Callable[[Any, Any], Any], layer: type) -> Op:
-    """Return the row of an extremum of two tensors with the same parameters."""
+    """Return the `Op` of the maximum or minimum of two tensors with the same parameters."""
     return dataclasses.replace(
         ADD,
         name=name,
         prepare=None,
         compute=lambda a: function(*a.q),
         emit=lambda e: e.add(name.upper()),
-        doc=f"the elementwise {name} of two tensors, or of one and a constant",
+        doc=f"the elementwise {name} of two tensors, or of a tensor and a constant",
         layers=(layer,),
         kinds=(name,),
         attributes=lambda call: {},

@@ -26,10 +26,10 @@ class Emission:
     """Adds one node to a file.
 
     Args:
-        builder: the file that is being built.
+        builder: builds the file.
         node: the node.
-        inputs: index of the tensor of each input, including constants of the call.
-        outputs: indices of the output tensors, which have the parameters that the kernels require.
+        inputs: indices of the input tensors in the file, including constants of the call.
+        outputs: indices of the output tensors. They have the parameters that the kernels require.
     """
 
     builder: Builder
@@ -68,7 +68,7 @@ class Emission:
 
     @property
     def source(self) -> int:
-        """The tensor whose values an operator moves. Other inputs are integers, such as indices."""
+        """The first input, whose values an operator moves. Other inputs are indices or sizes."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
         return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 
@@ -79,16 +79,16 @@ class Emission:
 
     @property
     def activation(self) -> int:
-        """The fused activation of an operator: none, ReLU or ReLU6.
+        """The fused activation of an operator, as in TFLite's schema: none, ReLU or ReLU6.
 
-        A ReLU with another maximum is a plain ReLU, because the output's range ends there too.
+        A ReLU with another maximum becomes a plain ReLU, because the output's range ends there.
         """
         if self.node.maximum is None:
             return Activation.NONE
         return Activation.RELU6 if self.ends_at_6(self.node.maximum) else Activation.RELU
 
     def ends_at_6(self, maximum: float) -> bool:
-        """Whether a ReLU clips at 6 inside the range. Kernels refuse 6 far outside of it."""
+        """Whether a ReLU clips at 6 inside the output's range. Kernels refuse 6 far outside it."""
         params = self.params
         return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
 
@@ -101,7 +101,7 @@ class Emission:
     ) -> None:
         """Adds an operator, by default with all inputs and outputs of the node.
 
-        `options` that are None keep the schema's defaults. `intermediates` may be one of them.
+        `options` are fields of the schema, or `intermediates`. None keeps the schema's default.
         """
         self.builder.operator(
             code,
@@ -113,7 +113,7 @@ class Emission:
     def constant(
         self, name: str, values: Any, params: QuantParams | None = None, **options: Any
     ) -> int:
-        """Adds a constant: an array, or integers as int32. Its name starts with the node's name.
+        """Adds a constant, and returns its index. Python integers become int32.
 
         `options` are arguments of `Builder.constant`.
         """
@@ -122,9 +122,10 @@ class Emission:
         return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", values, params, **options)
 
     def temporary(self, name: str, shape: Shape, like: int | str | QuantParams) -> int:
-        """Adds a tensor between two operators of the node.
+        """Adds a tensor between two operators of the node, and returns its index.
 
-        `like` is its type, its quantization parameters, or the index of a similar tensor.
+        `like` is its type, its quantization parameters, or a tensor with the same type and
+        parameters.
         """
         name = f"{SCOPE}/{self.node.name}/{name}"
         if isinstance(like, QuantParams):
@@ -147,9 +148,9 @@ class Emission:
         self.add("CAST", [source], [target], inDataType=before, outDataType=after)
 
     def reshape(self, source: int, target: int) -> None:
-        """Adds a RESHAPE of one tensor to the shape of another.
+        """Adds a RESHAPE of the tensor `source` to the shape of the tensor `target`.
 
-        Several sizes may be unknown if they are the first sizes of both tensors.
+        If several sizes are unknown, they must be the first sizes of both tensors.
         """
         sizes = self.builder.sizes(target)
         if sizes.count(-1) > 1:
@@ -159,7 +160,7 @@ class Emission:
         self.add("RESHAPE", [source, self.constant("shape", shape)], [target], newShape=shape)
 
     def make_reshaped(self, source: int, shape: Shape, name: str) -> int:
-        """Returns a new tensor with another shape, or `source` if it has that shape."""
+        """Adds a RESHAPE and returns its result, or `source` if it already has that shape."""
         if self.shape(source) == shape:
             return source
         target = self.temporary(name, shape, source)
@@ -169,10 +170,10 @@ class Emission:
     def transpose(
         self, source: int, order: Sequence[int], target: int | None = None, name: str = "transposed"
     ) -> int:
-        """Adds a TRANSPOSE into `target`, by default a new tensor with this name.
+        """Adds a TRANSPOSE that writes to `target`, by default a new tensor with this name.
 
         Returns:
-            The transposed tensor; `source` if nothing changes and no target is given.
+            The transposed tensor; `source` if the order is unchanged and `target` is None.
         """
         if target is None:
             if list(order) == sorted(order):
@@ -183,7 +184,7 @@ class Emission:
         return target
 
     def _reshape_after_unknown(self, source: int, target: int, sizes: list[int]) -> None:
-        """Reshape the axes after the axes of unknown size. Their sizes are read at run time."""
+        """Reshape the axes after the unknown sizes, which the file reads at run time."""
         same = 0
         for before, after in zip(self.shape(source), self.shape(target), strict=False):
             if before != after:
@@ -206,23 +207,23 @@ class Emission:
         self.add("RESHAPE", [source, shape], [target])
 
 
-# Convolutions read images: [batch, height, width, channels].
+# The inputs of convolutions are images: [batch, height, width, channels].
 
 ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}
 """Options of a convolution with a kernel of one pixel."""
 
 
 def as_pair(sizes: Any) -> tuple[int, int]:
-    """Returns sizes for both axes of an image, given one size, or a list of one or two."""
+    """Returns (height, width), given one size, or a list of one or two sizes."""
     if isinstance(sizes, int):
         return sizes, sizes
     return (1, int(sizes[0])) if len(sizes) == 1 else (int(sizes[0]), int(sizes[1]))
 
 
 def _image_shape(shape: Shape) -> Shape:
-    """Return the shape of an image: [batch, 1, steps, channels] for [batch, steps, channels].
+    """Return the shape of a tensor as images: [batch, 1, steps, channels] for a sequence.
 
-    Images keep their shape. In other tensors each vector of channels becomes a one-pixel image.
+    Images keep their shape. In other tensors, each vector of channels becomes a one-pixel image.
     """
     if len(shape) == 3:
         return shape[0], 1, *shape[1:]
@@ -238,7 +239,7 @@ def _has_unknown_sizes(shape: Shape) -> bool:
 
 
 def as_image(e: Emission, source: int) -> int:
-    """Returns a tensor as an image, reshaped if necessary."""
+    """Returns a tensor in the shape of images, and adds a RESHAPE if necessary."""
     shape = e.shape(source)
     if not _has_unknown_sizes(shape):
         return e.make_reshaped(source, _image_shape(shape), "image")
@@ -248,13 +249,13 @@ def as_image(e: Emission, source: int) -> int:
 
 
 def make_image_output(e: Emission, target: int) -> int:
-    """Returns the image that `emit_from_image` will reshape to `target`, or `target` itself."""
+    """Returns `target` if its shape is an image, otherwise an image for `emit_from_image`."""
     shape = e.shape(target)
     return target if len(shape) == 4 else e.temporary("image_output", _image_shape(shape), target)
 
 
 def emit_from_image(e: Emission, image: int, target: int) -> None:
-    """Reshapes an image to a tensor's shape, unless it is that tensor."""
+    """Adds a RESHAPE of an image to the tensor `target`, unless both are the same tensor."""
     if image != target and _has_unknown_sizes(e.shape(target)):
         e.add("SQUEEZE", [image], [target], squeezeDims=[1])
     elif image != target:
@@ -264,10 +265,9 @@ def emit_from_image(e: Emission, image: int, target: int) -> None:
 def emit_on_images(
     e: Emission, code: str, inputs: list[int], target: int | None = None, **options: Any
 ) -> None:
-    """Adds an operator on images, with its fused ReLU, for tensors of any shape.
+    """Adds an operator that only supports images, with its fused ReLU, for tensors of any shape.
 
-    The first of the `inputs` is reshaped to an image, and the result to `target`, by default the
-    output.
+    It reshapes the first input to an image, and the result to `target`, by default the output.
     """
     target = e.outputs[0] if target is None else target
     image = make_image_output(e, target)

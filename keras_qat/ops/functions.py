@@ -1,4 +1,4 @@
-"""Functions of one value that are computed by lookup tables."""
+"""Elementwise functions of one tensor, computed by lookup tables."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _read_relu_options(call: Call) -> Attributes:
 
 
 def _accept_option(name: str, value: object, call: Call, attributes: Attributes) -> str | None:
-    """Accept layers with this value of an option, and operations."""
+    """Accept operations, and layers whose option `name` has this value."""
     is_other = getattr(call.layer, name, value) != value
     return "" if is_other else accept_float(call)
 
@@ -141,7 +141,7 @@ LOOKUPS: tuple[Op, ...] = (
 
 
 def _read_exponent(call: Call) -> float | None:
-    """Return the exponent of a power of a tensor; None if it is not a number."""
+    """Return the exponent of `tensor ** exponent`; None if it is not a constant number."""
     if isinstance(call.layer, Power):
         return call.layer.exponent
     x, exponent = get_operands(call, "x", "y")
@@ -149,7 +149,7 @@ def _read_exponent(call: Call) -> float | None:
 
 
 def _read_numerator(call: Call) -> float:
-    """Return the number that a call divides by a tensor; NaN for other divisions."""
+    """Return the numerator of `number / tensor`; NaN for other divisions."""
     if isinstance(call.layer, Reciprocal):
         return call.layer.numerator
     if get_kind(call) == "reciprocal":
@@ -173,9 +173,9 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
             ("erf", tf.math.erf, "error function"),
             ("expm1", tf.math.expm1, "exp(x) - 1"),
             ("sign", tf.sign, "-1, 0 or 1"),
-            ("floor", tf.floor, "the next integer below"),
-            ("ceil", tf.math.ceil, "the next integer above"),
-            ("round", tf.round, "the nearest integer, halves to even"),
+            ("floor", tf.floor, "rounds down to an integer"),
+            ("ceil", tf.math.ceil, "rounds up to an integer"),
+            ("round", tf.round, "rounds to the nearest integer, halves to even"),
         )
     ),
     lookup_row(
@@ -197,15 +197,13 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
         attributes=lambda call: {"exponent": _read_exponent(call)},
         needs=("exponent",),
         accepts=lambda call, a: (
-            accept_float(call)
-            if a["exponent"] is not None
-            else "with an exponent that is not a constant"
+            accept_float(call) if a["exponent"] is not None else "its exponent is not a constant"
         ),
     ),
     lookup_row(
         "reciprocal",
         lambda x, numerator: numerator / x,
-        "a constant divided by a tensor; the end of the range for divisions by 0",
+        "a constant divided by a tensor; division by 0 returns the end of the range",
         layers=(Reciprocal,),
         kinds=("reciprocal", "divide"),
         attributes=lambda call: {"numerator": _read_numerator(call)},

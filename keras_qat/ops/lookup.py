@@ -1,7 +1,7 @@
-"""Operators that map each quantized value to another: lookup tables.
+"""Operators that replace each quantized value by its entry in a lookup table.
 
-A new operator of this kind is one `lookup_row` with a float function. If TFLite has no integer
-kernel for it, the file holds the table and looks it up: CAST, ADD, GATHER.
+`lookup_row` returns such an operator, given a float function. If TFLite has no integer kernel for
+it, the file contains the table and the operators CAST, ADD and GATHER, which look it up.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op, Prepare
 
 Table = Callable[[Arguments], tf.Tensor]
-"""Computes the entries of a table in float64, like an `Op.compute` without `prepare`. In its
-`Arguments`, `q` holds all values of the input's type relative to the zero point. There is no
-`call`."""
+"""A function that computes the entries of a table in float64. In its `Arguments`, `q` holds all
+values of the input's type relative to the zero point. There is no `call`."""
 
 
 @functools.cache
 def _make_tabulator(
     table: Table, family: KernelFamily
 ) -> Callable[[QuantParams, QuantParams, Attributes], tf.Tensor]:
-    """Return a function that computes a table from the parameters of the input and the output."""
+    """Return a function that computes a table, given input and output parameters and attributes."""
 
     @trace_once
     def compute(
@@ -57,9 +56,9 @@ class Entries:
     """A table for all quantized values of an input.
 
     Args:
-        values: the output for each value of the input, the lowest first.
-        first: the offset from values relative to the zero point to positions, which begin at 0.
-        of_eights: another table, for all except the last `size % 8` values of a tensor; or None.
+        values: the output for each value of the input, from the lowest to the highest.
+        first: the offset from values relative to the zero point to indices of the table.
+        of_eights: a table for the first values of a tensor, all but `size % 8` of them; or None.
     """
 
     values: tf.Tensor
@@ -68,12 +67,12 @@ class Entries:
 
 
 def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
-    """Returns an `Op.prepare` that computes the table of a kernel family.
+    """Returns an `Op.prepare` that computes a table.
 
     Args:
-        table: the table.
-        of_neon: the table of ARM's vector instructions, which compute 8 values at a time, if it is
-            different.
+        table: computes the table.
+        of_neon: computes the table for ARM's vector instructions, which process 8 values at a time,
+            if that table differs.
     """
 
     def prepare(a: Arguments) -> Entries:
@@ -87,7 +86,7 @@ def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
 
 
 def look_up(q: tf.Tensor, entries: Entries) -> tf.Tensor:
-    """Looks up the entry of each quantized value."""
+    """Replaces each quantized value by its entry."""
     positions = tf.cast(q + entries.first, tf.int32)
     values = gather(entries.values, positions)
     if entries.of_eights is None:
@@ -98,14 +97,14 @@ def look_up(q: tf.Tensor, entries: Entries) -> tf.Tensor:
 
 
 def compute_by_table(a: Arguments) -> tf.Tensor:
-    """Looks up values in a table of `prepare_table`: an `Op.compute`."""
+    """Replaces the input's values by entries of the prepared table: an `Op.compute`."""
     return look_up(a.q[0], a.prepared)
 
 
 def compute_in_float64(function: Callable[..., tf.Tensor], a: Arguments) -> tf.Tensor:
-    """Computes the table of a float function, rounded half away from zero.
+    """Computes the table of a float function. Halves round away from zero.
 
-    Infinite results become the end of the range, and NaN becomes zero.
+    Infinite results become the end of the output's range, and NaN becomes 0.
     """
     (q,), (x,), output = a.q, a.params, a.output
     values = function(q * x.scale, **a.attributes)
@@ -117,14 +116,14 @@ def compute_in_float64(function: Callable[..., tf.Tensor], a: Arguments) -> tf.T
 def compute_in_float32(
     function: Callable[..., tf.Tensor], xnnpack: Callable[..., tf.Tensor] | None = None
 ) -> Table:
-    """Returns the table of int8 kernels: in float32, times the inverse of the output's scale.
+    """Returns a function that computes a table in float32, like int8 kernels.
 
     TFLite rounds halves away from zero and then adds the zero point. XNNPACK adds it in float32
     and then rounds halves to even.
 
     Args:
-        function: computes with float32 values, held in float64, and the attributes.
-        xnnpack: the function of XNNPACK's table, if it has one.
+        function: the float function, of float32 values held in float64, and the attributes.
+        xnnpack: the function that XNNPACK tabulates, if XNNPACK has a kernel.
     """
 
     def table(a: Arguments) -> tf.Tensor:
@@ -142,15 +141,15 @@ def compute_in_float32(
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """TFLite's int8 kernel of a function.
+    """TFLite's int8 kernel for an elementwise function.
 
     Args:
-        code: its name in TFLite.
-        table: its table.
-        of_neon: its table for ARM's vector instructions, if different.
-        fits: whether it computes with these attributes.
-        fields: returns the options for attributes.
-        supports: whether it supports these parameters of input and output.
+        code: the operator's name in TFLite.
+        table: computes the kernel's table.
+        of_neon: computes the table for ARM's vector instructions, if it differs.
+        fits: returns whether the kernel supports an operator's attributes.
+        fields: returns the options in the file, given the attributes.
+        supports: returns whether the kernel supports the parameters of the input and the output.
     """
 
     code: str
@@ -174,14 +173,14 @@ def lookup_row(
     kernel: Kernel | None = None,
     **fields: Any,
 ) -> Op:
-    """Returns the row of a function of one value.
+    """Returns the `Op` of an elementwise function, computed by a lookup table.
 
     Args:
         name, doc: as in `Op`.
-        function: a TensorFlow function of a float64 tensor and the attributes. If it is infinite,
-            the result is the end of the output's range: the logarithm of 0 is the lowest value.
+        function: a TensorFlow function of a float64 tensor and the attributes. Infinite results
+            become the end of the output's range: the logarithm of 0 is the lowest value.
         kernel: TFLite's kernel, for 8 bits.
-        fields: other fields of the row.
+        fields: other fields of the `Op`.
     """
     generic = partial(compute_in_float64, function)
     tabulate = _make_tabulator(generic, REFERENCE)
@@ -206,7 +205,7 @@ def lookup_row(
         values = tabulate(x, output, e.attributes).numpy() + output.zero_point
         shape = e.shape(e.inputs[0])
         cast, positions = (e.temporary(name, shape, "int32") for name in ("cast", "places"))
-        e.cast(e.inputs[0], cast)  # Positions begin at 0.
+        e.cast(e.inputs[0], cast)  # Indices begin at 0.
         e.add("ADD", [cast, e.constant("half", values.size // 2)], [positions])
         e.add(
             "GATHER", [e.constant("table", values.astype(output.dtype), output), positions], axis=0

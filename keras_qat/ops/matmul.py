@@ -1,4 +1,4 @@
-"""Products of matrices, and other sums of products of two tensors, such as `tf.einsum`."""
+"""Matrix products of two tensors, and other sums of products, such as `tf.einsum`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from keras_qat.ops.requantize import Multiplier
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """The axes of the three terms of an equation, as letters."""
+    """The axes of an einsum equation with two inputs, as letters: "first,second->output"."""
 
     first: str
     second: str
@@ -31,44 +31,44 @@ class Axes:
 
     @property
     def batch(self) -> str:
-        """The axes of both tensors and the output."""
+        """The axes that both inputs and the output have."""
         return "".join(a for a in self.first if a in self.second and a in self.output)
 
     @property
     def sum_axes(self) -> str:
-        """The axes of both tensors that the output lacks."""
+        """The axes of both inputs that are summed."""
         return "".join(a for a in self.first if a in self.second and a not in self.output)
 
     @property
     def rows(self) -> str:
-        """The axes that only the first tensor has."""
+        """The axes that the second input lacks."""
         return "".join(a for a in self.first if a not in self.second)
 
     @property
     def columns(self) -> str:
-        """The axes that only the second tensor has."""
+        """The axes that the first input lacks."""
         return "".join(a for a in self.second if a not in self.first)
 
     @property
     def result(self) -> str:
-        """The axes of the second tensor in the output, in its order."""
+        """The axes of the second input that the output has, in the order of the second input."""
         return "".join(a for a in self.output if a in self.second)
 
     @property
     def are_matrices(self) -> bool:
-        """Whether a product of matrices can compute the equation."""
+        """Whether matrix products can compute the equation."""
         terms = (self.first, self.second, self.output)
         stay = set(self.batch + self.rows + self.columns)
         return all(len(set(term)) == len(term) for term in terms) and stay == set(self.output)
 
 
 def parse_equation(equation: str) -> Axes:
-    """Reads an equation of two terms and an output."""
+    """Parses an einsum equation with two inputs."""
     return Axes(*re.split(",|->", equation))
 
 
 def expand_ellipsis(terms: Sequence[str], count: int) -> list[str]:
-    """Returns terms with letters in place of their ellipses of `count` axes."""
+    """Returns terms in which letters for `count` axes replace the ellipsis."""
     unused = [letter for letter in string.ascii_letters if letter not in "".join(terms)]
     return [term.replace("...", "".join(unused[:count])) for term in terms]
 
@@ -81,14 +81,14 @@ def find_positions(axes: str, term: str) -> tuple[int, ...]:
 def emit_product(
     e: Emission, add: Callable[[int], None], shape: Shape, full: Shape, order: tuple[int, ...]
 ) -> None:
-    """Adds a product of matrices, and the operators that convert it to the output.
+    """Adds a matrix product, and the RESHAPE and TRANSPOSE that convert it to the output.
 
     Args:
         e: the operator.
-        add: adds the product, given its output.
-        shape: shape of the product.
-        full: the product's shape with all axes of the output, before merging for matrices.
-        order: the order of these axes in the output.
+        add: function that adds the product, given the index of its output tensor.
+        shape: shape of the product, in which axes are merged to rows and columns.
+        full: the product's shape if its axes were not merged.
+        order: the order of the axes of `full` in the output.
     """
     (output,) = e.outputs
     stays = list(order) == sorted(order)
@@ -101,14 +101,14 @@ def emit_product(
 
 
 EXACT_DEPTH = 2**24 // 255**2
-"""The number of int8 products, relative to the zero points, that float32 adds up exactly."""
+"""The number of int8 products, relative to the zero points, that float32 adds exactly."""
 
 MAX_AXES = 5
-"""The maximum number of axes of the TFLite kernel's inputs, including both of the matrices."""
+"""The maximum number of axes of the TFLite kernel's inputs."""
 
 
 def _prepare(a: Arguments) -> Multiplier:
-    """Prepare the ratio of the scales, in float32 if the second matrix has the zero point 0."""
+    """Return the ratio of the scales, in float32 if the second matrix has the zero point 0."""
     first, second = a.params
     product = first.scale * second.scale
     ratio = (product if a.family.ratios == "float64" else single(product)) / a.output.scale
@@ -120,7 +120,7 @@ def _prepare(a: Arguments) -> Multiplier:
 
 
 def _multiply(a: Arguments) -> tf.Tensor:
-    """Compute sums of products in integers, times the ratio of the scales."""
+    """Compute sums of products in integers, and multiply them by the ratio of the scales."""
     depth, prepared, dtype = a.attributes["depth"], a.prepared, a.q[0].dtype
     is_small = depth is not None and depth <= EXACT_DEPTH and not a.wide
     exact = tf.float32 if is_small else tf.float64
@@ -144,7 +144,7 @@ def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoin
 
 
 def _matmul_attributes(call: Call) -> Attributes:
-    """Return whether each matrix is `transposed`, and the `depth` of the sums."""
+    """Return whether each matrix is `transposed`, and `depth`: the number of products per sum."""
     names = ("a", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
     a, *flags = get_operands(call, *names)
     flipped = tuple(bool(flags[index] or flags[index + 2]) for index in (0, 1))
@@ -170,7 +170,9 @@ MATMUL = Op(
     kinds=("matmul",),
     attributes=_matmul_attributes,
     defaults={"transposed": (False, False), "depth": None},
-    accepts=lambda call, attributes: None if len(call.inputs) == 2 else "not of two tensors",
+    accepts=lambda call, attributes: (
+        None if len(call.inputs) == 2 else "it needs two input tensors"
+    ),
     max_axes=MAX_AXES,
     symmetric=(1,),
     multiplies_tensors=True,
@@ -190,14 +192,14 @@ ROW_PRODUCTS = dataclasses.replace(
     name="row_products",
     compute=_multiply_rows,
     emit=lambda e: e.add("BATCH_MATMUL", adjY=True),
-    doc="the product of each row of one tensor with a row of another, in 16 bits",
+    doc="the dot product of each row of one tensor with a row of another, in 16 bits",
     kinds=(),
 )
-"""For composed operators: both tensors hold matrices of one row."""
+"""An operator for composed operators: dot products of vectors, stored as matrices of one row."""
 
 
 def _find_equation(call: Call) -> str:
-    """Return a layer's `tf.einsum` equation without an ellipsis; "" if there is none."""
+    """Return the `tf.einsum` equation of a layer without an ellipsis; "" if the rank is unknown."""
     layer = call.layer
     if len(call.inputs) != 2:
         return ""
@@ -225,7 +227,7 @@ def _find_equation(call: Call) -> str:
 
 
 def _contract_attributes(call: Call) -> Attributes:
-    """Return the `equation`, as for `tf.einsum`, and the `depth` of the sums."""
+    """Return the `equation`, as for `tf.einsum`, and `depth`: the number of products per sum."""
     equation, depth = _find_equation(call), None
     if equation:
         axes, (first, second) = parse_equation(equation), call.inputs
@@ -244,26 +246,26 @@ def _find_sizes(axes: Axes, first: Shape, second: Shape) -> dict[str, int | None
 
 def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
     if len(call.inputs) != 2:
-        return "not of two tensors"
+        return "it needs two input tensors"
     if getattr(call.layer, "normalize", False):
         return "normalize=True"
     if not attributes["equation"]:
         return "an equation with an unknown number of axes"
     axes = parse_equation(attributes["equation"])
     if not axes.are_matrices:
-        return "no product of matrices"
+        return "not a matrix product"
     first, second = (value.shape for value in call.inputs)
     sizes = [dict(zip(axes.first, first, strict=True)), dict(zip(axes.second, second, strict=True))]
     if any(sizes[0][axis] != sizes[1][axis] for axis in axes.batch + axes.sum_axes):
-        return "axes that are broadcast to the other tensor"
+        return "an axis is broadcast to the other tensor"
     is_plain = len(axes.rows) == len(axes.columns) == len(axes.sum_axes) == 1
     if not is_plain and max(shape.count(None) for shape in (first, second, call.output.shape)) > 1:
-        return "sizes that are not known before run time"
+        return "sizes are known only at run time"
     return None
 
 
 def _emit_contract(e: Emission) -> None:
-    """Add TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and the reverse."""
+    """Add TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and RESHAPE and TRANSPOSE back."""
     axes, (first, second) = parse_equation(e.attributes["equation"]), e.inputs
     sizes = _find_sizes(axes, e.shape(first), e.shape(second))
     # Whether the summed axes are the last axes of the second tensor.
@@ -295,7 +297,7 @@ def _count_contract(call: Call) -> int | None:
 
 
 def _group_axes(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
-    """Return the shape of matrices, with each group of axes merged."""
+    """Return the shape of matrices: the batch axes, and one axis for each group of merged axes."""
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
     return tuple(multiply_sizes([sizes[axis] for axis in group]) for group in (*lead, *groups))
 

@@ -20,11 +20,11 @@ from keras_qat.ops.pooling import REDUCE_MAX, emit_reduce
 from keras_qat.ops.weighted_sums import EXACT
 
 MOST_WIDE = 2**16
-"""The maximum number of 16-bit values with a sum of 32 bits, which kernels require."""
+"""The maximum number of 16-bit values whose sum fits in 32 bits, as kernels require."""
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Return the factor of sums. For XNNPACK it lacks the count if that is unknown."""
+    """Return the factor of sums. If the count is unknown, XNNPACK's factor is not divided by it."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)
@@ -37,26 +37,26 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
 
 
 def _find_count(a: Arguments) -> int | None:
-    """Return the number of values of a mean; None if it is unknown."""
+    """Return the number of values that one mean averages; None if it is unknown."""
     shape = a.q[0].shape
     sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
     return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
 def _factor_and_offset(a: Arguments, prepared: Any, count: Any) -> tuple[Any, ...]:
-    """Return XNNPACK's factor of sums, the zero points in a sum, and the offsets that it adds."""
+    """Return XNNPACK's factor of sums, the zero point times the count, and both added offsets."""
     (ratio, zero, zero_point), size = prepared, tf.cast(count, tf.float64)
     factor, zeros = single(ratio * single(1.0 / size)), size * zero
     return factor, zeros, single(zero_point - _round_summand(a, zeros * factor)), zero_point
 
 
 def _round_summand(a: Arguments, product: Any) -> Any:
-    """Round a product before an addition, unless one instruction computes both."""
+    """Round a product to float32 before an addition, unless the kernel uses fused multiply-add."""
     return product if a.family.means == "fused" else single(product)
 
 
 def _find_one_factor(scales: tuple[Any, Any], count: Any) -> Any:
-    """Return onnxruntime's factor of sums."""
+    """Return the factor by which onnxruntime multiplies sums."""
     before, after = scales
     return single(quotient(before, single(after * tf.cast(count, tf.float64))))
 
@@ -97,14 +97,14 @@ def _mean(a: Arguments) -> Any:
 
 
 def _has_few_values(call: Call) -> bool:
-    """Return whether a mean is of at most `MOST_WIDE` values, if that is known."""
+    """Return whether one mean averages at most `MOST_WIDE` values; True if that is unknown."""
     sizes = [call.inputs[0].shape[axis] for axis in MEAN.attributes(call)["axes"]]
     return (multiply_sizes(sizes) or 0) <= MOST_WIDE
 
 
 def _accepts_mean(call: Call, attributes: Attributes) -> str | None:
     is_masked = not get_kind(call) and any(value.masked for value in call.inputs)
-    return REDUCE_MAX.accepts(call, attributes) or ("with a mask" if is_masked else None)
+    return REDUCE_MAX.accepts(call, attributes) or ("it has a mask" if is_masked else None)
 
 
 MEAN = dataclasses.replace(

@@ -1,6 +1,6 @@
-"""The arithmetic of onnxruntime's kernels (MLAS) that differs from all other kernels.
+"""Operators that onnxruntime's kernels (MLAS) compute differently from all other kernels.
 
-They compute in float32, add the output's uint8 zero point, and then round.
+MLAS computes in float32, adds the output's uint8 zero point, and then rounds.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def _zero_point(params: QuantParams) -> tf.Tensor:
 
 
 def _round(x: tf.Tensor, zero_point: tf.Tensor, dtype: tf.DType, halves: Rounding) -> tf.Tensor:
-    """Round values that include the zero point, and subtract it."""
+    """Round values that include the zero point, and then subtract the zero point."""
     return tf.cast(halves(x) - zero_point, dtype)
 
 
 def prepare_sum(a: Arguments) -> tuple[tf.Tensor, ...]:
-    """Prepares `add`: ratios of scales, zero points, the offset, the output's zero point."""
+    """Returns the parameters for `add`: ratios of scales, offset, and the output's zero point."""
     ratios = [single(quotient(x.scale, a.output.scale)) for x in a.params]
     zero_points = [_zero_point(x) for x in a.params]
     (first, second), (zero_1, zero_2) = ratios, zero_points
@@ -45,7 +45,7 @@ def prepare_sum(a: Arguments) -> tuple[tf.Tensor, ...]:
 
 
 def add(q: list[tf.Tensor], prepared: tuple[tf.Tensor, ...], halves: Rounding) -> tf.Tensor:
-    """Adds two tensors by two fused multiplications and additions in float32."""
+    """Adds two tensors with two fused multiply-adds in float32."""
     first, second, zero_1, zero_2, offset, output = prepared
     x, y = (tf.cast(x, tf.float64) for x in q)
     partly = single(product(y + zero_2, second) + offset)
@@ -53,7 +53,7 @@ def add(q: list[tf.Tensor], prepared: tuple[tf.Tensor, ...], halves: Rounding) -
 
 
 def prepare_product(a: Arguments) -> tuple[tf.Tensor, tf.Tensor]:
-    """Prepares `multiply`: the ratio of the scales, and the output's zero point."""
+    """Returns the parameters for `multiply`: the ratio of scales, and the output's zero point."""
     first, second = (x.scale for x in a.params)
     return single(quotient(single(first * second), a.output.scale)), _zero_point(a.output)
 
@@ -61,7 +61,7 @@ def prepare_product(a: Arguments) -> tuple[tf.Tensor, tf.Tensor]:
 def multiply(
     q: list[tf.Tensor], prepared: tuple[tf.Tensor, tf.Tensor], halves: Rounding
 ) -> tf.Tensor:
-    """Multiplies two tensors."""
+    """Multiplies two tensors in float32, and rounds the result."""
     ratio, output = prepared
     exact = tf.cast(q[0], tf.float64) * tf.cast(q[1], tf.float64)
     return _round(single(single(product(exact, ratio)) + output), output, q[0].dtype, halves)
@@ -72,9 +72,9 @@ class Softmax:
     """The prepared parameters of softmax.
 
     Args:
-        table: exponentials of values 0 to 255 steps below the largest value.
-        levels: the number of quantized values up to 1.
-        zero_point: the output's.
+        table: exponentials, indexed by the difference from the largest quantized value, 0 to 255.
+        levels: the output's number of steps from 0 to 1.
+        zero_point: the output's zero point.
     """
 
     table: tf.Tensor
@@ -83,9 +83,9 @@ class Softmax:
 
 
 def prepare_softmax(a: Arguments, count: int) -> Softmax:
-    """Prepares `softmax` of `count` values at a time."""
+    """Returns the parameters for a `softmax` over `count` values."""
     (x,) = a.params
-    # The sum of all exponentials reaches at most the largest float32 value.
+    # The sum of all exponentials must not exceed the largest float32 value.
     most = max(0.0, math.log(float(np.finfo(np.float32).max) / count) - 5.0)
     steps = quotient(tf.constant(most, tf.float64), x.scale) - tf.range(256, dtype=tf.float64)
     table = tf.cast(tf.exp(product(steps, x.scale)), tf.float32)
@@ -94,7 +94,7 @@ def prepare_softmax(a: Arguments, count: int) -> Softmax:
 
 
 def softmax(q: tf.Tensor, prepared: Softmax, axis: int) -> tf.Tensor:
-    """Divides exponentials from a table by their sum, which is added up in order."""
+    """Computes softmax along an axis. Exponentials come from a table, and are summed in order."""
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = gather(prepared.table, tf.cast(below, tf.int32))
     total = sum_in_order(exponentials, axis)
@@ -102,14 +102,14 @@ def softmax(q: tf.Tensor, prepared: Softmax, axis: int) -> tf.Tensor:
 
 
 MOST_ROWS = 256
-"""The most values that are added up by one operation each."""
+"""Up to this many values, one operation adds each value."""
 
 FEW_SUMS = 16
-"""With fewer sums for an example, `tf.cumsum` is faster."""
+"""If an example has fewer sums, `tf.cumsum` is faster."""
 
 
 def sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Adds up values along an axis in order, because the sum in float32 depends on the order."""
+    """Sums values along an axis in order, because float32 sums depend on the order."""
     count, size = x.shape[axis], x.shape[1:].num_elements()
     if count and size and FEW_SUMS * count <= size and count <= MOST_ROWS and not must_not_fuse():
         return _add_rows(x, axis)
@@ -119,9 +119,9 @@ def sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:
 
 @trace_once
 def _add_rows(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Adds up values along an axis in order, many sums at once, unlike `tf.cumsum`.
+    """Sums values along an axis in order. It computes many sums at once, unlike `tf.cumsum`.
 
-    It subtracts negative values, because graph optimization reorders sums.
+    It subtracts negated values, because TensorFlow's graph optimizer reorders additions.
     """
     axes = list(range(x.shape.rank))
     axes.insert(0, axes.pop(axis))

@@ -1,6 +1,6 @@
-"""Helpers of operators that only move values, and operators that do nothing at inference.
+"""Helpers for operators that only move values, and operators that do nothing at inference.
 
-`emit_by_converter` uses TFLite's converter for layers that no other function emits.
+`emit_by_converter` adds operators to a file with TFLite's converter.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from keras_qat.tflite.splice import splice_model
 from keras_qat.tracing.replaced_functions import OwnGradient
 
 Part = tuple[int | None, int | None, int]
-"""Begin, end and step along an axis. None stands for the ends of the axis."""
+"""(begin, end, step) of a slice along one axis. None is the begin or the end of the axis."""
 
 MAX_SLICED = 5
 """The maximum number of axes of TFLite's slicing operators."""
 
 
 def call_on_values(a: Arguments) -> Any:
-    """Calls the layer on values relative to the zero point, so zeros stay zeros."""
+    """Calls the layer on quantized values relative to the zero point: an `Op.compute`."""
 
     def convert(value: Any) -> Any:
         return tf.cast(value, a.q[0].dtype) if value.dtype.is_floating else value
@@ -41,12 +41,12 @@ def call_on_values(a: Arguments) -> Any:
 
 
 def transpose(x: Any, order: Sequence[int]) -> Any:
-    """Transposes a tensor, if that changes anything."""
+    """Transposes a tensor, or returns it unchanged if `order` is the current order."""
     return x if list(order) == sorted(order) else tf.transpose(x, order)
 
 
 def get_source(call: Call) -> Any:
-    """Returns the tensor that a call changes: the input that Keras passes by position."""
+    """Returns the tensor that a call moves, which Keras passes by position."""
     return call.args[0]
 
 
@@ -81,12 +81,12 @@ def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
 
 
 def get_rank(call: Call) -> int:
-    """Returns the number of axes of the tensor that a call changes; 1 for several tensors."""
+    """Returns the number of axes of the tensor that a call moves; 1 for several tensors."""
     return len(getattr(get_source(call), "shape", ())) or 1
 
 
 def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
-    """Returns some of `rank` axes, all of them by default; None if they are unknown."""
+    """Returns an argument as non-negative axes, all axes if it is missing; None if unknown."""
     if argument is None:
         return tuple(range(rank))
     axes = read_integers(argument)
@@ -94,14 +94,14 @@ def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
-    """Returns the row of an operator that only moves values. It refuses options that are None."""
+    """Returns an `Op` that only moves values, and does not accept calls with unknown options."""
     more: Callable[..., str | None] = fields.pop("accepts", lambda call, attributes: None)
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
         if not isinstance(get_source(call), Value):
-            return "not of one tensor"
+            return "its input is not a single tensor"
         if any(value is None for value in attributes.values()):
-            return "its options are not known before run time"
+            return "its options are known only at run time"
         return more(call, attributes)
 
     fields = {"compute": call_on_values, "output": SharedRange(), **fields}
@@ -111,7 +111,7 @@ def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
 def emit_slice(
     e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
 ) -> None:
-    """Adds a STRIDED_SLICE with a part of each axis. It removes the `dropped` axes."""
+    """Adds a STRIDED_SLICE of each axis to its part. It removes the `dropped` axes of size 1."""
     begins, ends, steps = ([part[field] for part in parts] for field in range(3))
     for axis in dropped:
         ends[axis] = (begins[axis] or 0) + 1
@@ -141,11 +141,11 @@ MOVES = {
     *("SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE"),
     *("UNPACK", "WHILE"),
 }
-"""Operators that only move, copy or select values, or count them."""
+"""TFLite operators that only move, copy or select values, or return sizes."""
 
 
 def emit_by_converter(e: Emission) -> None:
-    """Adds the operators of TFLite's converter for a call's layer, with quantized values.
+    """Converts a call's layer with TFLite's converter, and adds its operators to the file.
 
     Raises:
         ValueError: if the layer does more than move its values.
@@ -164,7 +164,7 @@ def emit_by_converter(e: Emission) -> None:
 
 
 def _convert(node: Node) -> bytes:
-    """Return a TFLite file of the layer alone, in float."""
+    """Return a float TFLite file that contains only the node's layer."""
     specs = [
         tf.TensorSpec(x.shape, x.dtype, f"x{number}")
         for number, x in enumerate(node.inputs)
@@ -185,7 +185,7 @@ def _convert(node: Node) -> bytes:
 
 
 def _quantize(model: Any, params: QuantParams, node: Node) -> None:
-    """Replace all float values of a file by quantized values."""
+    """Replace all float tensors of a file by quantized tensors with the same parameters."""
     dtype = TYPES[params.dtype.name]
     for graph in model.subgraphs:
         floats = {
@@ -214,7 +214,7 @@ def _make_error(node: Node, why: str) -> ValueError:
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
-    """Quantize a constant, and return whether it is zero: any range can hold zeros."""
+    """Quantize a constant, and return whether it is zero. Every range contains 0 exactly."""
     data = model.buffers[tensor.buffer].data
     if data is None:
         return True
@@ -236,7 +236,7 @@ def _accepts_identity(call: Call, attributes: Attributes) -> str | None:
 
 IDENTITY = make_movement(
     "identity",
-    "nothing at inference: layers that regularize or augment in training, or that pass on a mask",
+    "does nothing at inference: layers that regularize or augment in training, or pass on a mask",
     lambda e: e.builder.copy(e.source, e.outputs[0]),
     compute=lambda a: a.q[0],
     accepts=_accepts_identity,
@@ -257,4 +257,4 @@ IDENTITY = make_movement(
 MOVE = make_movement(
     "move", "custom layers that only move, copy or select values", emit_by_converter
 )
-"""The row for layers that a user registers as "move"."""
+"""The operator of layers that a user registers as "move"."""

@@ -1,4 +1,4 @@
-"""Counts the multiply-accumulates of calls, from shapes alone."""
+"""Counts the multiply-accumulates of calls. It only reads shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from keras_qat.ops.registry import find_row, find_rows, match
 def count_products(call: Call) -> int | None:
     """Returns the multiply-accumulates of a call for one example; None if sizes are unknown.
 
-    It assumes that a layer without a row multiplies each weight matrix once per output position.
+    For a layer without an operator, it assumes that each weight matrix is used once per position
+    of the output.
     """
     layer = call.layer
     if row := match(call).op or next(iter(find_rows(call)), None) or find_row(layer):
@@ -27,7 +28,7 @@ def integer_share(counts: Iterable[tuple[bool, int | None]]) -> float | None:
     """Returns the share of multiply-accumulates in integers; None if unknown or all are 0.
 
     Args:
-        counts: whether each call computes in integers, and its multiply-accumulates.
+        counts: for each call, whether it computes in integers, and its multiply-accumulates.
     """
     totals = {True: 0, False: 0}
     for is_integer, count in counts:

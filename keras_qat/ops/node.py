@@ -19,7 +19,7 @@ class Tensor:
     """A tensor that exists at run time.
 
     Args:
-        name: a unique name, the layer's scope in files.
+        name: a unique name, which begins with the layer's name in files.
         shape: the shape, with None for sizes that are known only at run time.
         dtype: the type in the model, e.g. "float32".
         params: the quantization parameters; None if the tensor is not quantized.
@@ -72,17 +72,17 @@ class Node:
     """An operator with its inputs and outputs.
 
     Args:
-        name: the layer's path, with a suffix from its second call on.
-        op: the operator; None if it computes in float, between DEQUANTIZE and QUANTIZE.
+        name: the layer's path. The second call and all later ones add a suffix.
+        op: the operator; None if the node computes in float, between DEQUANTIZE and QUANTIZE.
         attributes: the operator's options.
-        call: the call that the node computes, with the layer inside the wrapper.
+        call: the call that the node computes. Its layer is the original layer, not the wrapper.
         inputs: the inputs, in the order of the call's arguments.
         outputs: the outputs.
         weights: the weights of a weighted operator.
         maximum: maximum of a fused ReLU, `inf` for a plain ReLU; None without a ReLU.
-        reason: the reason why a node computes in float.
+        reason: the reason why the node computes in float.
         layer: the layer in the quantization-aware model: the call's layer, or its wrapper.
-        sized: whether the file knows the batch size, even if the model does not.
+        sized: whether the batch size in the file is fixed, even if the model's is unknown.
     """
 
     name: str
@@ -104,6 +104,6 @@ class Node:
 
     @property
     def computes_in_float(self) -> bool:
-        """Whether it computes float values without an operator, not just indices or masks."""
+        """Whether it has no operator and computes float values, not just indices or masks."""
         tensors = [x for x in (*self.inputs, *self.outputs) if isinstance(x, Tensor)]
         return self.op is None and any(tensor.is_float for tensor in tensors)

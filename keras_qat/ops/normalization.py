@@ -1,13 +1,13 @@
-"""LayerNormalization and GroupNormalization, in integers of 32 bits between tensors of 8 bits.
+"""LayerNormalization and GroupNormalization of 8-bit tensors with 32-bit integers.
 
-With the quantized values q of a row, their mean, and the inverse G of their standard deviation,
+q are the quantized values that are normalized together, and G is 1 / their standard deviation:
 
     y = (q - mean) * G * gamma + beta
 
-is a chain of products and sums that is rounded once, at its end. Mean and variance have 16 bits. G
-does not depend on a scale, so all layers share one table of it.
+Only the last result is rounded. Mean and variance have 16 bits. G does not depend on a scale, so
+all layers use the same lookup table for it.
 
-By default layers compute in float, unless the target has no float.
+By default, these layers compute in float, unless the target has no float support.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ LARGEST = 2.0**31
 """The smallest integer beyond 32 bits."""
 
 FINE = 2048
-"""Each smaller variance has its own table entry. Larger variances share entries, 16 each."""
+"""Each variance below this has a table entry. From here on, 16 variances share an entry."""
 
 LEAST_WEIGHTS = 200.0
 """Gamma has at least this many steps. The remaining bits are fractional bits of the mean."""
 
 
 def _tabulate_inverses() -> np.ndarray:
-    """Tabulate 32767 / sqrt(variance) at the positions that `_invert` computes.
+    """Tabulate 32767 / sqrt(variance) at the indices that `_invert` computes.
 
-    The first positions are unused. Entries of small variances follow, then the shared entries.
+    The first entries are unused. Entries of small variances follow, then the shared entries.
     """
     shared = np.arange(MOST // 16 + 3)[FINE // 16 + 1 :] * 16
     variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])
@@ -75,14 +75,14 @@ INVERSES = _tabulate_inverses()
 
 
 class _View(NamedTuple):
-    """The arrangement of values for normalization.
+    """The shapes of a tensor at each stage of its normalization.
 
     Args:
-        split: their shape with groups as an axis.
-        order: the order of axes with the normalized axes last.
-        rows: the shape with the values that are normalized together as a matrix of one row.
-        shape: the shape for the multiplication by gamma.
-        weights: the shape of gamma and beta.
+        split: shape with groups as a separate axis.
+        order: the transposition that moves the normalized axes to the end.
+        rows: shape with one axis of size 1, then all values that are normalized together.
+        shape: shape for the multiplication by gamma.
+        weights: shape of gamma and beta.
     """
 
     split: Shape
@@ -100,7 +100,7 @@ class _View(NamedTuple):
 
     @property
     def row_shape(self) -> Shape:
-        """The shape with one value for each row."""
+        """The shape of means and variances: `rows` with one value in the last axis."""
         return *self.rows[:-1], 1
 
 
@@ -124,15 +124,15 @@ def _arrange(shape: Any, attributes: Attributes) -> _View:
 
 @dataclasses.dataclass(frozen=True)
 class _Stages:
-    """The quantization parameters of all stages, and the constants.
+    """The quantization parameters of intermediate results, and constants.
 
     Args:
-        mean: parameters of the negated means of quantized values, and of differences from means.
+        mean: parameters of negated means and of differences from the mean.
         variance: parameters of the sums of squared differences, in 16 bits.
-        shared: `variance` with a 16 times larger scale.
-        epsilon: the layer's epsilon, in steps of `variance` and of `shared`.
-        scaled: parameters of the results in 32 bits.
-        gamma, beta: integers; None without such a weight.
+        shared: parameters with a 16 times larger scale than `variance`, for shared table entries.
+        epsilon: the layer's epsilon in units of variances with their own and with shared entries.
+        scaled: parameters of the result in 32 bits.
+        gamma, beta: the weights as integers; None if the layer has no such weight.
     """
 
     mean: QuantParams
@@ -186,7 +186,7 @@ def _find_stages(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _St
 
 
 def _invert(m: Machine, difference: Quantized, view: _View, stages: _Stages) -> Quantized:
-    """Look up 32767 / sqrt(variance + epsilon), both in steps of the variance."""
+    """Look up 32767 / sqrt(variance + epsilon). Both are counted in the scale of the variance."""
 
     def run(op: Op, inputs: list[Quantized], params: QuantParams) -> Quantized:
         return m.run(op, inputs, params, shape=view.row_shape)
@@ -206,7 +206,7 @@ def _invert(m: Machine, difference: Quantized, view: _View, stages: _Stages) -> 
 
 
 def _normalize(m: Machine, x: Quantized, view: _View, stages: _Stages) -> Quantized:
-    """Run the rows that normalize `x`, in the shape `view.rows`, to the result in 32 bits."""
+    """Run the operators that normalize `x` of shape `view.rows`. The result has 32 bits."""
     of_one = QuantParams(np.float32(1 / view.size), 0, 16)
     ones = m.constant("minus_ones", np.full((1, view.size), -1.0), of_one)
     mean = m.run(
@@ -243,13 +243,13 @@ def _prepare(a: Arguments) -> list[Any]:
 def _make_function(
     view: _View, family: KernelFamily, bits: tuple[int, int], has: tuple[bool, bool]
 ) -> Callable[[Any, list[Any]], Any]:
-    """Return a function of quantized values and prepared parameters.
+    """Return a function of quantized values and prepared parameters that normalizes the values.
 
     Args:
-        view: the arrangement of values.
+        view: the shapes.
         family: the kernel family.
         bits: bits of input and output.
-        has: whether gamma and whether beta exist.
+        has: whether the layer has gamma, and whether it has beta.
     """
     of_x, output = (QuantParams(None, None, count) for count in bits)
     no_call: Any = None
@@ -298,9 +298,9 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     if axes != list(range(1, len(shape)))[-count:]:
         return "not along the last axes"
     if None in shape[-count:]:
-        return "of an unknown size"
+        return "a size is unknown"
     if len(shape) > 4 and shape.count(None) > 1:
-        return "several unknown sizes of five"
+        return "more than one of five sizes is unknown"
     return accept_float(call)
 
 
@@ -329,12 +329,12 @@ LAYER_NORM = Op(
 GROUP_NORM = dataclasses.replace(
     LAYER_NORM,
     name="group_norm",
-    doc="normalization of groups of channels with 32-bit integers, on request",
+    doc="normalization of channel groups with 32-bit integers, on request",
     layers=(keras.layers.GroupNormalization,),
     attributes=lambda call: {"epsilon": call.layer.epsilon, "groups": call.layer.groups},
     needs=("epsilon", "groups"),
     defaults={},
     accepts=lambda call, attributes: (
-        "of an unknown size" if None in call.output.shape[1:] else _accepts(call, attributes)
+        "a size is unknown" if None in call.output.shape[1:] else _accepts(call, attributes)
     ),
 )

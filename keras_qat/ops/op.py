@@ -1,7 +1,7 @@
-"""An operator: one row with everything that the library knows about it.
+"""The class `Op`: all properties of an operator, from its layers to its integer arithmetic.
 
 Placement, inference, simulation, the exporters, the page of operators and the generated tests read
-rows. None of them asks a layer for its options. A new operator is a new row.
+`Op` objects. None of them reads the options of a layer. To add an operator, add an `Op`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Attributes = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class OwnRange:
-    """The output has a quantizer.
+    """The output has its own range, observed by a quantizer.
 
     Args:
         non_negative: whether the output is never below zero.
-        symmetric: whether its zero point is 0, for ranges inside an operator.
+        symmetric: whether its zero point is 0. Only ranges inside an operator use this.
     """
 
     non_negative: bool = False
@@ -40,7 +40,7 @@ class SharedRange:
     """The output and all inputs have the same quantization parameters.
 
     Args:
-        rounds: whether results may lie between quantized values, so they are rounded.
+        rounds: whether results can lie between two quantized values, and are rounded.
     """
 
     rounds: bool = False
@@ -48,12 +48,12 @@ class SharedRange:
 
 @dataclasses.dataclass(frozen=True)
 class FixedRange:
-    """The kernels fix the output's quantization parameters.
+    """The kernels require fixed quantization parameters of the output.
 
     Args:
-        minimum, maximum: float values of the lowest and the highest int8 value.
-        wide: float values of the lowest and the highest int16 value.
-        is_bound: whether the lowest value is a lower bound of all results.
+        minimum, maximum: float values that the lowest and the highest int8 value represent.
+        wide: float values that the lowest and the highest int16 value represent.
+        is_bound: whether no result is below the lowest value.
     """
 
     minimum: float
@@ -62,7 +62,7 @@ class FixedRange:
     is_bound: bool = False
 
     def params(self, bits: int) -> QuantParams:
-        """Returns the parameters of TFLite's kernels, for 8 or 16 bits."""
+        """Returns the quantization parameters that TFLite's kernels require, for 8 or 16 bits."""
         limits = self.wide if bits == 16 else (self.minimum, self.maximum)
         return _from_range(*limits, 16 if bits == 16 else 8)
 
@@ -76,20 +76,20 @@ OWN = OwnRange()
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Arguments of an integer computation.
+    """The arguments of `Op.compute` and `Op.prepare`.
 
     Args:
         family: the kernel family that defines the rounding.
         attributes: the operator's options in this call.
-        q: the quantized values of each input relative to the zero point: integers in float32, or in
-            float64 with 16 bits. Constants of an operation are inputs like tensors.
+        q: the quantized values of each input relative to its zero point: integers in float32, or in
+            float64 with 16 bits. Constant arguments of an operation are inputs too.
         params: the quantization parameters of each input, as float64 scalar tensors.
         output: the quantization parameters of the result.
-        call: the call, for operators that run its layer on integers.
+        call: the call. Some operators run its layer on integers.
         weights: the weights of a weighted operator, or None.
-        merges_relu: whether results below zero count as zero.
+        merges_relu: whether the operator has a fused ReLU, so negative results become 0.
         sized: whether the file has a fixed batch size, even if the call does not.
-        prepared: the result of the row's `prepare`.
+        prepared: the result of the operator's `prepare`.
     """
 
     family: KernelFamily
@@ -109,7 +109,7 @@ class Arguments:
         return self.params[0].bits == 16
 
     def run_layer(self, inputs: list[tf.Tensor]) -> Any:
-        """Calls the layer on `inputs`, one for each tensor that the original call reads."""
+        """Calls the layer. `inputs` replace the tensors that the original call reads, in order."""
         remaining = iter(inputs)
         args, kwargs = map_values(lambda value: next(remaining), (self.call.args, self.call.kwargs))
         if accepts_training(self.call.layer):
@@ -119,83 +119,82 @@ class Arguments:
 
 
 def get_held_dtype(params: QuantParams) -> tf.DType:
-    """Returns the float type that holds quantized values relative to the zero point."""
+    """Returns the float type in which quantized values relative to the zero point are stored."""
     return tf.float64 if params.bits > 8 else tf.float32
 
 
 Prepare = Callable[[Arguments], Any]
-"""Computes the parameters that depend only on ranges and weights, in any structure.
+"""A function that computes all parameters that depend only on ranges and weights, in any structure.
 
-In its arguments `q` holds the shapes and types of the inputs as `tf.TensorSpec`s, one object for
-each tensor. It computes in TensorFlow: eagerly, whenever ranges or weights have changed, or in a
-graph that reads both each time. `compute` reads the result as `prepared`, but no weights and
-scales."""
+In its `Arguments`, `q` holds a `tf.TensorSpec` for each input. Equal tensors are the same object.
+It computes in TensorFlow, eagerly or in a graph. `compute` receives the result as `prepared`, but
+no weights and scales."""
 
 Compute = Callable[[Arguments], Any]
-"""Computes the output's quantized values relative to its zero point, or a structure of outputs.
-
-Results may lie outside of the range: the caller clips them."""
+"""A function that computes the quantized values of the output relative to its zero point, or a
+structure of outputs. The caller clips them to the range."""
 
 Emit = Callable[..., object]
-"""Adds the operator to a TFLite file, given an `Emission`."""
+"""A function of an `Emission` that adds the operator to a TFLite file."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Op:
-    """An operator: a row.
+    """An operator.
 
     Args:
-        name: the row's name, in plans and for `register_op`.
-        doc: its description on the page of operators.
-        layers: the Keras layer classes that it computes. If several rows list a class, the first
-            row that accepts a call computes it.
-        paths: module paths, as from `get_class_path`, of layer classes that Keras does not export.
+        name: the name in plans and for `register_op`.
+        doc: the description on the page of operators.
+        layers: the Keras layer classes that it computes. If several operators list a class, the
+            first that accepts a call computes it.
+        paths: class paths, as from `get_class_path`, of layers that Keras does not export.
         kinds: the kinds of operations on symbolic tensors that it computes.
         functions: the activation functions that it computes.
-        attributes: reads the options of a call. All other code uses its result.
+        attributes: returns the options of a call by name. All other code uses its result.
         needs: names of the attributes that `register_op` requires.
         defaults: default values of the other attributes.
         accepts: returns None if a call has an integer kernel. Otherwise returns the reason, in a
-            few words that `plan` prints, or "" if another row returns the reason.
+            few words that `plan` prints, or "" if another operator returns the reason.
         max_axes: the maximum number of axes of an input.
-        integers: integer types that kernels compute too; all by default.
+        integers: types of integer inputs that kernels support; all by default.
         bits: bits of activations for which there are kernels; 8 stands for 2 to 8.
-        families: bits -> whether a kernel family has kernels for them, if not all have.
-        accepts_wide: whether 16-bit kernels compute a call.
-        on_request: whether its layers compute in float without an override `quantize=True`.
+        families: bits -> function that returns whether a kernel family has kernels for these bits,
+            if some families lack them.
+        accepts_wide: returns whether 16-bit kernels support a call.
+        on_request: whether its layers stay in float unless an override has `quantize=True`.
         output: how the output is quantized.
         weights: attribute of the layer that holds a weight -> axes of its output channels, counted
             from the end, or `()` for one scale per tensor.
-        trains_weights: whether training computes with quantized weights, in a wrapper.
-        supports_int4: whether there are kernels for weights of 4 bits.
-        folds_batch_norm: whether to fold a BatchNormalization after it into its weights.
-        can_merge_relu: whether kernels can compute a ReLU after it.
-        clips: whether it is a ReLU that the operator before it can compute.
-        elementwise: whether it treats all axes alike, regardless of the channels' position.
-        alias: whether its output is its input, without any computation at run time.
+        trains_weights: whether a wrapper fake-quantizes its weights in training.
+        supports_int4: whether there are kernels for 4-bit weights.
+        folds_batch_norm: whether a BatchNormalization after it is folded into its weights.
+        can_merge_relu: whether its kernels can have a fused ReLU.
+        clips: whether it is a ReLU that can be fused into the operator before it.
+        elementwise: whether it treats all axes alike, wherever the channels are.
+        alias: whether its output equals its input, without any computation at run time.
         only_rounds: whether it only rounds float values.
-        is_constant: whether its output is constant in files. The input only affects its range.
-        reads_only_weights: whether it computes from weights alone, without the values of its
-            inputs. Its range is then the current minimum and maximum of the result.
-        has_mark: whether its output may contain one outlier that marks masked entries.
+        is_constant: whether its output is a constant in files. The input only determines the range.
+        reads_only_weights: whether the output depends only on weights. Its range is then the
+            current minimum and maximum.
+        has_mark: whether its output may contain one outlier, which marks masked entries.
         is_table: whether its inputs are indices, which are not quantized. If it has weights, they
-            are a table of entries with the quantization parameters of the output.
+            are a lookup table with the quantization parameters of the output.
         gates: number of gates in the columns of its weights, each with a scale. With several gates,
             training simulates the gates and the states between steps.
-        multiplies_tensors: whether it adds up products of two tensors.
+        multiplies_tensors: whether it sums products of two tensors.
         falls_back_to_input_range: whether an output without a quantizer has the range of the
             inputs, as for means in `recipes.contrib`.
-        quantizes_constants: whether constants among the arguments are quantized like inputs.
-        inner: returns the ranges of tensors inside the operator, by name.
+        quantizes_constants: whether constant arguments are quantized like inputs.
+        inner: returns the ranges of tensors inside the operator by name, given the attributes.
         symmetric: indices of inputs whose zero point should be 0, which makes kernels faster.
-        converts: index of an input -> the range that it is converted to. If only such operators
-            read an input of the model, it has that range from the start.
-        prepare: computes the parameters that depend only on ranges and weights, once for many
-            batches. Without it, `compute` reads ranges and weights.
-        compute: the integer implementation, for every kernel family and all `bits`.
+        converts: index of an input -> the range to which it converts this input. If only such
+            operators read an input of the model, the input has that range from the start.
+        prepare: computes what depends only on ranges and weights, once for many batches. Without
+            it, `compute` reads ranges and weights.
+        compute: the integer arithmetic, for every kernel family and all `bits`.
         emit: adds the operator to a TFLite file.
-        onnx_kernel: whether onnxruntime has an integer kernel. Operators that have weights or only
-            move values do not need this. All others are computed in float.
+        onnx_kernel: whether onnxruntime has an integer kernel. It is only read for operators that
+            have no weights and do not just move values. Without a kernel they compute in float.
         products: counts the multiply-accumulates of a call for one example; None if a size is
             unknown.
     """
@@ -250,23 +249,23 @@ class Op:
 
     @property
     def is_affine(self) -> bool:
-        """Whether its weights are one factor and one offset for each channel."""
+        """Whether it computes x * factor + offset for each channel."""
         return "" in self.weights
 
     def has_kernel_for(self, bits: int, family: KernelFamily | None = None) -> bool:
-        """Whether a kernel family, or any, has kernels for activations of this many bits."""
+        """Whether `family`, or any family if None, has kernels for activations of `bits` bits."""
         bits = 16 if bits == 16 else 8
         has_some = self.families.get(bits, lambda family: True)
         return bits in self.bits and (family is None or has_some(family))
 
     def only_families(self, bits: int) -> tuple[str, ...]:
-        """Returns the names of families with kernels for this many bits; () for all."""
+        """Returns the names of the families with kernels for `bits` bits; () if all have them."""
         if bits not in self.families:
             return ()
         return tuple(name for name, family in FAMILIES.items() if self.families[bits](family))
 
     def prepare_arguments(self, a: Arguments) -> Arguments:
-        """Returns the arguments with the result of `prepare`."""
+        """Calls `prepare`, and returns the arguments with its result as `prepared`."""
         if self.prepare is None:
             return a
         specs = {id(q): tf.TensorSpec(q.shape, q.dtype) for q in a.q}
@@ -274,7 +273,7 @@ class Op:
         return dataclasses.replace(a, prepared=prepared, weights=None)
 
     def __call__(self, a: Arguments) -> Any:
-        """Prepares and computes."""
+        """Calls `prepare` and `compute`, and returns the result."""
         return self.compute(self.prepare_arguments(a))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Maxima and means of windows, extrema along axes, and their indices."""
+"""Pooling, and the maximum, minimum, argmax, argmin and top k along axes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, SharedRange
 from keras_qat.tflite.schema import TYPES
 
 PADDINGS = {"SAME": 0, "VALID": 1}
-"""Padding -> its value in a file."""
+"""Padding of Keras -> `Padding` in TFLite's schema."""
 
 
 def _pool_attributes(call: Call) -> Attributes:
@@ -41,14 +41,14 @@ def _pool_attributes(call: Call) -> Attributes:
 
 def _accepts_pool(call: Call, attributes: Attributes) -> str | None:
     if len(attributes["pool"]) not in (1, 2):
-        return "not of sequences or images"
+        return "not a sequence or an image"
     if not attributes["channels_last"]:
         return "data_format='channels_first'"
     return None if attributes["padding"] in PADDINGS else "explicit paddings"
 
 
 def _emit_pool(code: str, e: Emission) -> None:
-    # Sequences are images of height 1.
+    # A sequence becomes an image of height 1.
     (height, width), (down, right) = (as_pair(e.attributes[name]) for name in ("pool", "strides"))
     emit_on_images(
         e,
@@ -64,7 +64,7 @@ def _emit_pool(code: str, e: Emission) -> None:
 
 MAX_POOLING = make_movement(
     "max_pooling",
-    "the largest value of windows",
+    "the maximum of each window",
     partial(_emit_pool, "MAX_POOL_2D"),
     layers=(layers.MaxPooling1D, layers.MaxPooling2D),
     kinds=("max_pool",),
@@ -81,7 +81,8 @@ def _average(a: Arguments) -> tf.Tensor:
     """Average the quantized values, rounding halves away from zero."""
     (x,), zero_point = a.q, a.prepared
     averages = a.run_layer([tf.cast(x, tf.float64)]) + zero_point
-    # The rounding error of halves is far below the distance to the next quotient of integers.
+    # 1e-7 is more than the rounding error of a half, but less than the distance to the next
+    # quotient.
     away = tf.sign(averages) * tf.floor(tf.abs(averages) + 0.5 + 1e-7)
     return tf.cast(away - zero_point, x.dtype)
 
@@ -92,7 +93,7 @@ AVERAGE_POOLING = dataclasses.replace(
     prepare=lambda a: a.params[0].zero_point,
     compute=_average,
     emit=partial(_emit_pool, "AVERAGE_POOL_2D"),
-    doc="the mean of windows",
+    doc="the mean of each window",
     integers=(),
     output=SharedRange(rounds=True),
     layers=(layers.AveragePooling1D, layers.AveragePooling2D),
@@ -101,7 +102,7 @@ AVERAGE_POOLING = dataclasses.replace(
 
 
 def _reduce_attributes(call: Call) -> Attributes:
-    """Return the `axes`, and `keepdims`: whether these axes remain, with size 1."""
+    """Return the reduced `axes`, and `keepdims`, whether they remain with size 1."""
     layer, rank = call.layer, get_rank(call)
     if not get_kind(call):
         start = 2 if layer.data_format == "channels_first" else 1
@@ -123,7 +124,7 @@ REDUCE_MAX = make_movement(
     kinds=("reduce_max",),
     attributes=_reduce_attributes,
     needs=("axes", "keepdims"),
-    accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
+    accepts=lambda call, attributes: None if attributes["axes"] else "its list of axes is empty",
     integers=(),
 )
 
@@ -142,9 +143,9 @@ _TRUTH = QuantParams(np.float32(0.5), 0, 8)
 
 
 def _make_boolean_reduction(name: str, code: str, words: str) -> Op:
-    """Return the row of a reduction of booleans, which reduces them in 8 bits.
+    """Return the `Op` of a reduction of booleans. It casts them to 8 bits and back.
 
-    TFLite Micro has no operator for booleans.
+    TFLite Micro cannot reduce booleans.
     """
 
     def emit(e: Emission) -> None:
@@ -212,9 +213,9 @@ ARGMIN = dataclasses.replace(
 
 TOP_K = make_movement(
     "top_k",
-    "the largest values along the last axis, in order, and their indices",
+    "the k largest values along the last axis in descending order, and their indices",
     lambda e: e.add("TOPK_V2", [e.source, e.constant("count", e.attributes["count"])]),
-    # Of equal values, the lower index comes first, as in TFLite.
+    # If values are equal, the lower index comes first, as in TFLite.
     compute=lambda a: tuple(tf.math.top_k(a.q[0], a.attributes["count"])),
     kinds=("top_k",),
     attributes=lambda call: {"count": read_integer(get_argument(call, "k"), 1)},

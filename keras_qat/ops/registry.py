@@ -1,4 +1,4 @@
-"""Finds the operator of a call among all rows, and registers operators for custom layers."""
+"""Finds the operator of a call, and registers operators for custom layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Layer: TypeAlias = keras.layers.Layer
 
 
 class Match(NamedTuple):
-    """The operator of a call; or None and the reason, for a call that computes in float."""
+    """The operator of a call and its attributes; or None, and the reason why it stays in float."""
 
     op: Op | None
     attributes: Attributes
@@ -29,13 +29,13 @@ class Match(NamedTuple):
 
 _BY_NAME = {op.name: op for op in ROWS}
 _BY_KEY: dict[object, list[Op]] = {}
-"""Layer class, path, kind or function -> rows that list it."""
+"""Layer class, class path, kind of operation or function -> operators that list it."""
 for _op in ROWS:
     for _key in (*_op.layers, *_op.paths, *_op.kinds, *_op.functions):
         _BY_KEY.setdefault(_key, []).append(_op)
 
 _REGISTERED: dict[type, Op] = {}
-"""Custom layer class -> its row."""
+"""Registered layer class -> its operator."""
 
 
 def match(call: Call) -> Match:
@@ -50,7 +50,7 @@ def match(call: Call) -> Match:
 
 
 def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
-    """Raise a `ValueError` unless a layer has exactly the registered weights and perhaps a bias."""
+    """Raise a `ValueError` if a layer has other weights than the registered ones and a bias."""
     names = [
         name
         for name, value in vars(layer).items()
@@ -75,7 +75,7 @@ def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
 
 
 def find_rows(call: Call) -> list[Op]:
-    """Returns the rows that list the layer, operation or function of a call."""
+    """Returns the operators that list the layer, operation or function of a call."""
     layer = call.layer
     if is_operation(layer):
         return _BY_KEY.get(get_kind(layer), [])
@@ -87,7 +87,7 @@ def find_rows(call: Call) -> list[Op]:
 
 
 def _match_first(rows: list[Op], call: Call) -> Match:
-    """Return the first row that accepts a call, or the first reason why none does."""
+    """Return the first operator that accepts a call, or the first reason why none accepts it."""
     reason = ""
     for op in rows:
         attributes = op.attributes(call)
@@ -99,7 +99,7 @@ def _match_first(rows: list[Op], call: Call) -> Match:
 
 
 def _find_refusal(op: Op, call: Call) -> str | None:
-    """Return the reason why an operator has no kernel for such inputs."""
+    """Return the reason why an operator has no kernel for a call's inputs; None if it has one."""
     for x in call.inputs[:1]:
         same = flatten_values(call.outputs)[0].dtype == x.dtype
         if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):
@@ -109,12 +109,12 @@ def _find_refusal(op: Op, call: Call) -> str | None:
 
 
 def find_op(call: Call) -> Op | None:
-    """Returns the operator of a call, None for a call that computes in float."""
+    """Returns the operator of a call; None if the call stays in float."""
     return match(call).op
 
 
 def find_row(layer: Layer) -> Op | None:
-    """Returns the row that lists a layer's class or one of its base classes."""
+    """Returns the first operator that lists a layer's class or a base class."""
     own = next((op for op in ROWS if type(layer) in op.layers), None)
     return own or next((op for op in ROWS if isinstance(layer, op.layers)), None)
 
@@ -133,7 +133,7 @@ def relu_maximum(layer: Layer) -> float | None:
 
 
 def op_named(name: str) -> Op:
-    """Returns the row with this name.
+    """Returns the operator with this name.
 
     Raises:
         ValueError: if there is none; the message lists all names.
@@ -147,7 +147,7 @@ def op_named(name: str) -> Op:
 
 
 def is_listed(layer: Layer) -> bool:
-    """Whether a row lists a layer's class, or a user registered it."""
+    """Whether an operator lists a layer's class, or a user registered the class."""
     kind = type(layer)
     return kind.__name__ == "Activation" or kind in _REGISTERED or kind in _BY_KEY
 
@@ -158,17 +158,17 @@ def is_registered(layer: Layer) -> bool:
 
 
 def is_on_request(layer: Layer) -> bool:
-    """Whether a layer stays in float unless an override asks for integers."""
+    """Whether a layer stays in float unless an override has `quantize=True`."""
     return not is_registered(layer) and any(op.on_request for op in _BY_KEY.get(type(layer), []))
 
 
 def is_listed_function(function: object) -> bool:
-    """Whether a row lists an activation function."""
+    """Whether an operator lists an activation function."""
     return function in _BY_KEY
 
 
 def _list_weights(layer: Layer) -> tuple[str, ...]:
-    """Return the attributes of a layer that hold weights, by the rows that list its class."""
+    """Return the attributes in which a layer holds quantized weights."""
     own = _REGISTERED.get(type(layer))
     rows = _BY_KEY.get(type(layer), []) if own is None else [own]
     return tuple(name for op in rows[:1] for name in op.weights if name)
@@ -184,11 +184,11 @@ WEIGHTS_ONLY: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((layers.LSTM, layers.GRU, layers.SimpleRNN), _OF_CELL),
     **dict.fromkeys((layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D), _OF_CELL),
 }
-"""Layer class without int8 operators -> paths of the weights that files store in 8 bits."""
+"""Class of a layer that computes in float -> paths of weights that files store in 8 bits."""
 
 
 def weights_only(layer: Layer) -> tuple[str, ...]:
-    """Returns the paths of the weights that files store in 8 bits for a layer in float."""
+    """Returns the paths of a float layer's weights that files store in 8 bits."""
     inner: dict[str, Layer] = {}
     if isinstance(layer, layers.Bidirectional):
         inner = {name: getattr(layer, name) for name in ("forward_layer", "backward_layer")}
@@ -203,7 +203,7 @@ def weights_only(layer: Layer) -> tuple[str, ...]:
 
 
 class Registration:
-    """Result of `register_op`, undone by `undo` or at the end of a `with` block."""
+    """The result of `register_op`. `undo()` or the end of a `with` block reverts it."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self.undo = undo
@@ -279,7 +279,7 @@ def _check_class(layer_class: object) -> None:
 
 
 def _check_axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple[int, ...]]:
-    """Return the axes of output channels, which have to be the operator's or empty."""
+    """Check the axes of output channels: the operator's axes, or (). Return them as tuples."""
     for name, axes in weights.items():
         if not isinstance(axes, (tuple, list)) or not all(axis < 0 for axis in axes):
             raise ValueError(
@@ -297,10 +297,10 @@ def _check_axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple
 def _add_attributes(
     op: Op, layer_class: type, source: Callable[[Layer], Mapping[str, Any]] | Mapping[str, Any]
 ) -> Op:
-    """Return a row for a custom layer with the user's attributes, or the function for them.
+    """Return an operator with the user's attributes for a custom layer.
 
     Raises:
-        ValueError: on an unknown or missing attribute.
+        ValueError: if an attribute is unknown or missing.
     """
 
     def check(values: Mapping[str, Any]) -> Attributes:

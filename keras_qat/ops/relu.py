@@ -30,15 +30,15 @@ def _relu_attributes(call: Call) -> Attributes:
 
 def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer
-    # These are `thresholded_relu`.
+    # Layers with these options are `thresholded_relu`.
     is_other = getattr(layer, "threshold", 0) or getattr(layer, "negative_slope", 0)
     return "" if is_other else accept_float(call)
 
 
 def _tabulate_relu(a: Arguments) -> tf.Tensor:
-    """Compute the table of a separate ReLU. XNNPACK leaves it to TFLite.
+    """Compute the table of a ReLU that is not fused. XNNPACK leaves it to TFLite's kernel.
 
-    Any maximum except 6 is the end of the output's range.
+    It clips at 6. Any other maximum is the end of the output's range.
     """
     factor = to_fixed_point(ratio(a.family, a.params[0].scale, by=a.output.scale))
     result = tf.maximum(tf.cast(multiply(tf.cast(a.q[0], tf.int64), factor), tf.float64), 0.0)
@@ -97,8 +97,8 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
     """Compute the table of x above zero and slope * x below.
 
-    Both slopes in XNNPACK's 8-bit kernel are integers in 256ths, and it rounds halves up. It leaves
-    the steepest and the flattest slopes to TFLite.
+    XNNPACK's 8-bit kernel multiplies by integers in 256ths and rounds halves up. It leaves the
+    steepest and the flattest slopes to TFLite's kernel.
     """
     exact = _tabulate_exact_leaky_relu(a)
     if a.wide or a.family.leaky_relu != "256ths":
@@ -115,12 +115,12 @@ def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
 
 
 def _tabulate_exact_leaky_relu(a: Arguments) -> tf.Tensor:
-    """Compute TFLite's table, with one multiplier above zero and one with the slope below zero."""
+    """Compute the table of TFLite's kernel, which has a multiplier above zero and one below."""
     steps, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
     above = to_fixed_point(ratio(a.family, scale, by=a.output.scale))
     below = to_fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))
     sign = -1 if slope < 0 else 1
-    # The multiplier of the optimized int16 kernel is negative, so it rounds halves up.
+    # The optimized int16 kernel has a negated multiplier, so it rounds halves up.
     negates_first = a.family.optimized and a.wide
     falling = multiply(sign * steps, below) if negates_first else sign * multiply(steps, below)
     return tf.cast(tf.where(steps >= 0, multiply(steps, above), falling), tf.float64)
@@ -143,7 +143,7 @@ LEAKY_RELU = Op(
 
 
 def _prepare_prelu(a: Arguments) -> object:
-    """Return the multipliers of values above zero and below, and the slopes."""
+    """Return the multipliers for values above and below zero, and the slopes."""
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
     before, after = a.params[0].scale, a.output.scale
     above = to_fixed_point(ratio(a.family, before, by=after))
@@ -152,7 +152,7 @@ def _prepare_prelu(a: Arguments) -> object:
 
 
 def _compute_prelu(a: Arguments) -> tf.Tensor:
-    """Compute x above zero and weights times x below, like TFLite's kernel."""
+    """Compute x above zero and slopes times x below zero, like TFLite's kernel."""
     x, (above, below, slopes) = tf.cast(a.q[0], tf.int64), a.prepared
     result = tf.where(x >= 0, multiply(x, above), multiply(x * slopes, below))
     return tf.cast(result, a.q[0].dtype)

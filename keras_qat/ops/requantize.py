@@ -1,4 +1,4 @@
-"""Conversions of float values to quantized values, and between their parameters: QUANTIZE."""
+"""QUANTIZE: converts float values to quantized values, or changes quantization parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _multiplies_by_inverse(a: Arguments) -> bool:
 
 
 def _quantize(a: Arguments) -> tf.Tensor:
-    """Quantize float values. Halves round to even, in TFLite's kernel away from zero."""
+    """Quantize float values. Halves round to even, or away from zero in TFLite's kernel."""
     x = tf.cast(a.q[0], tf.float64)
     if _multiplies_by_inverse(a):
         return tf.cast(tf.round(single(x * a.prepared)), tf.float32)
@@ -31,13 +31,13 @@ def _quantize(a: Arguments) -> tf.Tensor:
 
 
 class Multiplier(NamedTuple):
-    """A ratio of scales, and two ways to multiply integers by it.
+    """A ratio of scales for two kernels: TFLite's kernel in fixed point, and the family's own.
 
     Args:
         fixed: the ratio in fixed point; None if it is never used.
-        other: the factor of the family's kernel; None if there is no such kernel.
-        is_other: whether the family's kernel is used.
-        steps: int16 steps per int8 step, if values are converted to int16 in between.
+        other: the ratio as the family's own kernel needs it; None if there is no such kernel.
+        is_other: whether the family's own kernel is used.
+        steps: if int8 values are converted to int16 first: the number of int16 steps per int8 step.
     """
 
     fixed: Any
@@ -53,7 +53,7 @@ class Multiplier(NamedTuple):
         Args:
             in_int64: function that returns the integers in int64, for fixed-point multiplication.
             dtype: the type of the fixed-point result.
-            compute: function of `other` that returns the result of the family's kernel.
+            compute: function of `other` that returns the result of the family's own kernel.
         """
 
         def multiply_in_fixed_point() -> tf.Tensor:
@@ -66,10 +66,10 @@ class Multiplier(NamedTuple):
 def prepare_requantization(
     family: KernelFamily, params: QuantParams, output: QuantParams
 ) -> Multiplier:
-    """Prepares `requantize`.
+    """Returns the multiplier with which `requantize` converts from `params` to `output`.
 
-    XNNPACK multiplies by an integer in 256ths if the ratio of the scales is from 2^-8 to 2^7, and
-    TFLite's kernel by a 31-bit multiplier. `Builder.quantize` adds the operators prepared here.
+    XNNPACK multiplies by an integer in 256ths if the ratio of the scales is from 2^-8 to 2^7.
+    TFLite's kernel has a 31-bit multiplier. `Builder.quantize` adds the same operators to a file.
     """
     before, after = (end.as_tensors().scale for end in (params, output))
     if max(params.bits, output.bits) > 8:
@@ -88,7 +88,7 @@ def prepare_requantization(
 
 
 def requantize(q: tf.Tensor, multiplier: Multiplier) -> tf.Tensor:
-    """Converts quantized values, relative to the zero points, to other parameters.
+    """Converts quantized values, relative to the zero point, to other quantization parameters.
 
     Products in 256ths are rounded once, halves up. 31-bit multipliers round twice. Products in
     float are rounded once, with the family's rounding of halves.
@@ -108,7 +108,7 @@ QUANTIZE = Op(
     "quantize",
     _quantize,
     lambda e: e.builder.quantize(e.inputs[0], e.outputs[0]),
-    doc="float values to quantized values",
+    doc="converts float values to quantized values",
     prepare=lambda a: single(1.0 / a.output.scale) if _multiplies_by_inverse(a) else a.output.scale,
     only_rounds=True,
 )
@@ -117,5 +117,5 @@ REQUANTIZE = dataclasses.replace(
     name="requantize",
     prepare=lambda a: prepare_requantization(a.family, a.params[0], a.output),
     compute=lambda a: requantize(a.q[0], a.prepared),
-    doc="other quantization parameters",
+    doc="converts to other quantization parameters",
 )

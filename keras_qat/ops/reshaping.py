@@ -43,7 +43,7 @@ def _accepts_reshape(call: Call, attributes: Attributes) -> str | None:
 
 RESHAPE = make_movement(
     "reshape",
-    "changes of shape",
+    "changes the shape",
     _emit_reshape,
     layers=(layers.Flatten, layers.Reshape, FlattenTime, RestoreTime),
     kinds=("reshape", "expand_dims", "squeeze"),
@@ -52,7 +52,7 @@ RESHAPE = make_movement(
 
 
 def _is_of_one(call: Call) -> bool:
-    """Whether all reduced axes have size 1. Then the call only reshapes."""
+    """Whether all reduced axes have size 1, so the call only reshapes."""
     before, after = get_source(call).shape, call.output.shape
     if not before or not after or before[0] != after[0]:
         return False
@@ -105,7 +105,7 @@ ORDER = (0, 1, 3, 2, 4, 5)
 
 
 def _emit_blocks(code: str, e: Emission) -> None:
-    # There are no 16-bit kernels, so 16 bits use a transposition.
+    # There are no 16-bit kernels, so 16-bit tensors are reshaped and transposed.
     source, (target,), size = e.source, e.outputs, e.attributes["size"]
     if not e.wide:
         e.add(code, [source], blockSize=size)
@@ -158,7 +158,7 @@ SIZE = dataclasses.replace(
 )
 
 
-# Pads with zeros, which every range holds exactly, or with copies.
+# Padding with zeros, which every range represents exactly, or with copies of values.
 
 MODES = {"REFLECT": 0, "SYMMETRIC": 1}
 """Padding mode -> its value in a file."""
@@ -167,9 +167,9 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 def read_paddings(layer: Any, options: Any, rank: int) -> Pairs:
-    """Returns two paddings for each of `rank` axes; 0 for batch and channels.
+    """Returns (before, after) for each of `rank` axes, with zeros for batch and channels.
 
-    `options` are the layer's pairs, or a single pair for one axis.
+    `options` is a layer's argument: pairs, or a single pair for one axis.
     """
     if rank == 3:
         options = (options,)

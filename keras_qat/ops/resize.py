@@ -19,7 +19,7 @@ from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 
 
 def read_resize_options(call: Call) -> Attributes:
-    """Returns `height` and `width`, 0 if unknown, and the `crop` of rows and columns."""
+    """Returns the new `height` and `width`, 0 if unknown, and how to `crop` the image before."""
     layer, shape = call.layer, call.output.shape
     is_first = getattr(layer, "data_format", "") == "channels_first"
     crops = getattr(layer, "crop_to_aspect_ratio", False)
@@ -33,7 +33,7 @@ def read_resize_options(call: Call) -> Attributes:
 
 
 def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
-    """Return the part of an image that Keras crops to the new aspect ratio; None if unknown."""
+    """Return how Keras crops an image to the new aspect ratio; None if the size is unknown."""
     if None in (*old, *new):
         return None
     (height, width), (new_height, new_width) = old, new
@@ -48,11 +48,11 @@ def _accepts(interpolation: str, call: Call, attributes: Attributes) -> str | No
     if asked != interpolation:
         return "" if interpolation == "nearest" else f"interpolation={asked!r}"
     if len(get_source(call).shape) != 4:
-        return "not of images"
+        return "not an image"
     if not attributes["channels_last"]:
         return "data_format='channels_first'"
     if interpolation == "bilinear" and not attributes["height"] * attributes["width"]:
-        return "sizes that are not known before run time"
+        return "sizes are known only at run time"
     return None
 
 
@@ -87,7 +87,7 @@ def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
 
 
 def _bilinear(a: Arguments) -> Any:
-    """Interpolate between pixel centres, with integer weights of pixels.
+    """Interpolate bilinearly between pixel centers, with integer weights.
 
     XNNPACK computes in 2048ths and rounds once, halves up. TFLite computes in 1024ths and rounds
     halves away from zero.
@@ -109,7 +109,7 @@ def _bilinear(a: Arguments) -> Any:
 
 
 def _find_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """Return the two neighbours of each pixel of a resized axis, and the weight of the second."""
+    """Return both neighbours of each pixel along a resized axis, and the second one's weight."""
     scale = quotient(tf.cast(old, tf.float32), float(new))
     position = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
     position = tf.clip_by_value(position, 0.0, tf.cast(old - 1, tf.float32))
@@ -120,7 +120,7 @@ def _find_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
 
 
 def _find_neighbours_in_integers(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """Compute `_find_neighbours` in integers, like TFLite."""
+    """Return the results of `_find_neighbours`, computed in integers like TFLite."""
     old, count = tf.cast(old, tf.int64), tf.constant(new, tf.int64)
     scale = (shift(old, 10) + count // 2) // count
     position = tf.range(count) * scale + scale // 2 - 2**9

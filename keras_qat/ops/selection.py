@@ -35,7 +35,7 @@ from keras_qat.tflite.schema import SCOPE
 
 
 def _find_common(params: Sequence[QuantParams]) -> QuantParams:
-    """Return 16-bit parameters that hold two tensors: 128 values for a step of the wider one."""
+    """Return 16-bit parameters that represent both tensors: 1/128 of the larger 8-bit scale."""
     first, second = (x.as_tensors().scale for x in params)
     finer = 1.0 if params[0].bits == 16 else 2.0**-7
     return wide_params(tf.maximum(first, second) * finer)
@@ -49,10 +49,10 @@ def _make_comparison(name: str, code: str, sign: str) -> Op:
     def emit(e: Emission) -> None:
         params, targets = e.all_params, []
         sources: list[Any] = list(e.inputs)
-        if params[0] != params[1]:  # Otherwise both have the same scale.
+        if params[0] != params[1]:  # Equal parameters need no conversion.
             inputs = list(zip(e.inputs, params, strict=True))
             sources = requantize_each(Emitting(e), inputs, _find_common(params))
-        for index, source in enumerate(sources):  # Kernels would round int8 again.
+        for index, source in enumerate(sources):  # Kernels for int8 would rescale and round.
             targets.append(e.temporary(f"whole_{index}", e.shape(source), "int32"))
             e.cast(source, targets[-1])
         e.add(code, targets)
@@ -62,7 +62,7 @@ def _make_comparison(name: str, code: str, sign: str) -> Op:
         compute,
         emit,
         prepare=lambda a: prepare_each(a, get_inputs(a), _find_common(a.params)),
-        doc=f"x {sign} y, of two tensors or of one and a constant",
+        doc=f"x {sign} y, of two tensors, or of a tensor and a constant",
         kinds=(name,),
         accepts=_accepts_comparison,
         integers=(),
@@ -93,9 +93,9 @@ COMPARISONS: tuple[Op, ...] = tuple(
 def _accepts_select(call: Call, attributes: Attributes) -> str | None:
     first = call.args[0] if call.args else call.kwargs.get("condition")
     if not isinstance(first, Value) or first.is_float or len(call.args) + len(call.kwargs) < 3:
-        return "not of a boolean tensor and two others"
+        return "it needs a mask and two tensors"
     if max(len(value.shape) for value in [*call.inputs, call.output]) > 4:
-        return "broadcast with more than 4 axes"
+        return "it broadcasts more than 4 axes"
     return accept_float(call)
 
 
@@ -119,11 +119,11 @@ SELECT = Op(
 
 
 _INTEGERS = integer_params(16)
-"""Placeholder for the parameters of 32-bit integers, which kernels treat like 16-bit ones."""
+"""Placeholder for the parameters of 32-bit integers. Kernels treat them like 16-bit integers."""
 
 
 def _find_limit(output: QuantParams) -> tf.Tensor:
-    """Return an integer beyond the output's range. Larger integers would overflow in kernels."""
+    """Return an integer beyond the output's range, because kernels overflow for larger integers."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 
@@ -140,7 +140,7 @@ def _cast(a: Arguments) -> tf.Tensor:
 
 
 def _emit_cast(e: Emission) -> None:
-    """Add 32-bit integers with the scale 1, clipped beyond the range, and QUANTIZE.
+    """Add a CAST to 32-bit integers with the scale 1, clip them beyond the range, and QUANTIZE.
 
     QUANTIZE supports uint8 pixels directly.
     """
@@ -180,7 +180,7 @@ FROM_INTEGERS = Op(
     _cast,
     _emit_cast,
     prepare=_prepare_cast,
-    doc="integers and booleans as floats",
+    doc="converts integers and booleans to float",
     kinds=("cast",),
     accepts=_accepts_cast,
 )
@@ -239,18 +239,19 @@ ONE_HOT = Op(
     defaults={"on": 1.0, "off": 0.0},
     bits=(8,),
     accepts=lambda call, attributes: (
-        "its options are not known before run time"
+        "its options are known only at run time"
         if None in attributes.values()
         else accept_float(call)
     ),
 )
 
 
-# Masked attention scores become the lowest value, so their weight is 0; for minima the highest.
+# Masked attention scores become the lowest value of the range, so their softmax is 0. For a
+# minimum, they become the highest value.
 
 
 def _prepare_masking(a: Arguments) -> tuple[Multiplier, Any]:
-    """Prepare the conversion of scores to the output's range, and the value of masked scores."""
+    """Return the multiplier from scores to the output's scale, and the value of masked scores."""
     prepared = prepare_requantization(a.family, a.params[0], a.output)
     return prepared, tf.cast(
         _get_masked_value(a.output, a.attributes) - a.output.zero_point, a.q[0].dtype
@@ -289,7 +290,7 @@ def _emit_masking(e: Emission) -> None:
 
 
 def _emit_mask(e: Emission, index: int, rank: int) -> int:
-    """Return an input as a bool mask with `rank` axes, True if the input is not 0."""
+    """Return an input as a boolean mask with `rank` axes, True where the input is not 0."""
     mask, params = e.inputs[index], e.node.inputs[index].params
     sizes, dtype = e.shape(mask), e.dtype(mask)
     if dtype != "bool":

@@ -27,11 +27,11 @@ from keras_qat.ops.op import Attributes, Op, SharedRange
 from keras_qat.ops.reshaping import read_paddings
 
 FULL_SLICE = dict.fromkeys(("start", "stop", "step"))
-"""The item of `x[:]` in Keras' representation of slices."""
+"""The slice of `x[:]`, as Keras represents it."""
 
 
 def items_for_axes(indices: Any, rank: int) -> list[Any]:
-    """Returns the items of `x[indices]`, one for each axis of `x` and each new axis."""
+    """Returns the slice or index for each axis of `x` and each new axis in `x[indices]`."""
     items = list(indices) if isinstance(indices, (list, tuple)) else [indices]
     missing = rank - sum(item is not None and item is not Ellipsis for item in items)
     position = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
@@ -40,7 +40,7 @@ def items_for_axes(indices: Any, rank: int) -> list[Any]:
 
 
 def _slice_attributes(call: Call) -> Attributes:
-    """Return `parts` of each axis, `dropped` axes of the input and `added` axes of the output."""
+    """Return `parts` (slice of each axis), `dropped` input axes and `added` output axes."""
     x = get_source(call)
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
@@ -60,7 +60,7 @@ def _slice_attributes(call: Call) -> Attributes:
 
 
 def _read_indices(indices: Any, rank: int) -> Attributes:
-    """Return the attributes of `x[indices]`, with slices as dictionaries."""
+    """Return the attributes of `x[indices]`, in which Keras stores slices as dictionaries."""
     items = items_for_axes(indices, rank)
     leaves = [leaf for leaf in tf.nest.flatten(items) if leaf is not None]
     if any(read_integers(leaf) is None for leaf in leaves):
@@ -82,7 +82,7 @@ def _read_indices(indices: Any, rank: int) -> Attributes:
 
 
 def _emit_slice(e: Emission) -> None:
-    """Add STRIDED_SLICE, then a RESHAPE for new axes, or an EXPAND_DIMS for each."""
+    """Add STRIDED_SLICE, then a RESHAPE for all new axes or an EXPAND_DIMS for each."""
     added, (target,) = e.attributes["added"], e.outputs
     shape = e.shape(target)
     if added:
@@ -119,7 +119,7 @@ SLICE = make_movement(
 
 
 def _split_attributes(call: Call) -> Attributes:
-    """Return the `axis`, the `sizes` along it, () for equal sizes, and their `count`."""
+    """Return the `axis`, the `sizes` along it or () if they are equal, and their `count`."""
     parts, axis = get_operands(call, "num_or_size_splits", "axis")
     known, axes = read_integers(parts), read_integers(axis or 0)
     if known is None or axes is None or not isinstance(get_source(call), Value):
@@ -143,7 +143,7 @@ def _emit_split(e: Emission) -> None:
 
 SPLIT = make_movement(
     "split",
-    "a tensor split in several",
+    "splits a tensor along an axis",
     _emit_split,
     kinds=("split",),
     attributes=_split_attributes,
@@ -158,7 +158,7 @@ def _unstack_attributes(call: Call) -> Attributes:
 
 UNSTACK = make_movement(
     "unstack",
-    "the entries of an axis",
+    "splits a tensor into the entries of an axis",
     lambda e: e.add("UNPACK", [e.source], axis=e.attributes["axis"], num=e.attributes["count"]),
     kinds=("unstack",),
     attributes=_unstack_attributes,
@@ -170,7 +170,7 @@ GATHER_ARGUMENTS = ("params", "indices", "axis", "batch_dims", "max_norm")
 
 
 def _gather_attributes(call: Call) -> Attributes:
-    """Return the `axis`, constant `indices` and their `shape`, or () if they are a tensor."""
+    """Return the `axis`, constant `indices` and their `shape`. Both are () for tensor indices."""
     x, indices, axis, batch, limit = get_operands(call, *GATHER_ARGUMENTS)
     batch = read_integers(batch or 0)
     axes = read_integers(batch if axis is None else axis)
@@ -207,7 +207,7 @@ GATHER = make_movement(
 
 
 def _concatenate_attributes(call: Call) -> Attributes:
-    """Return the `axis`, and as `numbers` constants among integer tensors, by position."""
+    """Return the `axis`, and `numbers`: position -> constant among integer tensors."""
     axis = get_argument(call, "axis") or 0 if get_kind(call) else call.layer.axis
     axes, rank = read_integers(axis), len(call.output.shape)
     parts = get_source(call)
@@ -222,14 +222,14 @@ def _concatenate_attributes(call: Call) -> Attributes:
 
 def _accepts_concatenate(call: Call, attributes: Attributes) -> str | None:
     if attributes["axis"] is None:
-        return "its options are not known before run time"
+        return "its options are known only at run time"
     if attributes["numbers"] and call.output.is_float:
         return "with constants"
     return None
 
 
 def _insert_constants(e: Emission) -> list[int]:
-    """Return the tensors to concatenate, including constants."""
+    """Return the tensors to concatenate, with constants inserted at their positions."""
     inputs, dtype = list(e.inputs), e.node.output.dtype
     for position, values, shape in e.attributes["numbers"]:
         inputs.insert(position, e.constant("numbers", np.array(values, dtype).reshape(shape)))

@@ -1,13 +1,12 @@
-"""Softmax, and scaling to unit length: kernels that XNNPACK leaves to TFLite.
+"""Softmax and L2 normalization, whose kernels XNNPACK leaves to TFLite.
 
-There are four kernels of softmax: with exponentials from a table in float32, from a table of
-uint16, in fixed point, and in int16.
+Softmax has four kernels. They differ in the exponentials: from a float32 table, from a uint16
+table, in fixed point, or in int16.
 
-A softmax of many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its output has a quantizer. If
-512 values are nearly equal, each result is 1/512, less than a step of 1/256. TFLite's 8-bit
-reference kernel even aborts if exponentials add up to 512 or more. With 64 values each result is
-four steps, which leaves an SQNR of 20 dB. But XNNPACK is five times as fast with 8 bits, so softmax
-of fewer than 512 values keeps 8 bits, unless the tensor is small.
+Softmax over many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its output has an observed
+range. If 512 values are nearly equal, each result is 1/512, but a step of 8 bits is 1/256. TFLite's
+8-bit reference kernel aborts if exponentials add up to 512 or more. But 8 bits are five times as
+fast in XNNPACK, so softmax over fewer than 512 values keeps 8 bits, unless the tensor is small.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ class _Prepared:
     """The prepared parameters of an 8-bit softmax.
 
     Args:
-        is_wider: whether inputs are requantized to the smallest scale that the kernel supports.
-        conversion: converts from the input's scale to the smallest one.
-        table: the exponentials, if they are looked up.
-        output: the output's scale, if exponentials are looked up.
-        factor: multiplier and bits for differences, if they are in fixed point.
+        is_wider: whether inputs are requantized, because the kernel does not support their scale.
+        conversion: the multiplier from the input's scale to the smallest supported scale.
+        table: the exponentials; None for the fixed-point kernel.
+        output: the output's scale; None for the fixed-point kernel.
+        factor: multiplier and bits for differences in the fixed-point kernel.
     """
 
     is_wider: Predicate
@@ -109,23 +108,23 @@ def _compute(a: Arguments) -> tf.Tensor:
         return tf.cast(_compute_fixed_point(tf.cast(q, tf.int64), prepared.factor, axis), q.dtype)
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = gather(prepared.table, tf.cast(below, tf.int32))
-    if a.family.softmax == "float32":  # TFLite's optimized kernel.
+    if a.family.softmax == "float32":  # TFLite's optimized kernel for x86.
         total = mlas.sum_in_order(exponentials, axis)
         return tf.floor(exponentials * quotient(1.0, total * prepared.output) + 0.5)
-    # The optimized kernel of 64-bit ARM adds up 65535ths in integers.
+    # The optimized kernel for 64-bit ARM adds exponentials as integers in 65535ths.
     total = tf.cast(tf.reduce_sum(exponentials, axis, keepdims=True), tf.float32)
     inverse = to_fixed_point(quotient(1.0, total * prepared.output))
     return tf.cast(multiply(exponentials, inverse), q.dtype)
 
 
 def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
-    """Compute TFLite's reference kernel.
+    """Compute softmax like TFLite's reference kernel.
 
-    A value in Qn has a sign, n integer bits and 31 - n fractional bits.
+    In Qn, an integer has a sign, n integer bits and 31 - n fractional bits.
 
     Args:
         q: quantized values.
-        factor: multiplier and bits that convert differences to Q5.
+        factor: multiplier and bits that convert differences from the maximum to Q5.
         axis: the axis of the sums.
     """
     multiplier, bits = factor
@@ -145,7 +144,7 @@ def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tens
 
 
 def _compute_int16(family: KernelFamily, q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
-    """Compute the int16 kernel: exponentials and 1 / their sum from tables of 512 steps.
+    """Compute softmax like the int16 kernel, which interpolates exp and 1 / (1 + x) in tables.
 
     TFLite Micro computes the tables in float32.
     """
@@ -166,7 +165,7 @@ def _compute_int16(family: KernelFamily, q: tf.Tensor, factor: FixedPoint, axis:
 
 
 def _interpolate(x: tf.Tensor, table: np.ndarray) -> tf.Tensor:
-    """Interpolate linearly in a table of 513 values, 128 quantized values apart."""
+    """Interpolate linearly in a table with one entry every 128 quantized values, 513 in total."""
     values = tf.constant(table, tf.int64)
     index = shift_back(x, 7) + 256
     low, high = gather(values, index), gather(values, index + 1)
@@ -181,7 +180,7 @@ def _one_over_one_plus(x: np.ndarray) -> np.ndarray:
 def _tabulate(
     function: Callable[[np.ndarray], np.ndarray], scale: float, zero_point: int, precise: Any
 ) -> np.ndarray:
-    """Tabulate a function at 513 points, in 32768ths, minus half of the interpolation error."""
+    """Tabulate a function at 513 points in 32768ths. Subtract half of the interpolation error."""
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)
     inverse = precise(65536 / (2 / 65535 * 65535))
@@ -217,12 +216,12 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
     if len(call.inputs) > 1 or (is_layer and call.inputs[0].masked):
         return "a mask"
     if attributes["axis"] == -len(call.output.shape):
-        return "along the batch"
+        return "along the batch axis"
     return accept_float(call)
 
 
 def _widen_scale(e: Emission) -> int:
-    """Return the input with a scale that the kernel supports."""
+    """Return the input, requantized if the kernel does not support its scale."""
     (source,), params = e.inputs, e.node.inputs[0].params
     assert params is not None
     if params.bits == 16 or params.scale >= LEAST_SCALE:
@@ -234,7 +233,7 @@ def _widen_scale(e: Emission) -> int:
 
 
 def _emit(e: Emission) -> None:
-    """Add SOFTMAX along the last axis. Another axis is transposed there and back."""
+    """Add SOFTMAX. If its axis is not the last, also add a TRANSPOSE before and after it."""
     axis, source, (target,) = e.attributes["axis"], _widen_scale(e), e.outputs
     order = list(range(len(e.shape(source))))
     order[axis], order[-1] = order[-1], order[axis]
@@ -263,19 +262,19 @@ SOFTMAX = Op(
 
 
 MANY = 511
-"""With more values than this, the mean of the results is at most half a step of 8 bits."""
+"""If softmax is over more values, the mean of the results is at most half a step of 8 bits."""
 SOME, FEW_IN_ALL = 63, 2**13
-"""With more values than this, the mean is at most four steps. In a tensor of at most that many
-values, 16 bits cost at most 0.1 ms."""
+"""If softmax is over more than `SOME` values, the mean is at most four steps. 16 bits then cost at
+most 0.1 ms in a tensor of up to `FEW_IN_ALL` values."""
 
 SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
-"""Parameters of the results of the 16-bit kernel."""
+"""Quantization parameters of the 16-bit kernel's output."""
 
 
 def _compute_shares(
     m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
-    """Run the rows up to the 16-bit results. A step of the 8-bit input is 128 steps of 16 bits."""
+    """Run the operators up to the 16-bit results. 8-bit inputs are multiplied by 128."""
     (x,) = inputs
     if x[1].bits < 16:
         is_prepared = output.scale is None
@@ -287,7 +286,7 @@ def _compute_shares(
 SOFTMAX_OF_MANY = Op(
     "softmax_of_many",
     **compose(_compute_shares),
-    doc="softmax along a long axis, with 16 bits inside and an observed range",
+    doc="softmax over many values, computed in 16 bits, with an observed range",
     layers=(SoftmaxOfMany,),
     attributes=_attributes,
     needs=("axis",),
@@ -296,11 +295,11 @@ SOFTMAX_OF_MANY = Op(
 
 
 LARGEST_EPSILON = 1e-5
-"""Kernels have no epsilon. A larger epsilon would change results."""
+"""Kernels have no epsilon. Omitting a larger epsilon would change results."""
 
 
 def _unit_norm(a: Arguments) -> tf.Tensor:
-    """Scale vectors along the last axis to the length 1, in 128ths."""
+    """Divide vectors along the last axis by their length. Results are in 128ths."""
     x = tf.cast(a.q[0], tf.int64)
     multiplier, exponent = inverse_square_root(tf.reduce_sum(x * x, -1, keepdims=True))
     return tf.cast(multiply(x, (multiplier, exponent + 7)), a.q[0].dtype)
@@ -328,7 +327,7 @@ UNIT_NORM = Op(
     "unit_norm",
     _unit_norm,
     lambda e: e.add("L2_NORMALIZATION"),
-    doc="vectors along the last axis, scaled to the length 1",
+    doc="L2 normalization along the last axis",
     layers=(layers.UnitNormalization,),
     kinds=("l2_normalize",),
     attributes=_norm_attributes,

@@ -1,4 +1,4 @@
-"""Weights with the quantization parameters of an output, such as tables for GATHER."""
+"""Operators whose weights have the quantization parameters of the output, such as Embedding."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ INDICES = ("int32", "int64")
 
 
 def _store(values: np.ndarray, params: QuantParams) -> np.ndarray:
-    """Add the zero point and clip, as for a file."""
+    """Add the zero point, clip, and convert to integers for a file."""
     return np.clip(values + params.zero_point, params.lowest, params.highest).astype(params.dtype)
 
 
 def _prepare(a: Arguments) -> tuple[Any, Any]:
-    """Return the table, and its scale divided by the output's."""
+    """Return the table, and the ratio of its scale to the output's."""
     return tf.convert_to_tensor(a.weights.q), tf.reshape(
         tf.cast(a.weights.scale, tf.float64), []
     ) / a.output.scale
@@ -57,7 +57,7 @@ EMBEDDING = Op(
     _compute,
     _emit,
     prepare=_prepare,
-    doc="rows of a table of weights that is quantized like the output",
+    doc="looks up rows of a table of weights, which is quantized like the output",
     layers=(layers.Embedding,),
     weights={"embeddings": ()},
     is_table=True,
@@ -73,14 +73,14 @@ INDICES_OF_REALS = Op(
     "indices",
     lambda a: tf.cast(a.q[0], tf.int32),
     _emit_indices,
-    doc="float tensors that hold only integers, such as token ids, as integers",
+    doc="converts float tensors that contain only integers, such as token ids, to integers",
     layers=(Indices,),
     is_table=True,
 )
 
 
 def _quantize(layer: OnGrid | WeightTensor, params: QuantParams) -> tf.Tensor:
-    """Return a constant's values relative to the zero point, possibly out of range."""
+    """Return a constant's quantized values relative to the zero point, without clipping."""
     return round_half_away(tf.cast(layer.value(), tf.float64) / params.scale)
 
 
@@ -127,7 +127,7 @@ ON_GRID = Op(
     "on_grid",
     _compute_on_grid,
     _emit_weight,
-    doc="constants in a comparison, quantized in the range of the other operand",
+    doc="constants in a comparison, quantized like the other operand",
     output=SharedRange(rounds=True),
     layers=(OnGrid,),
     accepts=accept_float,

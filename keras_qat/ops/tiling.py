@@ -26,11 +26,11 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes
 
 Entries = list[tuple[int, Any]]
-"""Axis -> the indices of its entries, or the number of copies if its size is unknown."""
+"""Pairs of an axis and its new indices, or the number of copies if its size is unknown."""
 
 
 def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
-    """Add a GATHER for the entries of each axis, because some runtimes have no TILE."""
+    """Add a GATHER of the entries for each axis, because some runtimes have no TILE."""
     shape = list(e.shape(source))
     for position, (axis, indices) in enumerate(entries):
         is_unknown, target = isinstance(indices, int), e.outputs[0]
@@ -70,14 +70,14 @@ TILE = make_movement(
 
 
 def _broadcast_attributes(call: Call) -> Attributes:
-    """Return `added`: axes that only the output has."""
+    """Return `added`: the output's axes that the input lacks."""
     if isinstance(call.layer, layers.RepeatVector):
         return {"added": (1,)}
     return {"added": tuple(range(len(call.output.shape) - get_rank(call)))}
 
 
 def _emit_broadcast(e: Emission) -> None:
-    """Add RESHAPE for new axes, then copy, or BROADCAST_TO if an unknown batch changes size."""
+    """Add a RESHAPE for new axes and copy along axes, or add BROADCAST_TO for unknown sizes."""
     source, (target,) = e.source, e.outputs
     before, after = e.shape(source), e.shape(target)
     for axis in e.attributes["added"]:
@@ -97,7 +97,7 @@ def _emit_broadcast(e: Emission) -> None:
 
 BROADCAST = make_movement(
     "broadcast",
-    "a tensor repeated along axes of size 1",
+    "repeats a tensor along axes of size 1",
     _emit_broadcast,
     layers=(layers.RepeatVector,),
     kinds=("broadcast_to",),
@@ -107,7 +107,7 @@ BROADCAST = make_movement(
 
 
 def _repeat_attributes(call: Call) -> Attributes:
-    """Return `times`: axis -> the number of repetitions of all entries or of each entry."""
+    """Return `times`: pairs of an axis and its repetitions, one number or one for each entry."""
     layer, rank = call.layer, get_rank(call)
     if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
@@ -123,7 +123,7 @@ def _repeat_attributes(call: Call) -> Attributes:
 
 
 def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any], e: Emission) -> None:
-    """Add a GATHER for each axis, with the order of `entries`."""
+    """Add a GATHER of `entries(size, change)` for each axis that `attribute` changes."""
     source, changes = e.source, e.attributes[attribute]
     shape = e.shape(source)
     if any(shape[axis] is None for axis, _ in changes):
@@ -136,7 +136,7 @@ def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any], e: Emissio
 
 REPEAT = make_movement(
     "repeat",
-    "entries of an axis, each several times",
+    "repeats each entry of an axis",
     partial(_emit_entries, "times", np.repeat),
     layers=(layers.UpSampling1D, layers.UpSampling3D),
     kinds=("repeat",),
@@ -151,9 +151,9 @@ def _reverse_attributes(call: Call) -> Attributes:
 
 
 def _emit_reverse(e: Emission) -> None:
-    """Add STRIDED_SLICE with steps of -1, because REVERSE_V2 only supports neighbouring axes.
+    """Add STRIDED_SLICE with steps of -1, because REVERSE_V2 only supports adjacent axes.
 
-    It merges the last axes if there are more than TFLite Micro can slice.
+    It merges the last axes if the tensor has more axes than TFLite Micro can slice.
     """
     axes, source, (output,) = e.attributes["axes"], e.source, e.outputs
     shape, target = e.shape(source), output
@@ -176,19 +176,19 @@ SLICED_ANYWHERE = 4
 
 REVERSE = make_movement(
     "reverse",
-    "reversed axes",
+    "reverses axes",
     _emit_reverse,
     layers=(ReverseSteps,),
     kinds=("reverse",),
     attributes=_reverse_attributes,
     needs=("axes",),
-    accepts=lambda call, attributes: None if attributes["axes"] else "along no axis",
+    accepts=lambda call, attributes: None if attributes["axes"] else "its list of axes is empty",
     max_axes=MAX_SLICED,
 )
 
 
 def _roll_attributes(call: Call) -> Attributes:
-    """Return `shifts`: axis -> the number of elements to shift by."""
+    """Return `shifts`: pairs of an axis and the number of elements to shift by."""
     options = get_operands(call, "shift", "axis")
     if isinstance(call.layer, Roll):
         options = [call.layer.shifts, call.layer.axes]
@@ -201,10 +201,10 @@ def _roll_attributes(call: Call) -> Attributes:
 
 ROLL = make_movement(
     "roll",
-    "values shifted along an axis, from its end back to its start",
+    "shifts values along an axis; values beyond the end return at the start",
     partial(_emit_entries, "shifts", np.roll),
     layers=(Roll,),
     attributes=_roll_attributes,
     needs=("shifts",),
-    accepts=lambda call, attributes: None if attributes["shifts"] else "along no axis",
+    accepts=lambda call, attributes: None if attributes["shifts"] else "its list of axes is empty",
 )

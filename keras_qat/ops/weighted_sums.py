@@ -1,7 +1,7 @@
-"""Exact sums of products with quantized weights, and how kernels rescale them.
+"""Computes exact sums of products with quantized weights, and rescales them like the kernels.
 
-All weighted operators add up integers, add a bias, and multiply by input scale x weight scale /
-output scale. Each kernel rounds the result differently.
+All weighted operators sum integer products, add a bias, and multiply by input scale x weight scale
+/ output scale. Each kernel rounds this last product differently.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from keras_qat.ops.weights import Weights, compute_reach, count_terms
 from keras_qat.tflite.weight_packing import pack_nibbles
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
-"""Whether TensorFlow's runtime has all kernels for weights with a scale per channel. Older runtimes
-lack them for FULLY_CONNECTED, and for TRANSPOSE_CONV in XNNPACK."""
+"""Whether all kernels of TensorFlow's runtime support one scale per channel. In older runtimes,
+FULLY_CONNECTED does not, and neither does XNNPACK's TRANSPOSE_CONV."""
 
 Rounding = Literal["fixed", "double", "up", "eights"]
-"""How TFLite's kernel multiplies int8 sums. `fixed`: by 31 bits, rounded twice. `double`: in double
-precision, rounded once, halves away from zero, also for int16. `up` and `eights`: like `fixed`, but
-optimized kernels round halves up, for all channels or for groups of eight, without XNNPACK."""
+"""How TFLite's kernel rescales int8 sums. `fixed`: by a 31-bit multiplier, rounded twice. `double`:
+in double precision, rounded once, halves away from zero; int16 too. `up` and `eights`: like
+`fixed`, but without XNNPACK, optimized kernels round halves up, in all channels or in groups of
+eight."""
 
 INT8_MAX = 127
 """The largest quantized value of a weight."""
 
 EXACT = 2.0**24
-"""Float32 holds all integers below this."""
+"""Float32 represents all integers below this exactly."""
 
 Linear = Callable[[Any, Any], Any]
-"""Computes sums of products of quantized values and weights of one dtype, output channels last."""
+"""A function (values, weights) -> sums of products, with the output channels in the last axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +49,12 @@ class Sums:
     """The prepared parameters of a weighted operator.
 
     Args:
-        kernel: the weights, in the type of their sums.
+        kernel: the weights, in the dtype in which sums are computed.
         bias: one value for each output channel, or None.
         channels: axes of the weights that are output channels, counted from the end.
-        factor: the factor of the sums: in float32 or float64, or in fixed point.
-        rounding: how the sums are multiplied; "family": in float32, like the family's kernels.
-        fits: whether float32 holds all sums of products.
+        factor: the factor by which sums are multiplied, in float32, float64 or fixed point.
+        rounding: how sums are multiplied; "family": in float32, like the family's kernels.
+        fits: whether float32 represents all possible sums exactly.
     """
 
     kernel: Any
@@ -75,7 +76,7 @@ def prepare_sums(
     Args:
         a: the arguments of a weighted operator.
         channels: axes of the weights that are output channels, counted from the end.
-        rounding: how TFLite's kernel rounds. XNNPACK's int8 kernels multiply in float32 and round
+        rounding: how TFLite's kernel rounds. For int8, XNNPACK multiplies in float32 and rounds
             halves to even.
         of_int4: how TFLite's optimized kernel rounds with packed 4-bit weights; None if XNNPACK has
             a kernel for them.
@@ -102,11 +103,11 @@ def prepare_sums(
 
 
 def _fits(a: Arguments, channels: tuple[int, ...]) -> Any:
-    """Whether float32 holds all sums of products of 8 bits. True if it does for any weights."""
+    """Whether float32 represents all possible sums of 8-bit products exactly."""
     weights: Weights = a.weights
     if a.wide or count_terms(tuple(weights.q.shape), channels) <= _most(a):
         return True
-    # The range holds zero, so its parts above and below zero add up to the largest value.
+    # The range contains 0, so inputs above and below 0 together span `_largest`.
     reach = compute_reach(weights.q, channels) if weights.reach is None else weights.reach
     fits = reach * _largest(a) < EXACT
     return fits if tf.is_tensor(fits) else bool(fits)
@@ -117,7 +118,7 @@ def _largest(a: Arguments) -> int:
 
 
 def _most(a: Arguments) -> int:
-    """Return the largest number of products whose sum is exact for any weights."""
+    """Return how many products float32 can sum exactly, whatever the weights are."""
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
@@ -126,9 +127,9 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
 
     Args:
         a: the arguments.
-        linear: computes the sums.
-        as_matrices: computes them as one product of matrices, to which GPUs apply no inexact
-            algorithm; None if that would be slow.
+        linear: function that computes the sums.
+        as_matrices: function that computes them as a matrix product, for which GPUs use no inexact
+            algorithm; None if it would be slow.
     """
     prepared: Sums = a.prepared
     sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)
@@ -153,7 +154,7 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
 
 
 def _round_half_away(x: Any) -> Any:
-    """Round halves away from zero, and correctly just below a half, unlike adding 0.5."""
+    """Round halves away from zero. Unlike floor(x + 0.5), it is also correct just below a half."""
     size = tf.abs(x)
     floor = tf.floor(size)
     return tf.sign(x) * (floor + tf.cast(size - floor >= 0.5, x.dtype))
@@ -166,11 +167,11 @@ def _flatten(values: Any, dtype: tf.DType) -> Any:
 def _sums_of_8_bits(
     a: Arguments, linear: Linear, as_matrices: Linear | None, dtype: tf.DType
 ) -> Any:
-    """Compute the sums, in float64 or in float32, rounded once if float32 cannot hold them.
+    """Compute the sums of 8-bit products, plus the bias, and return them in `dtype`.
 
-    Float32 is exact if all sums of products are below 2^24, as in most models. Otherwise float32
-    adds up groups of input channels that are certainly exact, and float64 adds up these sums. A
-    bias with more bits than float32 is rounded to float32, here and in files.
+    Float32 is exact if all sums are below 2^24, as in most models. Otherwise float32 sums groups of
+    input channels that are small enough to be exact, and float64 adds the groups. A bias with more
+    bits than float32 is rounded to float32, here and in files.
     """
     x, kernel, bias = a.q[0], a.prepared.kernel, a.prepared.bias
     has_groups = len(kernel.shape) > 2 and x.shape[-1] != kernel.shape[-2]
@@ -178,10 +179,10 @@ def _sums_of_8_bits(
     def add_bias(sums: Any) -> Any:
         if bias is not None:
             values = tf.cast(bias, sums.dtype)
-            # TensorFlow would fuse a bias_add with a convolution of groups, for which it has no
-            # kernel on CPUs without oneDNN.
+            # TensorFlow would fuse bias_add with a grouped convolution, for which it has no kernel
+            # on CPUs without oneDNN.
             sums = sums + values if has_groups else tf.nn.bias_add(sums, values)
-        # TensorFlow fuses a ReLU, unlike a clip.
+        # TensorFlow can fuse a ReLU, but not a clip.
         return tf.nn.relu(sums) if a.merges_relu else sums
 
     def products(x: Any, kernel: Any) -> Any:
@@ -199,7 +200,7 @@ def _sums_of_8_bits(
     def compute_in_groups() -> Any:
         channels, inputs = a.prepared.channels, kernel.shape[-2]
         count = count_terms(tuple(kernel.shape), channels)
-        size = _most(a) * inputs // count  # The number of channels whose products fit.
+        size = _most(a) * inputs // count  # The number of channels with exact sums.
         if channels != (-1,) or x.shape[-1] != inputs or not size:
             sums = linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64))
         else:
@@ -216,8 +217,8 @@ def weight_constants(
 ) -> list[int]:
     """Adds an operator's weights and bias to a file, and returns their tensors.
 
-    There always is a bias, because XNNPACK requires one for convolutions, and because its type
-    makes int16 kernels add up in 64 bits.
+    It always adds a bias. XNNPACK requires one for convolutions, and its type decides whether int16
+    kernels sum in 64 bits.
 
     Args:
         e: the operator.

@@ -1,4 +1,4 @@
-"""A layer's weights as integer operators use them."""
+"""The quantized weights of a node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from keras_qat.io.inputs import split_rows
 
 
 def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
-    """Computes a table's rows block by block, which takes little memory for a large table.
+    """Applies a function to blocks of a table's rows, which needs little memory for large tables.
 
     Returns:
         An array, or a tensor if the table is a tensor of a graph.
@@ -33,24 +33,22 @@ def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
-    """Quantized, folded weights: arrays for files, tensors in a graph.
+    """The quantized weights of a node after folding: arrays for files, or tensors of a graph.
 
     Args:
         name: the layer's attribute that holds the weight; "" for an affine operator.
         q: quantized values, -127 to 127, in the layer's shape; one for each channel of an affine
-            operator. None in `Arguments` once they are prepared.
-        scale: size of one step: float32 values in float64, shaped to broadcast against `q`.
+            operator. None in `Arguments` after preparation.
+        scale: the scales: float32 values in float64, with a shape that broadcasts against `q`.
         bias: integers in units of input scale x weight scale, one for each output channel; or None.
         bits: bits that the weights were trained with, 2 to 8.
-        reach: the largest sum over an output channel's weights of the same sign, float64 or a
-            tensor. Sums of products are at most `reach` times the largest input. None if not
-                needed.
-        rounding: the largest change of a weight, in LSB of its training, if an asymmetric range is
-            made symmetric, because kernels have no zero point for weights. Only wide 8-bit ranges
-                need it.
+        reach: the result of `compute_reach`; None if not needed. Sums of products are at most
+            `reach` times the largest input.
+        rounding: the largest change of a weight, in steps of training, if an asymmetric range
+            becomes symmetric. Kernels support no zero point for weights.
         packed: whether files hold the weights in 4 bits, two in a byte.
         divisor: common divisor of all values, or of each channel, if the quotients fit in 4 bits;
-            or None. Weights trained with few bits have one, because their scales are made finer.
+            or None. Weights trained with few bits have one, because files store them in 8 bits.
         gates: number of column blocks, each with a scale, in an LSTM.
         inner: quantization parameters of tensors inside the operator, by name.
         recurrent: weights of a recurrent operator for its previous output.
@@ -82,7 +80,7 @@ class Weights:
 
     @property
     def granularity(self) -> str:
-        """The unit that has its own scale."""
+        """What has a scale of its own: "per gate", "per channel" or "per tensor"."""
         return "per gate" if self.gates else "per channel" if self.per_channel else "per tensor"
 
     def __str__(self) -> str:
@@ -102,7 +100,7 @@ def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
 
 
 def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float | tf.Tensor:
-    """Returns the largest sum over an output channel's weights of the same sign.
+    """Returns the largest sum of |weight| over the weights of an output channel with the same sign.
 
     Args:
         q: the quantized weights, an array or a tensor.
@@ -115,7 +113,7 @@ def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float
     if isinstance(q, np.ndarray):
         size, total = np.abs(q).sum(axes, np.float64), q.sum(axes, np.float64)
         return float(np.max(size + np.abs(total), initial=0)) / 2
-    q = tf.cast(q, tf.float32)  # Float32 is exact for small integers.
+    q = tf.cast(q, tf.float32)  # Float32 represents these integers exactly.
     if channels == tuple(range(-len(channels), 0)):  # A product is much faster than a reduction.
         columns = tf.reshape(q, [count_terms(q.shape, channels), -1])
         ones = tf.ones([1, columns.shape[0]])

@@ -113,7 +113,7 @@ def test_states_that_are_kept_stay_in_float():
     x = keras.Input(SHAPES[tiny], batch_size=2)
     model = keras.Model(x, layers.ConvLSTM2D(2, 3, stateful=True)(x))
     (reason,) = keras_qat.plan(model).float_layers.values()
-    assert "it has stateful, initial or returned states" in reason
+    assert "it is stateful or reads or returns states" in reason
 
 
 def test_both_directions_have_the_name_of_the_layer():

@@ -20,7 +20,7 @@ OTHERS = {
     "math.reduce_prod": lambda x: tf.reduce_prod(tf.tile(x, [1, 2, 1]), axis=1),
     "nn.log_softmax": lambda x: tf.compat.v1.nn.log_softmax(x, dim=-1),
     "norm": lambda x: tf.compat.v1.norm(x, ord=1, axis=-1, keep_dims=True),
-    "where: not of a boolean tensor and two others": lambda x: tf.where(np.tri(6, 8) > 0, x, -1e9),
+    "where: it needs a mask and two tensors": lambda x: tf.where(np.tri(6, 8) > 0, x, -1e9),
     "pad: pads with values other than 0": lambda x: tf.pad(
         x, [[0, 0], [1, 2], [0, 1]], constant_values=-np.inf
     ),

@@ -17,7 +17,7 @@ from keras_qat.ops.emission import Emission
 
 
 def read_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
-    """Returns the rounded states of a layer relative to their zero points, in int64."""
+    """Returns the quantized states of a layer relative to their zero points, in int64."""
     quantized = []
     for state, own in zip(layer.states, params, strict=True):
         q = tf.cast(tf.round(tf.cast(state, tf.float64) / own.scale), tf.int64)
@@ -29,7 +29,7 @@ def read_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
 def store_states(
     layer: Any, params: Sequence[QuantParams], states: Sequence[Any], result: Any
 ) -> Any:
-    """Assigns the states of a layer, and then returns `result`."""
+    """Assigns quantized states to the layer's variables, and then returns `result` unchanged."""
     done = [
         variable.assign(
             tf.cast(tf.cast(q, tf.float64) * own.scale, variable.dtype), read_value=False
@@ -41,12 +41,12 @@ def store_states(
 
 
 class StateVariable:
-    """A state in a 16-bit variable of a file, for operators that keep no state.
+    """A 16-bit variable of a file that keeps a state, for operators without variables.
 
     Args:
         e: the emission.
         shape: the state's shape, without unknown sizes.
-        params: the parameters of the state for operators that read it.
+        params: the quantization parameters of the state.
     """
 
     def __init__(self, e: Emission, shape: tuple[int | None, ...], params: QuantParams) -> None:
@@ -56,17 +56,18 @@ class StateVariable:
         self.variable = e.builder.variable(e.temporary("kept", column, wide))
 
     def read(self) -> int:
-        """Adds a read of the state that the last run wrote. It is zero in the first run."""
+        """Adds operators that read the state of the previous run, which is 0 in the first run."""
         column = self.e.temporary("before", self.e.shape(self.variable), self.params)
         self.e.add("QUANTIZE", [self.variable], [column])
         return self.e.make_reshaped(column, self.shape, "begun")
 
     def write(self, state: int) -> int:
-        """Adds an SVDF with weights of 1 and a memory of one step to write a state, and returns it.
+        """Adds an SVDF that writes `state` to the variable, and returns the SVDF's output.
 
-        SVDF updates its variable in place. An operator with the variable as its output would form a
-        cycle with the reader, which LiteRT does not delegate to XNNPACK. Other operators have to
-        read the result, or compilers would remove the SVDF.
+        The SVDF has weights of 1 and a memory of one step, and updates its variable in place. An
+        operator with the variable as its output would form a cycle with the reader, which LiteRT
+        does not delegate to XNNPACK. If no operator read the output, compilers would remove the
+        SVDF.
         """
         e, scale = self.e, self.params.scale
         column = e.make_reshaped(state, e.shape(self.variable), "column")
@@ -79,6 +80,6 @@ class StateVariable:
             self.variable,
         ]
         written = e.temporary("written", e.shape(column), self.params)
-        relu = schema.ActivationFunctionType.RELU  # Kernels require it, but ignore it.
+        relu = schema.ActivationFunctionType.RELU  # Kernels require a ReLU, but do not compute it.
         e.add("SVDF", inputs, [written], rank=1, fusedActivationFunction=relu)
         return e.make_reshaped(written, self.shape, "ended")

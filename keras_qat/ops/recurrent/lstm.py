@@ -1,12 +1,12 @@
-"""LSTM: TFLite's one operator for all steps of a sequence.
+"""LSTM, which TFLite computes with one operator for all steps of a sequence.
 
-Its gates are int16 with 12 fractional bits. Their sigmoids and hyperbolic tangents have 15, and
-TFLite and TFLite Micro compute them differently. The cell state is int16 with 11 fractional bits,
-so it is limited to 16. The hidden state and the output are int8 from -1 to 127/128. TFLite Micro
-also has a kernel with int16 for the input, the hidden state and the output.
+Gates are int16 with 12 fractional bits. Their sigmoids and hyperbolic tangents have 15 fractional
+bits, and TFLite and TFLite Micro compute them differently. The cell state is int16 with 11
+fractional bits, so its values are below 16. The hidden state and the output are int8 from -1 to
+127/128. TFLite Micro also has a kernel with int16 for the input, the hidden state and the output.
 
-The operator keeps its states from one run of a file to the next, like a `stateful` layer. Other
-layers start with zeros each time, so their file first writes zeros into the states.
+The operator keeps its states from one run of a file to the next, like a `stateful` layer. The file
+of any other layer first writes zeros into the states.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from keras_qat.ops.recurrent.step_math import count_steps
 from keras_qat.ops.weights import Weights
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
-"""The range of the output, which is the hidden state."""
+"""The range of the hidden state, which is also the output."""
 
 CELL = QuantParams(np.float32(2.0**-11), 0, 16)
-"""Parameters of the cell state."""
+"""Quantization parameters of the cell state."""
 
 BITS = 15
 """Fractional bits of the results of sigmoids and hyperbolic tangents."""
@@ -50,7 +50,7 @@ _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
 def read_form(call: Call) -> Attributes:
-    """Returns `backwards`, `sequences` (return all steps) and `keeps` (is stateful)."""
+    """Returns the options `backwards`, `sequences` (return all steps) and `keeps` (stateful)."""
     return {
         "backwards": bool(call.layer.go_backwards),
         "sequences": bool(call.layer.return_sequences),
@@ -68,7 +68,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def explain_form(call: Call, axes: int = 3) -> str | None:
-    """Returns why a layer does not compute one sequence starting from zeros; None if it does."""
+    """Returns why a layer is not a function of one sequence with initial zeros; None if it is."""
     layer = call.layer
     is_masked = any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None
     if is_masked and not has_mask_input(layer):
@@ -82,7 +82,12 @@ def explain_form(call: Call, axes: int = 3) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """The prepared parameters of an LSTM: products, sigmoid and tanh of gates, tanh of cells."""
+    """The prepared parameters of an LSTM.
+
+    Args:
+        of_input, of_hidden: parameters of the products with inputs and with hidden states.
+        tables: the sigmoid and the tanh of gates, and the tanh of cell states, for each int16.
+    """
 
     of_input: Products
     of_hidden: Products
@@ -90,8 +95,8 @@ class _Prepared:
 
 
 def _choose_family(a: Arguments) -> Arguments:
-    """Return the arguments with a kernel family that has an LSTM of these bits."""
-    if a.wide and not a.family.int16_lstm:  # TFLite Micro rounds differently.
+    """Return the arguments with a kernel family that supports an LSTM with these bits."""
+    if a.wide and not a.family.int16_lstm:  # Only TFLite Micro has an int16 LSTM.
         return dataclasses.replace(a, family=TFLM)
     return a
 
@@ -156,19 +161,19 @@ def _get_state_params(a: Arguments) -> tuple[QuantParams, QuantParams]:
 
 
 def _divide(a: Arguments, x: Any, bits: int) -> Any:
-    """Computes x / 2^bits, rounded as the kernel family does."""
+    """Computes x / 2^bits with the kernel family's rounding."""
     if a.family.lstm == "tflite_micro":
         return _divide_twice(x, bits)
     return divide_floats(x, bits)
 
 
 def _divide_twice(x: Any, bits: int) -> Any:
-    """Computes x / 2^bits as a multiplier of 31 bits and a shift do, rounding twice."""
+    """Computes x / 2^bits like a 31-bit multiplier followed by a shift, which round twice."""
     return divide_floats(tf.floor(x * 0.5 + 0.5), bits - 1)
 
 
 def _tabulate(a: Arguments) -> list[Any]:
-    """Tabulate sigmoid and tanh of gates, and tanh of cells, for each int16."""
+    """Tabulate the sigmoid and the tanh of gates, and the tanh of cell states, for each int16."""
     if a.family.lstm == "tflite":
         tables: Any = (
             sigmoid_and_tanh.sigmoid_table(3),
@@ -240,7 +245,7 @@ def _emit(e: Emission) -> None:
 
 
 def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
-    """Add the weights of each gate, [output, input], and return them and their scales."""
+    """Add the weights of each gate as [output, input]. Return their tensors and scales."""
     parts = np.split(np.asarray(weights.q).astype(np.int8), 4, -1)
     scales = [np.float32(part.flat[0]) for part in np.split(np.asarray(weights.scale), 4, -1)]
     tensors = [
@@ -251,14 +256,14 @@ def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], li
 
 
 def _count_sequences(e: Emission, x: int) -> int:
-    """Return the number of sequences per example: not 1 if time was folded into the batch."""
+    """Return the number of sequences per example, above 1 if time was folded into the batch."""
     sequences, examples = e.shape(x)[0], e.shape(FIRST)[0]
     if sequences and examples:
         return sequences // examples
     tensors, codes = e.builder.graph.tensors, e.builder.model.operatorCodes
     producers = {int(index): op for op in e.builder.graph.operators for index in op.outputs}
     ways, seen = [(x, Fraction(1))], {x}
-    while ways:  # Goes back to an input, through tensors that hold all examples.
+    while ways:  # Searches upstream for an input, through tensors whose first axis is the batch.
         after, times = ways.pop()
         if after not in producers:
             return int(times)
@@ -277,11 +282,11 @@ def _count_sequences(e: Emission, x: int) -> int:
 
 
 def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
-    """Add operators that write zeros into the states: a value of each example times zeros.
+    """Add operators that write zeros into the states: they multiply a value per example by zeros.
 
-    Interpreters allocate memory for states when they know the sizes of the first operators. If
-    another operator determines a size at run time, the states have to be written before it. These
-    operators then come first and read the file's input, and XNNPACK does not fuse them.
+    Interpreters allocate the memory of states before an operator that determines a size at run
+    time. If the file has such an operator, these operators come first and read the file's input.
+    XNNPACK does not fuse them.
     """
     hidden, cell = states
     batch, units = e.shape(cell)
@@ -297,8 +302,8 @@ def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> Non
             some = e.make_reshaped(folded, (batch, 1), "some_of_step")
     zeros = e.constant("zeros", np.zeros((1, units or 1), np.int16), fine)
     if units == 1:
-        # LiteRT may compute a product in the memory of an input of the same size, and then
-        # allocates no memory for a state. A CAST to a type of another size avoids this.
+        # LiteRT may compute a product in the memory of an input of the same size, without
+        # allocating memory for a state. A CAST to a type of another size avoids this.
         product = e.temporary("product", (batch, units), CELL)
         e.add("MUL", [some, zeros], [product])
         is_wide = e.dtype(hidden) == "int16"
@@ -315,7 +320,7 @@ def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> Non
 
 
 FIRST = 0
-"""The tensor of a file's first input."""
+"""Index of the tensor that is a file's first input."""
 
 
 def _cast_to_int16(e: Emission, source: int) -> int:
@@ -327,7 +332,7 @@ def _cast_to_int16(e: Emission, source: int) -> int:
 
 
 def _emit_first_values(e: Emission, source: int, batch: int | None) -> int:
-    """Add the first value of each example."""
+    """Add a slice with the first value of each example, and return it."""
     rank = len(e.shape(source))
     if rank == 1:
         return e.make_reshaped(source, (batch, 1), "some")

@@ -1,4 +1,4 @@
-"""The products of an LSTM's inputs and hidden state with their weights."""
+"""The products of an LSTM's weights with its inputs and its hidden state."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from keras_qat.ops.op import Arguments
 from keras_qat.ops.weights import Weights, compute_reach
 
 GATE = QuantParams(np.float32(2.0**-12), 0, 16)
-"""Parameters of the inputs of sigmoids and hyperbolic tangents."""
+"""Quantization parameters of gates before their sigmoid or tanh."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """The prepared parameters of the products with inputs, or with the hidden state.
+    """The prepared parameters of products with inputs, or with the hidden state.
 
     Args:
-        kernel, bias: the weights.
-        factor: the multipliers from sums of products to the scale of the gates, in fixed point.
+        kernel, bias: the quantized weights.
+        factor: fixed-point multipliers that convert sums of products to the scale of the gates.
         in_float: the same multipliers for `fixed_point.multiply_floats`.
-        is_small: whether these are exact.
+        is_small: whether sums are small enough for exact results with `in_float`.
     """
 
     kernel: Any
@@ -38,13 +38,13 @@ class Products:
 
     @classmethod
     def prepare(cls, a: Arguments, weights: Weights, of_input: Any, largest: int) -> Products:
-        """Prepares products with values up to `largest` that have the scale `of_input`."""
+        """Returns the parameters for inputs with scale `of_input` and values up to `largest`."""
         scale = tf.reshape(tf.cast(weights.scale, tf.float64), [-1])
         factor = to_fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
-        # Few products of 8 bits add up exactly in float32.
+        # Float32 sums of few 8-bit products are exact.
         is_exact = weights.q.shape[0] < 2**24 // (largest * 127) and not a.wide
         bias = None if weights.bias is None else tf.cast(weights.bias, tf.float64)
-        # The range of an input holds 0, so its ends differ by at most 255.
+        # An input's range contains 0, so its values relative to the zero point are at most 255.
         reach = compute_reach(weights.q, (-1,)) * 255.0
         if bias is not None:
             reach += tf.reduce_max(tf.abs(bias))
@@ -58,7 +58,7 @@ class Products:
         )
 
     def multiply(self, a: Arguments, x: Any) -> Any:
-        """Multiplies a matrix by the weights, and returns float64 at the scale of the gates."""
+        """Returns x times the weights, plus the bias, in the scale of the gates, in float64."""
         sums = tf.cast(tf.matmul(tf.cast(x, self.kernel.dtype), self.kernel), tf.float64)
         if self.bias is not None:
             sums += self.bias

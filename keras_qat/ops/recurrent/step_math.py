@@ -1,4 +1,4 @@
-"""The steps of recurrent layers, for training and for integers."""
+"""The steps of recurrent layers, which training and integer inference share."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CONV_LSTMS = (layers.ConvLSTM1D, layers.ConvLSTM2D)
 
 
 class Arithmetic(Protocol):
-    """The operations of a step, for one kind of values. `name` is the name of a result's range."""
+    """The operations of a step, in float or in integers. `name` is the name of a result's range."""
 
     def product(self, part: str, hidden: Any) -> Any:
-        """Multiplies a hidden state by a part of the recurrent weights, and adds the bias."""
+        """Multiplies a hidden state by one part of the recurrent weights, and adds the bias."""
 
     def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
-        """Adds two values, then applies a ReLU up to `maximum` unless that is None."""
+        """Adds two values. If `maximum` is not None, applies a ReLU with this maximum."""
 
     def multiply(self, first: Any, second: Any, name: str) -> Any: ...
     def sigmoid(self, x: Any, name: str) -> Any: ...
@@ -36,14 +36,17 @@ class Arithmetic(Protocol):
 
 
 States = tuple[Any, ...]
-"""The states after a step. The first one is the layer's output."""
+"""The states after a step. The first is the layer's output."""
 
 Step = Callable[[Arithmetic, Mapping[str, Any], States], States]
-"""Computes the next states from the states and the products of a step's input, by part."""
+"""A function (arithmetic, products of the step's input by part, states) -> next states."""
 
 
 def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
-    """Compute sigmoids of sums. A hard sigmoid only needs a range; its slope is in the weights."""
+    """Compute the gates: a sigmoid of the sum of input and state products.
+
+    A hard sigmoid only clips the sum, because the weights include its slope and offset.
+    """
     fed_back = m.product("gates", hidden)
     if hard:
         return m.add(inputs["gates"], fed_back, name, maximum=1.0)
@@ -53,7 +56,7 @@ def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, na
 def gru_step(
     m: Arithmetic, inputs: Mapping[str, Any], states: States, reset_after: bool, hard: bool
 ) -> States:
-    """Computes gates z and r and a candidate, and returns z hidden + (1 - z) candidate."""
+    """Computes the gates z and r and the candidate; returns z * hidden + (1 - z) * candidate."""
     (hidden,) = states
     keeps, resets = m.split(_gates(m, inputs, hidden, hard, "sigmoid"), 2)
     if reset_after:
@@ -66,9 +69,10 @@ def gru_step(
 
 
 def lstm_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, hard: bool) -> States:
-    """Computes gates i, f, o and a candidate; returns o tanh(c) of the cell c = f c + i candidate.
+    """Computes the gates i, f and o and the candidate; returns o * tanh(c) and c.
 
-    As in TFLite's LSTM, values between the products and the hidden state have 16 bits.
+    The new cell state is c = f * c + i * candidate. As in TFLite's LSTM, values between the
+    products and the hidden state have 16 bits.
     """
     hidden, cell = states
     accepts, keeps, outputs = m.split(_gates(m, inputs, hidden, hard, "unit"), 3)
@@ -79,7 +83,7 @@ def lstm_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, hard: bo
 
 
 def simple_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, relu: bool) -> States:
-    """Computes tanh or ReLU of the sum of input and state products."""
+    """Computes the tanh or ReLU of the sum of input and state products."""
     fed_back = m.product("sum", *states)
     if relu:
         return (m.add(inputs["sum"], fed_back, "hidden", maximum=np.inf),)
@@ -87,7 +91,7 @@ def simple_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, relu: 
 
 
 def make_step(attributes: Attributes) -> Step:
-    """Returns the step of a layer with these attributes."""
+    """Returns the step function of a layer with these attributes."""
     if "relu" in attributes:
         return partial(simple_step, relu=attributes["relu"])
     hard = attributes.get("hard", False)
@@ -97,28 +101,28 @@ def make_step(attributes: Attributes) -> Step:
 
 
 def names_of_states(attributes: Attributes) -> tuple[str, ...]:
-    """Returns the names of the states' ranges."""
+    """Returns the name of each state's range."""
     return ("hidden", "cell") if has_cell(attributes) else ("hidden",)
 
 
 def has_cell(attributes: Attributes) -> bool:
-    """Whether a layer has the steps of an LSTM."""
+    """Whether a layer with these attributes has a cell state, like an LSTM."""
     return "relu" not in attributes and "reset_after" not in attributes
 
 
 def convolves(attributes: Attributes) -> bool:
-    """Whether a layer convolves its inputs and states, which are images."""
+    """Whether a layer with these attributes convolves images, like a ConvLSTM."""
     return "padding" in attributes
 
 
 HARD_SIGMOID = keras.activations.hard_sigmoid
-"""Keras 2's hard sigmoid, 0.2 (x + 2.5) clipped to 0..1."""
+"""Keras 2's hard sigmoid: 0.2 * (x + 2.5), clipped to 0 to 1."""
 
 
 class Part(NamedTuple):
-    """A part of a layer's weights: blocks of columns that compute slope * (product + offset).
+    """Columns of a layer's weights with the same activation, which is slope * (product + offset).
 
-    The scales of the weights include the slope. The bias of the inputs includes the offset.
+    The scales of the weights include the slope, and the bias of the inputs includes the offset.
     """
 
     blocks: tuple[slice, ...]
@@ -127,7 +131,7 @@ class Part(NamedTuple):
 
 
 def find_weight_parts(layer: Any) -> dict[str, Part]:
-    """Returns the parts of a layer's weights, by name."""
+    """Returns the parts of a layer's weights by name: "sum", or "gates" and "candidate"."""
     units = layer.filters if isinstance(layer, CONV_LSTMS) else layer.units
 
     def block(first: int, count: int = 1) -> slice:
@@ -141,7 +145,7 @@ def find_weight_parts(layer: Any) -> dict[str, Part]:
 
 
 def compute_offsets(layer: Any) -> np.ndarray:
-    """Returns the offset of each column."""
+    """Returns the offset of each column of a layer's weights."""
     blocks = {
         block.start: (block, part.offset)
         for part in find_weight_parts(layer).values()
@@ -153,7 +157,7 @@ def compute_offsets(layer: Any) -> np.ndarray:
 
 
 def select_columns(x: Any, part: Part) -> Any:
-    """Returns the columns of an array or a tensor that belong to a part."""
+    """Returns the columns of `x`, an array or a tensor, that belong to a part."""
     blocks = [x[..., block] for block in part.blocks]
     if len(blocks) == 1:
         return blocks[0]
@@ -161,9 +165,9 @@ def select_columns(x: Any, part: Part) -> Any:
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """Returns the observed ranges inside a step: products of inputs and of states, and sums.
+    """Returns the observed ranges inside a step by name: of input and state products and their sum.
 
-    Sums in 16 bits have fixed ranges. Products that are converted to 16 bits have zero point 0.
+    16-bit sums have fixed ranges. Products that are converted to 16 bits have the zero point 0.
     """
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}
@@ -178,9 +182,9 @@ def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
 
 
 def count_steps(gates: int, call: Call) -> int | None:
-    """Counts the multiply-accumulates of a recurrent layer: each step multiplies all weights.
+    """Counts the multiply-accumulates of a recurrent layer: steps times weights.
 
-    A ConvLSTM does so at each position of an image.
+    A ConvLSTM multiplies all weights at each position of an image.
     """
     layer, (_, steps, *sizes) = call.layer, call.inputs[0].shape
     units: int = layer.units if hasattr(layer, "units") else layer.filters

@@ -1,4 +1,4 @@
-"""Computes and emits the steps of recurrent layers in integers, by the rows of operators."""
+"""Runs the steps of recurrent layers in integers, with the operators ADD, MUL, TANH and so on."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in (
 assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
-"""16-bit parameters up to 1, 10 and 20. TFLite has other kernels for powers of two."""
+"""16-bit parameters for values up to 1, 10 and 20. For powers of two, TFLite has other kernels."""
 
 NEVER_CLIPPED = (UNIT, SUM)
-"""Parameters of tensors within these limits."""
+"""Limit -> quantization parameters for values up to it."""
 
 FIXED: dict[str, FixedRange | QuantParams] = {
     "hidden": HIDDEN,
@@ -36,33 +36,33 @@ FIXED: dict[str, FixedRange | QuantParams] = {
     **dict.fromkeys(("addend", "cell"), CELL),
     **dict.fromkeys(("gates", "candidate"), SUM),
 }
-"""Name of a tensor inside a step -> its range, unless an inner range has that name."""
+"""Name of a tensor inside a step -> its fixed range. An inner range with this name replaces it."""
 
 ONE = QuantParams(np.float32(1 / 128), -128, 8)
-"""Parameters of the constant 1, with the quantized value 0."""
+"""Quantization parameters of the constant 1, whose quantized value is 0."""
 
 
 def get_fixed_params(name: str) -> QuantParams:
-    """Returns the parameters of a tensor inside a step that has no inner range."""
+    """Returns the quantization parameters of a tensor inside a step that has a fixed range."""
     fixed = FIXED[name]
     return fixed.params(8) if isinstance(fixed, FixedRange) else fixed
 
 
 def get_inner_params(weights: Weights, name: str) -> QuantParams:
-    """Returns the parameters of a tensor inside a step."""
+    """Returns the quantization parameters of a tensor inside a step."""
     return weights.inner[name] if name in weights.inner else get_fixed_params(name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """A `step_math.Arithmetic` that uses an operator's row for each operation of a step.
+    """A `step_math.Arithmetic` that runs an operator on a machine for each operation of a step.
 
     Args:
-        machine: prepares, computes or emits the rows.
+        machine: prepares, computes or emits the operators.
         parts: parts of the weights, by name.
         attributes: attributes of the layer's operator.
-        weights: weights for the inputs, with the recurrent weights inside. Once they are prepared,
-            only the inner ranges remain.
+        weights: the weights for inputs. Their field `recurrent` has the weights for states. After
+            preparation, only the inner ranges remain.
     """
 
     machine: Machine
@@ -75,7 +75,7 @@ class Steps:
         return get_inner_params(self.weights, name)
 
     def multiply_input(self, part: str, x: Quantized) -> Quantized:
-        """Multiplies inputs by a part of their weights."""
+        """Multiplies the inputs `x` by one part of their weights."""
         options = {name: self.attributes[name] for name in CONV.defaults if name in self.attributes}
         return self._multiply_weights(x, self.weights, part, f"input_{part}", options)
 
@@ -106,7 +106,7 @@ class Steps:
     def _run_on_two(
         self, op: Op, inputs: list[Quantized], name: str, maximum: float | None = None
     ) -> Quantized:
-        """Run a row in 8 bits, or in 16 bits if an input or the output has 16 bits."""
+        """Run an operator in 8 bits, or in 16 bits if an input or the output has 16 bits."""
         params = self.get_params(name)
         if all(item.bits == 8 for item in (params, *(own for _, own in inputs))):
             return self.machine.run(op, inputs, params, maximum=maximum)
@@ -136,13 +136,13 @@ class Steps:
         return self.machine.constant("constant", np.zeros([]), params)
 
     def zeros(self, like: Quantized, name: str) -> Quantized:
-        """Returns zeros for any number of examples, computed as values times zero."""
+        """Returns zeros with the shape of `like`. It multiplies `like` by zero."""
         zero = QuantParams(np.float32(1.0), 0, self.get_params(name).bits)
         return self.multiply(self._add_zero(zero), like, name)
 
 
 def _select_part(weights: Weights, part: Part) -> Weights:
-    """Return some columns of weights, with their scales and biases."""
+    """Return the columns of a part of the weights, with their scales and biases."""
     if weights.q is None:  # The weights were prepared.
         return weights
     bias = None if weights.bias is None else select_columns(weights.bias, part)
@@ -154,12 +154,12 @@ def _select_part(weights: Weights, part: Part) -> Weights:
 
 
 def make_steps(a: Arguments, machine: Machine, weights: Weights) -> Steps:
-    """Returns steps that prepare rows, or compute them."""
+    """Returns the `Steps` that prepare or compute operators on `machine`."""
     return Steps(machine, find_weight_parts(a.call.layer), a.attributes, weights)
 
 
 def make_emitting_steps(e: Emission) -> Steps:
-    """Returns steps that add operators to a file."""
+    """Returns the `Steps` that add operators to a file."""
     image: Shape = ()
     if convolves(e.attributes):
         image = e.shape(e.outputs[0])[2 if e.attributes["sequences"] else 1 : -1]

@@ -1,8 +1,8 @@
 """Unrolls GRU, SimpleRNN and ConvLSTM, for which TFLite has no operators.
 
-The inputs of all steps are multiplied at once. Each step then multiplies its hidden state and
-computes the rest elementwise. `step_math` defines the steps, `step_ops` computes them in integers
-and emits them, and training computes them in float. All steps share weights and ranges.
+The products of the inputs of all steps are computed at once. Each step then only multiplies its
+hidden state, and computes elementwise operations. All steps share weights and ranges. `step_math`
+defines the steps, which `step_ops` computes in integers and emits, and training computes in float.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from keras_qat.ops.recurrent.step_ops import SIGMOID, Steps, make_emitting_steps
 from keras_qat.ops.weights import Weights
 
 MOST_STEPS = 64
-"""The maximum number of steps. Each adds 3 operators of a SimpleRNN, 13 of a GRU or 18 of a
-ConvLSTM."""
+"""The maximum number of steps. Each step of a SimpleRNN adds 3 operators to the file, of a GRU 13,
+of a ConvLSTM 18."""
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
-    """Prepare the rows of the inputs' products, an initial state, a step and the output.
+    """Prepare the operators for the products of inputs, an initial state, a step and the output.
 
-    Returns their prepared parameters by name, and the weights without values.
+    Returns the prepared parameters of these four by name, and the weights without values.
     """
     weights: Weights = a.weights
     prepared: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
@@ -113,17 +113,17 @@ def _compute(a: Arguments) -> Any:
 
 
 _MASK = "mask"
-"""Name of the mask's steps among the products of inputs, which are named after their parts."""
+"""Key of the mask in the dict of the steps' inputs, whose other keys are parts of the weights."""
 
 
 def has_initial_state(a: Arguments | Emission) -> bool:
-    """Whether the first state is an input. No supported layer has this and a mask."""
+    """Whether the initial state is an input. No supported layer also has a mask."""
     count = len(a.inputs) if isinstance(a, Emission) else len(a.q)
     return count > 1 and not a.attributes["masked"]
 
 
 def _multiply_inputs(m: Steps, part: str, x: Quantized) -> Quantized:
-    """Multiply the inputs of all steps by a part of the weights; images become one batch."""
+    """Multiply the inputs of all steps by one part of the weights. Images become one batch."""
     q, params = x
     if not convolves(m.attributes):
         return m.multiply_input(part, x)
@@ -164,7 +164,7 @@ def _emit(e: Emission) -> None:
 def _emit_first_states(
     e: Emission, m: Steps, like: Quantized
 ) -> tuple[States, StateVariable | None]:
-    """Add the states before the first step: zeros, an input, or a state that the file keeps."""
+    """Add the initial states: zeros, an input, or a state that the file keeps between runs."""
     hidden = m.get_params("hidden")
     if e.attributes["keeps"]:
         stored = StateVariable(e, e.shape(like[0]), hidden)
@@ -176,7 +176,7 @@ def _emit_first_states(
 
 
 def _emit_masks(e: Emission, steps: int) -> list[int]:
-    """Add the mask of each step, [batch, 1]."""
+    """Add operators that split the mask, and return the mask of each step, [batch, 1]."""
     mask, (batch, _) = e.inputs[1], e.shape(e.inputs[1])
     masks = [e.temporary(f"mask/{step}", (batch, 1), "bool") for step in range(steps)]
     for step, target in enumerate(masks):
@@ -185,7 +185,7 @@ def _emit_masks(e: Emission, steps: int) -> list[int]:
 
 
 def _emit_selection(e: Emission, mask: int, after: States, before: States) -> States:
-    """Add a selection of the states after a step, or before it if the mask is False."""
+    """Select the states after a step if the mask is True, otherwise the states before it."""
     states = list[Quantized]()
     for (new, params), (old, _) in zip(after, before, strict=True):
         chosen = e.temporary("state", e.shape(new), new)
@@ -195,10 +195,10 @@ def _emit_selection(e: Emission, mask: int, after: States, before: States) -> St
 
 
 def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
-    """Return a function that adds the products of a step's input, by part.
+    """Return a function of a step's index that returns the products of its input by part.
 
-    It adds the products of all steps at once. Products of images, which need more memory, are added
-    in each step.
+    The products of all steps are added at once. For images, which need more memory, they are added
+    step by step.
     """
     source: Any = e.inputs[0], e.node.inputs[0].params
     if not convolves(e.attributes):
@@ -236,7 +236,7 @@ def _emit_output(e: Emission, hidden_states: list[Quantized], output: int) -> No
 
 
 def _emit_steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
-    """Add an UNPACK of a sequence to its steps."""
+    """Add an UNPACK of a sequence, and return its steps."""
     index, params = x
     batch, steps, *sizes = e.shape(index)
     assert steps is not None
@@ -245,13 +245,13 @@ def _emit_steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
     return [(target, params) for target in targets]
 
 
-# The rows.
+# The operators.
 
 
 def _accepts(
     activations: str, allowed: Mapping[str, tuple[Any, ...]], call: Call, attributes: Attributes
 ) -> str | None:
-    """Accept layers with allowed activation functions."""
+    """Accept layers without unsupported states or masks, and with allowed activation functions."""
     is_image = convolves(attributes)
     axes = 3 + len(attributes["strides"]) if is_image else 3
     if (reason := explain_form(call, axes)) is not None:
@@ -259,9 +259,9 @@ def _accepts(
     keeps = call.layer.stateful
     is_given = len(call.inputs) > 1 and not attributes["masked"]
     if attributes["masked"] and (keeps or len(call.inputs) > 2 or call.layer.return_state):
-        return "it has a mask and also stateful, initial or returned states"
+        return "it has a mask, and is stateful or reads or returns states"
     if is_image and (keeps or is_given or call.layer.return_state):
-        return "it has stateful, initial or returned states"
+        return "it is stateful or reads or returns states"
     if keeps and is_given:
         return "it is stateful and has an initial state"
     if any(getattr(call.layer, name) not in values for name, values in allowed.items()):
@@ -279,9 +279,9 @@ def _accepts(
 
 
 def _read_attributes(call: Call) -> Attributes:
-    """Return the attributes of `LSTM`, whether sigmoids are hard, and what a mask does.
+    """Return the attributes of an `LSTM`, `hard` for hard sigmoids, and `zeroes`.
 
-    With `zeroes`, masked steps return zeros, as inside Bidirectional, and not the previous output.
+    With `zeroes`, masked steps return zeros, as inside Bidirectional, not the previous output.
     A GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
     """
     layer, masked = call.layer, keras_variants.has_mask_input(call.layer)
@@ -309,7 +309,7 @@ GRU = Op(
     _emit,
     prepare=_prepare,
     doc=f"GRU over up to {MOST_STEPS} steps, unrolled; its output has 256 steps from -1 to 1; "
-    "its state may be given",
+    "its initial state may be an input",
     layers=(layers.GRU, keras_variants.WITH_MASK_INPUT[layers.GRU]),
     attributes=_read_attributes,
     accepts=partial(_accepts, "tanh and sigmoid or hard_sigmoid", GATES),
