@@ -57,6 +57,16 @@ def _scale_and_shift(layer: keras.layers.Layer, y: tf.Tensor, shape: Sequence[in
     return y + tf.reshape(layer.beta, shape) if layer.center else y
 
 
+def _conv3d(layer: layers.Conv3D, x: tf.Tensor) -> tf.Tensor:
+    if layer.groups == 1:
+        return layer(x)
+    # TFLite's CONV_3D has no groups.
+    pairs = zip(*(tf.split(y, layer.groups, -1) for y in (x, layer.kernel)), strict=True)
+    y = tf.concat([layer.convolution_op(part, kernel) for part, kernel in pairs], -1)
+    y = y + layer.bias if layer.use_bias else y
+    return y if layer.activation is None else layer.activation(y)
+
+
 def _random_crop(layer: layers.RandomCrop, x: tf.Tensor, training: object = None) -> tf.Tensor:
     # Keras decides between this and a random crop at run time.
     return keras.preprocessing.image.smart_resize(x, (layer.height, layer.width))
@@ -125,6 +135,7 @@ _LAYERS: dict[type, Operation] = {
     layers.CategoryEncoding: _category_encoding,
     layers.GroupNormalization: _group_normalization,
     layers.LayerNormalization: _layer_normalization,
+    layers.Conv3D: _conv3d,
     layers.RandomCrop: _random_crop,
 }
 """Layer class -> an equivalent function, if TFLite has no kernel for Keras' own computation."""

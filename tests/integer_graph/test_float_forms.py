@@ -30,6 +30,7 @@ FORMS = [
     (layers.Activation, {"activation": "tanh"}, (4,)),
     (layers.Resizing, {"interpolation": "nearest", "height": 3, "width": 5}, (6, 5, 2)),
     (layers.Resizing, {"height": 3, "width": 5}, (6, 5, 2)),
+    (layers.Conv3D, {"filters": 4, "kernel_size": 2, "groups": 2}, (3, 4, 5, 6)),
     (layers.RandomCrop, {"height": 3, "width": 4}, (6, 5, 2)),
 ]
 

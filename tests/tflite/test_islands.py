@@ -62,7 +62,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     ),
     "simple_rnn": (lambda x: layers.SimpleRNN(3, use_bias=False)(x), (SEQUENCE,)),
     "conv_lstm": (lambda x: layers.ConvLSTM2D(3, 2)(x), ((3, 6, 6, 2),)),
-    "conv3d": (lambda x: layers.Conv3D(3, 2)(x), ((4, 4, 4, 3),)),
+    "conv3d": (lambda x: layers.Conv3D(3, 2, groups=3, activation="relu")(x), ((4, 4, 4, 3),)),
     "conv3d_transpose": (
         lambda x: layers.Conv3DTranspose(3, 2, strides=(1, 1, 2))(x),
         ((4, 4, 4, 3),),
