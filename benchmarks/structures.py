@@ -66,34 +66,34 @@ class Example(NamedTuple):
     reason: str = ""
 
 
-def families(
-    width: str,
-    kernels: Sequence[str] = KERNELS,
-    target: str | None = None,
-    names: Sequence[str] = tuple(FAMILIES),
-) -> Iterator[Example]:
+def find_families(names: Sequence[str] = tuple(FAMILIES)) -> dict[str, Network]:
     """Each family as one model, which has an output for each structure."""
-    for name in names:
-        x = FAMILIES[name].inputs(OBSERVED)
-        network = Network(FAMILIES[name].model, functools.partial(given, x))
-        yield example(name, network, width, kernels, target)
+
+    def make_inputs(name: str, model: Any) -> list[np.ndarray]:
+        return FAMILIES[name].inputs(OBSERVED)
+
+    return {
+        name: Network(FAMILIES[name].model, functools.partial(make_inputs, name)) for name in names
+    }
 
 
-def tables(
-    width: str, kernels: Sequence[str] = KERNELS, target: str | None = None
-) -> Iterator[Example]:
+def find_tables() -> dict[str, Network]:
     """Networks of other tests' tables."""
-    for table, rows in TABLES.items():
-        for name, network in rows.items():
-            yield example(f"{table}, {name}", network, width, kernels, target)
+    return {
+        f"{table}, {name}": network
+        for table, rows in TABLES.items()
+        for name, network in rows.items()
+    }
 
 
-def networks(
-    width: str, kernels: Sequence[str] = KERNELS, target: str | None = None
-) -> Iterator[Example]:
+def find_networks() -> dict[str, Network]:
     """Networks of microcontrollers, of MLPerf Tiny's kind among them."""
-    for name, build in NETWORKS.items():
-        yield example(name.replace("/", " "), Network(build, normal), width, kernels, target)
+    return {name.replace("/", " "): Network(build, normal) for name, build in NETWORKS.items()}
+
+
+def make_examples(networks: Mapping[str, Network], *how: Any) -> Iterator[Example]:
+    """The file of each network; the other arguments are those of `example`."""
+    return (example(name, network, *how) for name, network in networks.items())
 
 
 def normal(model: Any) -> np.ndarray:
@@ -236,9 +236,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     how = asked.width, ("tflm",) if asked.target else KERNELS, asked.target
     for kind, examples in {
-        "families": families(*how),
-        "tables": tables(*how),
-        "networks": networks(*how),
+        "families": make_examples(find_families(), *how),
+        "tables": make_examples(find_tables(), *how),
+        "networks": make_examples(find_networks(), *how),
         "random models": random_models(*how, count=asked.count, seed=asked.seed),
     }.items():
         print(f"{kind}: {dict(write(examples, asked.folder))}", flush=True)

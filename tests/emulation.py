@@ -5,7 +5,8 @@
 
 import json
 import subprocess
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,18 @@ from tests.networks.large import LARGE
 ROOT = Path(__file__).parents[1]
 WORKER = ROOT / "benchmarks" / "runtime_worker.py"
 
+SOME = ("conv", "other_rounding")
 SOME_LARGE = (*(f"mean of {count}" for count in (4_128, 8_256, 20_000)), "1000 classes")
-"""Names of large networks for a sample."""
-
+"""Names of families and large networks for a sample."""
 
 LARGE_WIDTHS = ("int8", "int16x8")
 """Widths of `benchmarks.structures` in which large networks are run."""
+
+COUNTS = {"int8": 8, "one scale": 2, "int16x8": 2, "packed int4": 2}
+"""Widths of `benchmarks.structures` -> pieces of networks, for tests of a few minutes."""
+
+PIECES = [(width, piece) for width, count in COUNTS.items() for piece in range(count + 1)]
+"""The last piece of each width has random models."""
 
 
 def run_worker(command: Sequence[Any], folder: Path, *arguments: Any) -> dict[str, Any]:
@@ -42,13 +49,18 @@ def run_worker(command: Sequence[Any], folder: Path, *arguments: Any) -> dict[st
     return result
 
 
-def find_differing(result: dict[str, Any], family: str) -> dict[str, Any]:
+def find_differing(
+    run: Callable[[Path, str], dict[str, Any]], family: str, folder: Path, cpus: Iterable[str]
+) -> dict[str, Any]:
     """Returns the files whose values differ from the simulation, and those that do not run.
 
     LiteRT refuses some files of an LSTM.
     """
-    assert result["files"]
-    results = {name: kernels[family] for name, kernels in result["files"].items()}
+    found = {
+        f"{name} on {cpu}": it for cpu in cpus for name, it in run(folder, cpu)["files"].items()
+    }
+    assert found
+    results = {name: kernels[family] for name, kernels in found.items()}
     return {
         name: counts
         for name, counts in results.items()
@@ -63,16 +75,27 @@ def write_operators(folder: Path, family: str) -> None:
         np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
 
 
-def write_structures(folder: Path, width: str, family: str, random: int) -> None:
-    """Writes families, networks of microcontrollers and random models, in 8 bits also tables."""
-    structures.write(structures.families(width, [family]), folder)
-    structures.write(structures.networks(width, [family]), folder)
-    structures.write(structures.random_models(width, [family], count=random), folder)
+def write_structures(folder: Path, width: str, piece: int, family: str) -> None:
+    """Writes a piece of the families and networks, in 8 bits of all tables; or random models."""
+    networks = structures.find_families() | structures.find_networks()
     if width == "int8":
-        structures.write(structures.tables(width, [family]), folder)
+        networks |= structures.find_tables()
+    for name in list(networks):
+        if zlib.crc32(name.encode()) % COUNTS[width] != piece:
+            del networks[name]
+    structures.write(structures.make_examples(networks, width, [family]), folder)
+    if piece == COUNTS[width]:
+        structures.write(structures.random_models(width, [family], count=20), folder)
 
 
-def write_large(folder: Path, width: str, family: str, names: Iterable[str] = LARGE) -> None:
+def write_sample(folder: Path, width: str, family: str) -> None:
+    """Writes two families, and some large networks in widths that have them."""
+    networks = structures.find_families(SOME)
+    if width in LARGE_WIDTHS:
+        networks |= {name: LARGE[name] for name in SOME_LARGE}
+    structures.write(structures.make_examples(networks, width, [family]), folder)
+
+
+def write_large(folder: Path, width: str, family: str) -> None:
     """Writes networks that add up, compare or move many values."""
-    made = (structures.example(name, LARGE[name], width, [family]) for name in names)
-    structures.write(made, folder)
+    structures.write(structures.make_examples(LARGE, width, [family]), folder)

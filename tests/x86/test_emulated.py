@@ -4,10 +4,10 @@
 """
 
 import dataclasses
+import functools
 
 import pytest
 
-from benchmarks import structures
 from keras_qat.arithmetic import kernel_families
 from keras_qat.arithmetic.kernel_families import XNNPACK
 from tests import emulation
@@ -19,46 +19,39 @@ pytestmark = [
 ]
 
 FAMILY = "xnnpack"
-RANDOM = 20
-SOME = ("conv", "other_rounding")
 PACKED = "packed int4"
 WITH_AVX = ("native", "SandyBridge", "Haswell")
 
-
-def assert_same_on(folder, cpus=tuple(emulator.CPUS)):
-    """Asserts that no value of any file differs from the simulation on any processor."""
-    results = {cpu: emulator.run(folder, cpu) for cpu in cpus}
-    differing = {cpu: emulation.find_differing(results[cpu], FAMILY) for cpu in cpus}
-    assert differing == {cpu: {} for cpu in cpus}
+find_differing = functools.partial(emulation.find_differing, emulator.run, FAMILY)
 
 
 def test_a_sample(tmp_path):
-    structures.write(structures.families("int8", [FAMILY], names=SOME), tmp_path)
-    emulation.write_large(tmp_path, "int8", FAMILY, emulation.SOME_LARGE)
-    assert_same_on(tmp_path)
+    emulation.write_sample(tmp_path, "int8", FAMILY)
+    assert find_differing(tmp_path, emulator.CPUS) == {}
 
 
 def test_operators(tmp_path):
     emulation.write_operators(tmp_path, FAMILY)
-    assert_same_on(tmp_path)
+    assert find_differing(tmp_path, emulator.CPUS) == {}
 
 
 @pytest.mark.parametrize("width", emulation.LARGE_WIDTHS)
 def test_large_sizes(width, tmp_path):
     emulation.write_large(tmp_path, width, FAMILY)
-    assert_same_on(tmp_path)
+    assert find_differing(tmp_path, emulator.CPUS) == {}
 
 
-@pytest.mark.parametrize("width", structures.WIDTHS)
-def test_structures(width, tmp_path):
-    emulation.write_structures(tmp_path, width, FAMILY, RANDOM)
-    cpus = WITH_AVX if width == PACKED else tuple(emulator.CPUS)
-    assert_same_on(tmp_path, cpus)
+@pytest.mark.parametrize(("width", "piece"), emulation.PIECES)
+def test_structures(width, piece, tmp_path):
+    emulation.write_structures(tmp_path, width, piece, FAMILY)
+    cpus = WITH_AVX if width == PACKED else emulator.CPUS
+    assert find_differing(tmp_path, cpus) == {}
 
 
-def test_packed_int4_without_avx(tmp_path, monkeypatch):
+@pytest.mark.parametrize("piece", [piece for width, piece in emulation.PIECES if width == PACKED])
+def test_packed_int4_without_avx(piece, tmp_path, monkeypatch):
     """Without AVX, TFLite's kernels round sums of packed int4 weights once, as they do on ARM64."""
     rounds_once = dataclasses.replace(XNNPACK, neon=True)
     monkeypatch.setitem(kernel_families.FAMILIES, FAMILY, rounds_once)
-    emulation.write_structures(tmp_path, PACKED, FAMILY, RANDOM)
-    assert_same_on(tmp_path, ("Nehalem",))
+    emulation.write_structures(tmp_path, PACKED, piece, FAMILY)
+    assert find_differing(tmp_path, ["Nehalem"]) == {}
