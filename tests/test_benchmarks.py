@@ -11,7 +11,6 @@ import tensorflow as tf
 import keras_qat
 from benchmarks import accuracy, gpu, methods, operations, recurrent, step_time, zoo
 from keras_qat.arithmetic import plain_operations
-from keras_qat.training.batch_norm.contrib_correction import scale_and_shift
 from tests.helpers import keras, layers, rng
 
 ROWS = ("TFLite 8/8", "calibrate 8/8", "calibrate 8/8 per tensor", "8/8, rate x 0.3")
@@ -154,27 +153,6 @@ def test_axes_of_images_are_swapped_around_no_quantizer(freeze, monkeypatch):
     assert of_quantized.kept < of_float.kept + 2 * quantized_numbers  # With rounded weights.
     monkeypatch.setattr(tf.raw_ops, "RealDiv", tf.raw_ops.DivNoNan)
     assert counted(quantized()).swaps > of_float.swaps
-
-
-@pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason="TensorFlow knows no GPU kernels")
-def test_axes_are_swapped_around_no_correction_of_contrib(monkeypatch):
-    kernel = tf.Variable(rng().normal(size=(3, 3, 8, 8)).astype("float32"))
-    factors, offsets = tf.Variable(tf.ones(8)), tf.Variable(tf.zeros(8))
-    x = tf.Variable(tf.ones((4, 12, 12, 8)))
-
-    def swaps(on_gpu, corrects):
-        @tf.function
-        def run():
-            with tf.GradientTape() as tape:
-                y = tf.nn.conv2d(x, kernel, 1, "SAME")
-                y = scale_and_shift(y, factors, offsets, 3) if corrects else y
-                loss = tf.reduce_sum(tf.nn.conv2d(y, kernel, 1, "SAME") ** 2)
-            return tape.gradient(loss, [kernel, factors, offsets], unconnected_gradients="zero")
-
-        monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
-        return operations.count(operations.optimized_graph(run)).swaps
-
-    assert swaps(True, True) == swaps(True, False) < swaps(False, True)
 
 
 def test_numbers_asked_for_around_a_step():

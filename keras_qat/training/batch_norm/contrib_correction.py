@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_qat.arithmetic import plain_operations
 from keras_qat.arithmetic.control_flow import cond
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
@@ -33,7 +32,7 @@ def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
     def of(z: tf.Tensor) -> Any:
         none, channels = tf.zeros(0), z.shape[channel_axis]
         count = tf.cast(tf.size(z) / channels, z.dtype)
-        if fuses(z, channel_axis):
+        if len(z.shape) == 4 and channel_axis == 3 and z.dtype == tf.float32:
             _, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
                 x=z, scale=tf.ones(channels), offset=tf.zeros(channels), mean=none, variance=none
             )
@@ -96,50 +95,6 @@ def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
     return of_covariance < MUCH_LESS * 3 * channels * filters
 
 
-def can_concatenate(layer: keras.layers.Layer) -> bool:
-    """Whether one convolution with two concatenated kernels is faster than two convolutions.
-
-    Its inputs and their gradient are then read and written once, but the outputs have to be split.
-    """
-    layers = backend.keras.layers
-    if type(layer) not in (layers.Conv1D, layers.Conv2D, layers.Conv3D):
-        return False
-    return layer.groups == 1 and not layer.use_bias and layer.kernel.shape[-2] >= layer.filters
-
-
-def scale_and_shift(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor, channel_axis: int) -> Any:
-    """Computes `y * factors + offsets`, both per channel."""
-    if not fuses(y, channel_axis):
-        return y * spread(factors, y, channel_axis) + spread(offsets, y, channel_axis)
-
-    def fuse(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> Any:
-        return tf.raw_ops.FusedBatchNormV3(
-            x=y,
-            scale=factors,
-            offset=offsets,
-            mean=tf.zeros_like(factors),
-            variance=tf.ones_like(factors),
-            epsilon=0.0,
-            is_training=False,
-        ).y
-
-    @tf.custom_gradient
-    def keep_axes(y: tf.Tensor, factors: tf.Tensor, offsets: tf.Tensor) -> Any:
-        def gradient(upstream: tf.Tensor) -> tuple[Any, Any, Any]:
-            of_factors, of_offsets = (tf.reduce_sum(x, [0, 1, 2]) for x in (upstream * y, upstream))
-            return upstream * spread(factors, y, 3), of_factors, of_offsets
-
-        return fuse(y, factors, offsets), gradient
-
-    # On a GPU, TensorFlow's gradient swaps axes unless the statistics are the batch's.
-    return (keep_axes if plain_operations.has_gpu() else fuse)(y, factors, offsets)
-
-
-def fuses(x: tf.Tensor, channel_axis: int) -> bool:
-    """Whether TensorFlow's fused BatchNormalization supports `x`. It saves a pass over `x`."""
-    return len(x.shape) == 4 and channel_axis == 3 and x.dtype == tf.float32
-
-
 def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
     """Reshapes values per channel to broadcast against `y`."""
     return tf.reshape(values, [-1 if axis == channel_axis else 1 for axis in range(len(y.shape))])
@@ -153,9 +108,9 @@ class CorrectedFold:
     exported file. With frozen statistics the output's correction is 1 too, and one convolution is
     enough.
 
-    Otherwise the order of operations is the same as in `tf.contrib.quantize`, and the moving
-    statistics are read before the step updates them. So results agree with recorded runs up to
-    rounding.
+    Otherwise the operations are those of `tf.contrib.quantize`, but the factor of the correction is
+    applied to the kernel instead of the output. The moving statistics are read before the step
+    updates them. So results agree with recorded runs up to rounding.
     """
 
     def __init__(self, wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> None:
@@ -180,21 +135,14 @@ class CorrectedFold:
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
         kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))
-        if (
-            learning is True
-            and can_concatenate(self.layer)
-            and not is_covariance_faster(self.layer, self.inputs)
-        ):
-            y, z = self.convolve_both(kernel)
-            self.moments = self.batch_moments(z)
-        else:
-            y = self.convolve(kernel)
-            if learning is not False and self.synchronized:
-                self.moments = self.batch_moments()
         if learning is False:
+            y = self.convolve(kernel)
             return y + spread(self.beta - self.mean * factor, y, axis)
+        if self.synchronized:
+            self.moments = self.batch_moments()
         factor, offset = cond(learning, self.find_correction, self.find_moving)
-        return scale_and_shift(y, factor, offset, axis)
+        y = self.convolve(scale_channels(kernel, self.channel_axes, factor))
+        return y + spread(offset, y, axis)
 
     def find_correction(self) -> tuple[Any, Any]:
         """Returns the factor and offset of the batch's statistics, and updates the moving ones."""
@@ -208,21 +156,21 @@ class CorrectedFold:
         offset = self.beta - self.mean * (self.gamma * self.moving_inverse)
         return tf.ones_like(offset), offset
 
-    def batch_moments(self, z: tf.Tensor = None) -> tuple[Any, Any, Any]:
+    def batch_moments(self) -> tuple[Any, Any, Any]:
         """Returns mean, variance and count of the float kernel's outputs on all replicas."""
-        mean, variance, size = self.local_moments(z)
+        mean, variance, size = self.local_moments()
         count = tf.cast(size, mean.dtype)
         return (
             combine_moments(mean, variance, count) if self.synchronized else (mean, variance, count)
         )
 
-    def local_moments(self, z: tf.Tensor) -> tuple[Any, Any, Any]:
+    def local_moments(self) -> tuple[Any, Any, Any]:
         """Returns mean, variance and count of the outputs on this replica.
 
         Computes them from the outputs, or from the covariance of the inputs if that is faster.
         """
-        if z is not None or not is_covariance_faster(self.layer, self.inputs):
-            z = self.convolve(self.kernel) if z is None else z
+        if not is_covariance_faster(self.layer, self.inputs):
+            z = self.convolve(self.kernel)
             mean, variance = moments(z, self.norm.axis[0])
             return mean, variance, tf.size(z) / tf.size(mean)
         rows, columns = self.layer.strides
@@ -232,8 +180,6 @@ class CorrectedFold:
         matrix = tf.reshape(self.kernel, self.kernel.shape[-2:])
         mean = tf.linalg.matvec(matrix, pixel_mean, transpose_a=True)
         variance = tf.reduce_sum(matrix * (covariance @ matrix), 0)
-        if self.layer.use_bias:
-            mean += self.layer.bias
         return mean, variance, tf.shape(pixels)[0]
 
     def update(self, mean: tf.Tensor, variance: tf.Tensor, count: Any) -> None:
@@ -251,17 +197,11 @@ class CorrectedFold:
         """Returns one over the standard deviation."""
         return tf.math.rsqrt(variance + self.norm.epsilon)
 
-    def convolve(self, kernel: tf.Tensor, **attributes: Any) -> Any:
+    def convolve(self, kernel: tf.Tensor) -> Any:
         """Calls the layer with another kernel, in the layer's precision."""
         kernel = tf.cast(kernel, self.layer.compute_dtype)
-        with backend.swap_attributes(self.layer, **{self.weight: kernel}, **attributes):
+        with backend.swap_attributes(self.layer, **{self.weight: kernel}):
             return tf.cast(self.layer(self.inputs), tf.float32)
-
-    def convolve_both(self, kernel: tf.Tensor) -> list[Any]:
-        """Returns the outputs of a kernel and of the float kernel, and reads the inputs once."""
-        kernels = tf.concat([kernel, self.kernel], -1)
-        both = self.convolve(kernels, filters=2 * self.layer.filters)
-        return tf.split(both, 2, self.norm.axis[0])
 
     def quantize(self, folded: tf.Tensor) -> Any:
         """Quantizes the folded kernel, unless the plan leaves it in float."""
