@@ -1,9 +1,8 @@
 """Inference with cached weights and ranges.
 
-Folded and quantized weights and the multipliers of kernels depend only on weights and ranges, and
-need many small operations. They are prepared once after weights have changed, not for each batch,
-and stored in variables. Inference is traced once to read these variables. It is traced again only
-if new weights choose other branches.
+Folded weights and the multipliers of kernels depend only on weights and ranges, and need many small
+operations. They are computed once after weights have changed, and stored in variables. Inference is
+traced once to read these variables. It is traced again only if new weights select other branches.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras, trace_after_few_calls, trace_for_any_batch
 
 DECIDES = 3
-"""Number of traces with only the branches that ranges and weights choose. Later ones have all."""
+"""The first traces contain only the branches that the weights select. Later traces contain all."""
 
 LARGE = 1 << 26
-"""Only a hash is kept of weights with this many bytes."""
+"""If a weight has at least this many bytes, only its hash is stored."""
 
 Resolve = Callable[[], ResolvedGraph]
 Prepare = Callable[[ResolvedGraph], Prepared]
@@ -37,14 +36,15 @@ Structure = TypeVar("Structure")
 
 
 class CachedInference:
-    """A function of a model's inputs that computes with the ranges and weights of `refresh`.
+    """A function of a model's inputs that uses the weights and ranges of the last `refresh`.
 
     Args:
         model: a quantization-aware model.
         graph: its calls.
-        resolve: returns the resolved graph, with tensors for the current ranges and weights.
-        prepare: computes the parameters that depend only on ranges and weights.
-        compute: computes tensors from the resolved graph, the prepared parameters, and the inputs.
+        resolve: function that returns the resolved graph, with tensors for ranges and weights.
+        prepare: function that returns the prepared parameters of the resolved graph.
+        compute: function of the resolved graph, the prepared parameters and the inputs that returns
+            tensors.
     """
 
     def __init__(
@@ -55,27 +55,27 @@ class CachedInference:
         self.version = 0
         """Number of traces of inference. Functions of earlier traces are out of date."""
         self.resolved: ResolvedGraph | None = None
-        """The resolved graph of the weights of the last `look`, if the caller stored it here."""
+        """The resolved graph for the weights of the last `look`, if the caller stored it here."""
         self._weights: list[tf.Tensor | bytes] = []
         """The values of the model's weights in the last `look`, or hashes of large ones."""
         self.weights_version = self._prepared_version = 0
-        """Version of the weights in the last `look`, and in the last `refresh`."""
+        """Version of the weights at the last `look`, and at the last `refresh`."""
         self.seconds = 0.0
-        """The seconds that the last `refresh` took, without tracing."""
+        """The duration of the last `refresh` in seconds, without tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None
-        """Inference without tracing, if the last `refresh` requested it."""
-        # Reading the weights one by one outside of a function takes ten times as long.
+        """The eager inference function, if the last `refresh` had `eagerly=True`."""
+        # Reading the weights one by one in eager mode takes ten times as long.
         self._read = trace_after_few_calls(lambda: [weight.value() for weight in model.weights])
 
     def look(self) -> None:
-        """Drops `resolved` if ranges or weights have changed."""
+        """Compares ranges and weights with the last `look`. If they changed, clears `resolved`."""
         weights = list(map(_remember, self._read()))
         if not self._weights or not all(map(_is_unchanged, self._weights, weights)):
             self._weights, self.resolved = weights, None
             self.weights_version += 1
 
     def refresh(self, eagerly: bool = False) -> None:
-        """Caches the current ranges and weights. With `eagerly`, inference is not traced."""
+        """Prepares the parameters for current ranges and weights, and traces unless `eagerly`."""
         self.look()
         version, is_same = self.weights_version, eagerly is (self._eager is not None)
         if version == self._prepared_version and is_same:
@@ -97,11 +97,11 @@ class CachedInference:
 
     @property
     def is_ready(self) -> bool:
-        """Whether inference was traced."""
+        """Whether inference has been traced."""
         return self.version > 0
 
     def __call__(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Computes the tensors, given one tensor for each input."""
+        """Returns the results of `compute` for one tensor per input."""
         if self._eager is not None and tf.executing_eagerly():
             return self._eager(*inputs)
         return list(self._traced(*inputs))
@@ -109,7 +109,7 @@ class CachedInference:
     def _compute_all(
         self, resolved: ResolvedGraph, prepared: Prepared, offset: tf.Tensor, *inputs: tf.Tensor
     ) -> list[tf.Tensor]:
-        """Compute the tensors, and add an offset to float ones."""
+        """Call `compute`, and add `offset` to its float results."""
         tensors = self._compute(resolved, prepared, list(inputs))
         return [add_to_floats(offset, tensor) for tensor in tensors]
 
@@ -123,19 +123,19 @@ class CachedInference:
             return self._compute_all(graphs[0], prepared, offset, *inputs)
 
         self._traced = trace_for_any_batch(compute, specs)
-        graphs.clear()  # The traced function need not keep the graph's weights alive.
+        graphs.clear()  # Otherwise the traced function would keep the graph's weights alive.
         self.version += 1
 
 
 def add_to_floats(offset: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """Adds NaN to float values if weights are not finite. A float model would return NaN too."""
+    """Adds the offset, which is NaN if weights are not finite, to a tensor of float values."""
     return tensor + tf.cast(offset, tensor.dtype) if tensor.dtype.is_floating else tensor
 
 
 def _remember(weight: tf.Tensor) -> tf.Tensor | bytes:
     """Return a weight, or a hash of its bytes if it is large, such as an embedding table.
 
-    TensorFlow copies a table whenever it is read, so keeping its values would take memory.
+    TensorFlow copies a variable when it is read, so storing a large value would need memory.
     """
     values = np.asarray(weight)
     if values.nbytes < LARGE:
@@ -146,7 +146,7 @@ def _remember(weight: tf.Tensor) -> tf.Tensor | bytes:
 def _is_unchanged(before: tf.Tensor | bytes, now: tf.Tensor | bytes) -> bool:
     if isinstance(now, bytes):
         return before == now
-    # A buffer that is still referenced is never overwritten, so equal addresses suffice.
+    # TensorFlow never overwrites a referenced buffer, so equal addresses mean equal values.
     one, other = np.asarray(before), np.asarray(now)
     return one.ctypes.data == other.ctypes.data or np.array_equal(one, other)
 
@@ -157,19 +157,19 @@ def _is_finite(weight: tf.Tensor) -> bool:
 
 
 class _Slot:
-    """Stands for a tensor in a structure."""
+    """Placeholder for a tensor in a structure."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
 
 class PreparedStore:
-    """Stores prepared parameters in variables. A traced graph reads the last assigned ones.
+    """Stores prepared parameters in variables, which traced graphs read.
 
-    Scalars of one type share a variable, and so do vectors.
+    All scalars of one dtype share a variable, and so do all vectors.
 
     Args:
-        prepared: tuples, lists, dicts and dataclasses with eager tensors among their leaves.
+        prepared: nested tuples, lists, dicts and dataclasses that contain eager tensors.
     """
 
     def __init__(self, prepared: object) -> None:
@@ -190,7 +190,7 @@ class PreparedStore:
         """Assigns new parameters with the same structure to the variables.
 
         Returns:
-            Whether graphs that were traced with `read` stay valid: the branches are the same.
+            Whether graphs that were traced with `read` stay valid, because branches did not change.
         """
         packed = self._pack(_list_tensors(prepared))
         for variable, value in zip(self._variables, packed, strict=True):
@@ -199,10 +199,10 @@ class PreparedStore:
         return all(choice.value is self._conditions[index] for index, choice in active)
 
     def read(self, decides: bool) -> Any:
-        """Returns the structure with tensors of the graph that is being traced.
+        """Returns the structure with tensors that read the variables, while a graph is traced.
 
         Args:
-            decides: whether scalar conditions are `Choice`s instead of tensors.
+            decides: whether to return scalar conditions as `Choice`s instead of tensors.
         """
         tensors: dict[int, Any] = {}
         for pack, variable in zip(self._packs.values(), self._variables, strict=True):
@@ -216,16 +216,16 @@ class PreparedStore:
         )
 
     def _pack(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the values of the variables, and note which conditions are true."""
+        """Return the values for the variables, and remember which conditions are true."""
         scalars = self._packs.get(("bool", 0), [])
         self._conditions = {index: bool(np.asarray(tensors[index])) for index in scalars}
         return [_pack([tensors[index] for index in pack]) for pack in self._packs.values()]
 
 
 def replace_unless_finite(finite: bool | tf.Tensor, prepared: Structure) -> Structure:
-    """Replaces all float tensors of a structure by ones if weights are not finite.
+    """Replaces all float tensors of a structure by ones unless weights are `finite`.
 
-    Tables have no entry for NaN.
+    Otherwise NaN would be an index of lookup tables.
     """
     if finite is True:
         return prepared
@@ -237,7 +237,7 @@ def replace_unless_finite(finite: bool | tf.Tensor, prepared: Structure) -> Stru
 
 
 def _pack(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Pack scalars, or vectors, into one tensor."""
+    """Stack scalars, or concatenate vectors, into one tensor."""
     if len(tensors) == 1:
         return tensors[0]
     return tf.stack(tensors) if tensors[0].shape.rank == 0 else tf.concat(tensors, 0)

@@ -1,10 +1,10 @@
 """Runs a resolved graph in integers, with the rounding of a kernel family.
 
-As in TFLite, each node is prepared and computed. `prepare` computes the parameters that depend only
-on ranges and weights, and `run` computes tensors with them.
+As in TFLite, each node is first prepared, then computed. `prepare` computes the parameters that
+depend only on ranges and weights, and `run` uses them to compute tensors.
 
-Quantized tensors hold quantized values relative to the zero point: integers in float32, or in
-float64 with 16 bits.
+Quantized tensors contain integers relative to the zero point, in float32, or in float64 for 16
+bits.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Ends = tuple[tf.Tensor, tf.Tensor]
 
 
 def _get_scale(params: QuantParams) -> tf.Tensor:
-    """Return the scale in the type of the quantized values."""
+    """Return the scale in the dtype that stores the quantized values."""
     return tf.cast(params.as_tensors().scale, get_held_dtype(params))
 
 
 def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
-    """Return the ends of a range, or of a ReLU with this `maximum` that is merged into it."""
+    """Return the ends of a range. With a `maximum`, it ends where a fused ReLU clips."""
     params = params.as_tensors()
     low, high = (end - params.zero_point for end in (params.lowest, params.highest))
     if maximum is not None:
@@ -47,9 +47,9 @@ def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 
 def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
-    """Clip values to a range. With `is_bound`, all values are at least the lower end."""
+    """Clip values to a range. With `is_bound`, no value is below the lower end."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
-    if not is_bound:  # Unlike ClipByValue, two operations compute in place.
+    if not is_bound:  # Maximum and minimum can work in place, but ClipByValue cannot.
         q = tf.maximum(q, low)
     return tf.minimum(q, high)
 
@@ -59,11 +59,10 @@ class PreparedNode:
     """Prepared parameters of a node with an operator.
 
     Args:
-        constants: the values of each input that is a constant; None for a tensor.
-        row: the arguments of the row's `compute` that depend on weights or ranges: the result of
-            `prepare`, or the ranges and weights.
-        ends: the ends of the range in which the row computes; None if its output is float.
-        conversion: the conversion from that range to the output's, if they differ.
+        constants: for each input, the values of a constant; None for a tensor.
+        row: fields of the operator's `Arguments`: the result of `prepare`, or ranges and weights.
+        ends: the ends of the range of the operator's result; None for a float result.
+        conversion: the multiplier from that range to the output's range, if they differ.
         output_ends: the ends of the output's range if there is a conversion.
     """
 
@@ -82,8 +81,8 @@ class Prepared:
         nodes: the parameters of each node; None for a float node.
         scales: name of each quantized tensor -> its scale.
         ends: name of each quantized input -> the ends of its range.
-        to_even: whether input values halfway between two steps are rounded to even, as in kernel
-            families that read float inputs, or up.
+        to_even: whether inputs halfway between two steps are rounded to even, as in kernel families
+            that read float inputs. Otherwise they are rounded up.
     """
 
     nodes: tuple[PreparedNode | None, ...]
@@ -92,7 +91,7 @@ class Prepared:
     to_even: bool = False
 
     def quantize(self, x: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        """Quantizes an input of the graph as callers of its file do: round half up."""
+        """Quantizes an input of the graph like users of the file, who round halves up."""
         if tensor.params is None:
             return x
         scale = self.scales[tensor.name]
@@ -101,14 +100,14 @@ class Prepared:
         return _clip(rounded, self.ends[tensor.name])
 
     def dequantize(self, q: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        """Returns the values of a tensor, in float32 if it is quantized."""
+        """Returns a tensor's float32 values, given its quantized values. Others are unchanged."""
         if tensor.params is None:
             return q
         return tf.cast(q * tf.cast(self.scales[tensor.name], q.dtype), tf.float32)
 
 
 def prepare(graph: ResolvedGraph, family: KernelFamily) -> Prepared:
-    """Computes the parameters that depend only on ranges and weights."""
+    """Returns the prepared parameters of all nodes of a graph."""
     tensors = [*graph.tensors.values(), *(x for node in graph.nodes for x in node.outputs)]
     scales = {tensor.name: _get_scale(tensor.params) for tensor in tensors if tensor.params}
     ends = {x.name: _get_ends(x.params) for x in graph.inputs.values() if x.params}
@@ -118,14 +117,14 @@ def prepare(graph: ResolvedGraph, family: KernelFamily) -> Prepared:
 
 
 def prepare_node(node: Node, family: KernelFamily) -> PreparedNode:
-    """Computes the parameters of a node with an operator."""
+    """Returns the prepared parameters of a node with an operator."""
     op, output = node.op, node.output.params
     assert op is not None
     if uses_float_kernel(node, family):
         assert output is not None
         ends = _get_ends(output, node.maximum)
         return PreparedNode((), {"prepared": output.as_tensors().scale}, ends)
-    # An operand that is read twice is one object, because rows compare inputs by identity.
+    # An operand that is read twice has one spec, because operators compare inputs by identity.
     specs = {id(x): _get_spec(x) for x in node.inputs}
     params: Any = [x.params.as_tensors() if x.params else None for x in node.inputs]
     native = _find_native_params(node, family)
@@ -158,7 +157,7 @@ def _get_spec(operand: Operand) -> tf.TensorSpec:
 
 
 def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
-    """Return the parameters in which a node's row computes: the output's, or fixed ones."""
+    """Return the parameters of the operator's result: those of the output, or fixed parameters."""
     assert node.op is not None
     output, fixed = node.output.params, node.op.output
     if isinstance(fixed, FixedRange) and output is not None and not family.in_float:
@@ -178,7 +177,7 @@ def _get_constant(operand: Operand) -> tf.Tensor | None:
 
 
 def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
-    """Return the arguments of a row without ranges and weights. Parameters only have bits."""
+    """Return an operator's arguments without ranges and weights. Parameters only have bits."""
 
     def keep_bits(params: QuantParams | None) -> Any:
         return params and QuantParams(None, None, params.bits)
@@ -196,7 +195,7 @@ def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments
 
 
 def uses_float_kernel(node: Node, family: KernelFamily) -> bool:
-    """Whether a family computes an operator in float, from dequantized values."""
+    """Whether a family computes a node's operator in float, from dequantized values."""
     op = node.op
     if op is None or not family.in_float or node.output.params is None or op.only_rounds:
         return False
@@ -208,7 +207,7 @@ def uses_float_kernel(node: Node, family: KernelFamily) -> bool:
 def _quantize_results(
     results: list[tf.Tensor], family: KernelFamily, prepared: PreparedNode
 ) -> list[tf.Tensor]:
-    """Quantize results of a float kernel with the division and rounding of the family."""
+    """Quantize the results of a float kernel. The family determines division and rounding."""
     assert prepared.ends is not None
     scale = prepared.row["prepared"]
     rounded = [family.halves(single(tf.cast(y, tf.float64) / scale)) for y in results]
@@ -218,7 +217,7 @@ def _quantize_results(
 def compute_node(
     node: Node, inputs: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
 ) -> list[tf.Tensor]:
-    """Computes the outputs of a node with an operator. `inputs` are ignored for constants."""
+    """Computes the outputs of a node with an operator. Constants replace their `inputs`."""
     op, output = node.op, node.output.params
     assert op is not None
     known = prepared or prepare_node(node, family)
@@ -229,7 +228,7 @@ def compute_node(
     if known.ends is None or output is None:
         return results
     is_bound = isinstance(op.output, FixedRange) and op.output.is_bound
-    # Sums of products are clipped below before they are multiplied.
+    # Sums of products with a fused ReLU are clipped at 0 before they are rescaled.
     is_bound |= arguments.merges_relu and op.is_weighted and output.bits != 16
     ends, conversion, output_ends = known.ends, known.conversion, known.output_ends
 
@@ -251,14 +250,15 @@ def run(
     compute_in_float: ComputeInFloat,
     prepared: Prepared,
 ) -> dict[Tensor, tf.Tensor]:
-    """Computes all tensors of a graph: float values for tensors that are not quantized.
+    """Computes all tensors of a graph, and returns their quantized or float values.
 
     Args:
         graph: the graph.
         inputs: the model's inputs: float values, or quantized values relative to the zero point.
         family: the kernel family.
-        compute_in_float: computes nodes without an operator from float values with Keras masks.
-        prepared: the parameters that `prepare` computed for the graph and this family.
+        compute_in_float: function of a node without an operator and its float inputs, with Keras
+            masks, that returns its outputs.
+        prepared: the result of `prepare` for the graph and this family.
     """
     tensors = dict(zip(graph.inputs.values(), inputs, strict=True))
 

@@ -1,8 +1,8 @@
-"""Inference of `predict` and `evaluate` in TFLite's interpreter, which runs the model's file.
+"""Runs `predict` and `evaluate` in TFLite's interpreter, which can be faster than TensorFlow.
 
-The interpreter is faster than TensorFlow, but the file is written again whenever weights change.
-`FileInference` therefore begins with TensorFlow, and writes the file once the batches have taken as
-long as writing it would. The first batch is computed in both ways and compared.
+The model's file must be written again whenever weights change. `FileInference` therefore begins
+with TensorFlow, and writes the file when the batches have taken as long as writing it would. Both
+compute the first batch, and the results are compared.
 `Inference.choose` in `keras_inference.py` decides which models use it.
 """
 
@@ -34,17 +34,17 @@ MACHINES = {
     "xnnpack_arm64": ("aarch64", "arm64"),
     "reference": ("x86_64", "AMD64", "aarch64", "arm64"),
 }
-"""Kernel family of the interpreter -> the processors on which it rounds in this way."""
+"""Kernel family -> processors on which TFLite's interpreter rounds like this family."""
 
 TRIALS = 3
-"""A slower interpreter computes this many batches, besides TensorFlow, before it is given up."""
+"""Batches that both compute before `FileInference` stops using a slower interpreter."""
 
 WRITERS: list[Callable[[ResolvedGraph], bytes]] = []
 """The function that writes a resolved graph as a file. `export` registers it."""
 
 
 def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
-    """Returns a runtime that a user chose.
+    """Checks the argument `runtime`, and returns it.
 
     Raises:
         ValueError: if there is no such runtime.
@@ -56,7 +56,7 @@ def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
 
 
 def find_obstacle(graph: ResolvedGraph, family: KernelFamily) -> str:
-    """Returns why the interpreter cannot compute the same as a graph; "" if it can."""
+    """Returns why the interpreter's results could differ from the graph's; "" if they are equal."""
     origin = graph.origin
     if platform.machine() not in MACHINES.get(family.name, ()):
         return f"the interpreter has no kernels '{family.name}' on this processor"
@@ -70,7 +70,7 @@ def find_obstacle(graph: ResolvedGraph, family: KernelFamily) -> str:
 
 
 def _count_threads() -> int:
-    """Return the number of threads that TensorFlow computes an operation with."""
+    """Return the number of threads with which TensorFlow computes one operation."""
     chosen = tf.config.threading.get_intra_op_parallelism_threads()
     chosen = chosen or int(os.environ.get("TF_NUM_INTRAOP_THREADS", "0"))
     available = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
@@ -78,12 +78,12 @@ def _count_threads() -> int:
 
 
 class FileInference:
-    """Computes a model's outputs in the interpreter, if that takes less time than TensorFlow.
+    """Computes a model's outputs in the interpreter, if it is faster than TensorFlow.
 
     Args:
         graph: the model's calls.
         family: the kernel family of the model's inference.
-        resolve: returns the resolved graph for the current ranges and weights.
+        resolve: function that returns the resolved graph for the current ranges and weights.
     """
 
     def __init__(
@@ -101,19 +101,19 @@ class FileInference:
         self._file: FileInterpreter | None = None
         self._trials, self._is_trusted, self._compares_speed = TRIALS, False, True
         self._cost = self._spent = self._saved = self._saving = self._last = 0.0
-        """Seconds to write the file; of TensorFlow since weights changed; saved since then; saved
-        by one batch; and of TensorFlow for the last batch."""
+        """Times in seconds: to write the file; in TensorFlow since weights changed; saved since
+        then; saved by one batch; in TensorFlow for the last batch."""
 
     def prepare(self, version: int, cost: float, at_once: bool) -> bool:
-        """Writes the file if this saves time. Returns whether the interpreter may compute batches.
+        """Writes the file if this saves time. Returns whether the interpreter may compute a batch.
 
         Args:
             version: the version of the weights.
-            cost: an estimate of the seconds that writing the file takes.
-            at_once: whether to write the file even for few batches.
+            cost: estimated time in seconds to write the file.
+            at_once: whether to write the file before the first batch.
         """
         if version != self._version:
-            # A model that is validated after each epoch has the same amount of data each time.
+            # Validation after each epoch computes the same amount of data each time.
             paid, self._version = self._saved > self._cost, version
             self._file, self._is_trusted, self._saved = None, False, 0.0
             self._spent = self._cost if paid else 0.0
@@ -122,7 +122,7 @@ class FileInference:
             start = perf_counter()
             try:
                 self._open()
-            except Exception as error:  # A model that cannot be exported can still predict.
+            except Exception as error:  # Even a model that cannot be exported must predict.
                 self.obstacle = str(error)
             self._cost = perf_counter() - start
         self._compares_speed = not at_once
@@ -145,8 +145,8 @@ class FileInference:
     def __call__(
         self, inputs: Sequence[tf.Tensor], compute: Callable[..., list[tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Computes the outputs in a graph. `compute` does so with TensorFlow."""
-        me = weakref.ref(self)  # TensorFlow keeps Python functions of graphs forever.
+        """Adds the computation of the outputs to a graph. `compute` does it with TensorFlow."""
+        me = weakref.ref(self)  # TensorFlow never frees the Python functions of graphs.
 
         def run(*arrays: NDArray) -> list[object]:
             return me()._run(arrays)  # type: ignore[union-attr]
@@ -169,7 +169,7 @@ class FileInference:
         return list(tf.cond(is_done, lambda: outputs, compute_otherwise))
 
     def _run(self, inputs: Sequence[NDArray]) -> list[object]:
-        """Return whether outputs are final, the time, the seconds for them, and the outputs."""
+        """Return whether outputs are final, the start time, the seconds spent, and the outputs."""
         outputs = [np.zeros(0, dtype) for dtype in self._types]
         start = seconds = 0.0
         with self._lock:
@@ -189,10 +189,10 @@ class FileInference:
         return [is_done, np.float64(perf_counter()), np.float64(seconds), *outputs]
 
     def _compare(self, values: Sequence[NDArray]) -> None:
-        """Note the time of TensorFlow, and compare its outputs with the interpreter's, if any."""
+        """Record the time of TensorFlow, and compare its outputs with the interpreter's, if any."""
         start, in_file, *tensors = values
         seconds, count = perf_counter() - float(start), len(self._types)
-        self._spent += min(seconds, self._last)  # The first batch takes time to optimize the graph.
+        self._spent += min(seconds, self._last)  # The first batch also optimizes the graph.
         self._last = seconds
         file = self._file
         if not in_file or file is None:

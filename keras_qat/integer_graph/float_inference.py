@@ -20,13 +20,13 @@ from keras_qat.training.fake_quantization.phase import IN_FLOAT, Phase
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FEW_RUNS = 4
-"""Up to this many runs of a model take less time than tracing it."""
+"""Running a model eagerly is faster than tracing it for up to this many runs."""
 
 MANY_VALUES, MANY_EXAMPLES = 1 << 19, 16
-"""Maximum number of elements of a layer's output in one run. Small runs cost overhead."""
+"""Maximum number of elements of a layer's output in one run."""
 
 EXAMPLES, SIZE = 2, 8
-"""The number of random examples, and the size of their unknown axes."""
+"""The number of random examples, and the size that replaces unknown sizes."""
 
 Evaluator = Callable[[Sequence[NDArray]], list[tf.Tensor]]
 
@@ -37,10 +37,10 @@ def make_evaluator(
     phase: Phase | None = IN_FLOAT,
     untraced_runs: int = FEW_RUNS,
 ) -> Evaluator:
-    """Returns a function from a model's inputs to values of its graph, layer by layer.
+    """Returns a function of a model's inputs that returns the given values of its graph.
 
-    `phase` is the phase of its layers, or None for the current one. The function is traced after
-    `untraced_runs` runs.
+    The layers compute in `phase`, by default in float; None is the current phase. The function is
+    traced after `untraced_runs` runs.
     """
     graph = dataclasses.replace(graph, outputs=outputs)
     specs = [tf.TensorSpec(value.shape, value.dtype) for value in flatten_values(graph.inputs)]
@@ -65,7 +65,7 @@ def make_evaluator(
 def evaluate_all(
     evaluate: Evaluator, graph: Graph, inputs: list[NDArray], batch_size: int | None
 ) -> list[NDArray]:
-    """Computes an array for each output. Without a batch size, it chooses a fast one."""
+    """Runs `evaluate` in batches, and returns one array for each output."""
     values = [value for call in graph.calls for value in flatten_values(call.outputs)]
     largest = max((count_elements(value.shape, inputs) for value in values), default=1)
     size = batch_size or max(MANY_EXAMPLES, MANY_VALUES // largest)
@@ -78,16 +78,16 @@ def evaluate_all(
 
 
 def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> int:
-    """Returns how many elements a tensor has per example. Unknown sizes are as in the inputs."""
+    """Returns the number of elements of a tensor per example, if unknown sizes are the inputs'."""
     longest = max((size for x in inputs for size in x.shape[1:]), default=1)
     return math.prod(longest if size is None else size for size in shape[1:])
 
 
 def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
-    """Returns whether a model for `rows` examples computes them together.
+    """Returns whether an example's outputs depend on the other examples of a batch.
 
-    If so, batches of another `size` return other values or empty tensors, or fail. An example is a
-    model whose rows are the nodes of a graph.
+    If so, batches of another `size` than `rows` return other values or empty tensors, or fail. An
+    example is a graph network whose first axis holds the nodes of one graph.
     """
     outputs, inputs = flatten_values(graph.outputs), draw_inputs(graph)
     inside = [value for call in graph.calls for value in flatten_values(call.outputs)]
@@ -102,7 +102,7 @@ def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
 
 
 def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
-    """Return whether outputs begin with the same rows, and `second` has this share of them."""
+    """Return whether `second` has this share of the rows of `first`, with the same values."""
     if not first.shape or second.shape[0] != first.shape[0] * share:
         return False
     count = min(first.shape[0], second.shape[0])
@@ -111,7 +111,7 @@ def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
 
 
 def draw_inputs(graph: Graph, flags: Collection[Value] = ()) -> list[np.ndarray]:
-    """Returns random inputs for a model: 0 or 1 for those among `flags`."""
+    """Returns random inputs for a model. Inputs in `flags` are 0 or 1."""
     inputs = flatten_values(graph.inputs)
     return [_draw_input(value, value in flags, i) for i, value in enumerate(inputs)]
 
@@ -123,7 +123,7 @@ def _draw_input(value: Value, is_flag: bool, seed: int) -> np.ndarray:
     if value.is_float and not is_flag:
         return draw.normal(size=sizes)
     flags = draw.integers(0, 2, sizes)
-    if is_flag and len(sizes) > 1:  # Padding at the end, marked by 1 or by 0.
+    if is_flag and len(sizes) > 1:  # Like a mask of padding at the end, in which 1 or 0 is padding.
         flags = np.sort(flags, axis=-1)
         flags[..., 0] = 0
         flags[::2] = 1 - flags[::2]

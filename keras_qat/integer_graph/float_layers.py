@@ -1,4 +1,4 @@
-"""Computes layers that stay float with operations that TFLite's converter supports."""
+"""Computes float layers in a file with operations that TFLite's converter supports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _category_encoding(
 
 
 def _group_normalization(layer: layers.GroupNormalization, x: tf.Tensor) -> tf.Tensor:
-    # Keras reads the shape at run time, and TFLite then broadcasts wrongly.
+    # Keras reads the shape at run time, and TFLite then broadcasts incorrectly.
     axis, sizes = layer.axis % x.shape.rank, x.shape.as_list()
     if None in sizes[1:]:
         sizes = [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(sizes)]
@@ -39,7 +39,7 @@ def _group_normalization(layer: layers.GroupNormalization, x: tf.Tensor) -> tf.T
 
 
 def _layer_normalization(layer: layers.LayerNormalization, x: tf.Tensor) -> tf.Tensor:
-    # Keras calls a fused batch normalization, which becomes three times as many operations.
+    # Keras uses fused batch normalization, which becomes three times as many TFLite operators.
     axes = [axis % x.shape.rank for axis in tf.nest.flatten(layer.axis)]
     y = _normalize(x, axes, layer.epsilon)
     shape = [x.shape[axis] if axis in axes else 1 for axis in range(x.shape.rank)]
@@ -68,7 +68,7 @@ def _conv3d(layer: layers.Conv3D, x: tf.Tensor) -> tf.Tensor:
 
 
 def _random_crop(layer: layers.RandomCrop, x: tf.Tensor, training: object = None) -> tf.Tensor:
-    # Keras decides between this and a random crop at run time.
+    # Keras has a branch at run time between this and a random crop.
     return keras.preprocessing.image.smart_resize(x, (layer.height, layer.width))
 
 
@@ -101,7 +101,7 @@ Operation = Callable[..., tf.Tensor]
 def _clip_by_value(
     layer: Operation, t: tf.Tensor, clip_value_min: Any, clip_value_max: Any, **options: Any
 ) -> tf.Tensor:
-    # The converter turns a leading minimum into a ReLU6, which integers do not support.
+    # The converter turns minimum and maximum into a ReLU6, which does not support integers.
     if tf.as_dtype(t.dtype).is_floating:
         return layer(t, clip_value_min, clip_value_max, **options)
     return tf.minimum(tf.maximum(t, clip_value_min), clip_value_max)
@@ -122,7 +122,7 @@ _OPERATIONS: dict[str, Operation] = {
     "relu6": _relu6,
     "multiply_no_nan": _multiply_no_nan,
 }
-"""Operation -> an equivalent function, if TFLite has no kernel for the operation itself."""
+"""Operation without a TFLite kernel -> an equivalent function."""
 
 _LAYERS: dict[type, Operation] = {
     layers.Activation: _activation,
@@ -138,11 +138,11 @@ _LAYERS: dict[type, Operation] = {
     layers.Conv3D: _conv3d,
     layers.RandomCrop: _random_crop,
 }
-"""Layer class -> an equivalent function, if TFLite has no kernel for Keras' own computation."""
+"""Layer class whose operations have no TFLite kernel -> an equivalent function."""
 
 
 def find_variant(layer: keras.layers.Layer) -> Operation | None:
-    """Returns a function that computes a layer in files; None if its `call` does."""
+    """Returns the function that replaces a layer's `call` in files; None if there is none."""
     if is_operation(layer):
         return _OPERATIONS.get(get_kind(layer))
     kind: Any = type(layer)
@@ -163,10 +163,10 @@ def rnn(
     zero_output_for_mask: bool = False,
     return_all_outputs: bool = True,
 ) -> tuple[Any, Any, Any]:
-    """Replaces `keras.backend.rnn`, with its arguments and results, but without lists of tensors.
+    """Replaces `keras.backend.rnn`, which all of Keras' recurrent layers call.
 
-    The converter supports such lists only with a fixed batch size. All of Keras' recurrent layers
-    call `keras.backend.rnn`.
+    It has the same arguments and results, but uses no TensorArray. The converter supports a
+    TensorArray only with a fixed batch size.
     """
     swap_axes = lambda x: tf.transpose(x, [1, 0, *range(2, len(x.shape))])  # noqa: E731
     if not time_major:
@@ -178,7 +178,7 @@ def rnn(
     steps = sequence.shape[0] if sequence.shape[0] is not None else tf.shape(sequence)[0]
 
     def step(index: Any, states: Any, previous: Any) -> tuple[Any, Any]:
-        # Older converters support slices of at most five axes, so this gathers.
+        # Older converters only support slices of at most five axes, unlike gather.
         x = tf.nest.map_structure(lambda x: tf.gather(x, index), inputs)
         output, new_states = step_function(x, (*states, *(constants or ())))
         new_states = tf.nest.pack_sequence_as(states, tf.nest.flatten(new_states))
@@ -217,7 +217,7 @@ def _loop(
     step: Step, steps: int | tf.Tensor, states: Any, backwards: bool, all_outputs: bool
 ) -> tuple[Any, Any, Any]:
     get_index = lambda count: steps - 1 - count if backwards else count  # noqa: E731
-    # The first step is outside of the loop, because it determines the shapes of the outputs.
+    # The first step is outside the loop, because it determines the shapes of the outputs.
     first, states = step(get_index(0), states, None)
     shapes = tf.nest.map_structure(lambda x: x.shape, (first, states))
     empty = tf.nest.map_structure(
@@ -250,7 +250,7 @@ def _loop(
 
 
 def _choose(valid: tf.Tensor, new: Any, old: Any) -> Any:
-    """Return `new` for examples whose step is valid and `old` for others, for each tensor."""
+    """Return each tensor of `new` for examples whose step is valid, and of `old` for the others."""
 
     def choose(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         return tf.where(tf.reshape(valid, [-1, *[1] * (len(new.shape) - 1)]), new, old)

@@ -1,4 +1,4 @@
-"""Computes nodes that stay float: layers without an operator."""
+"""Computes nodes without an operator in float."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Wrapper = QuantizeWrapper | QuantizeWeights
 def compute_in_float(
     node: Node, inputs: Iterable[tf.Tensor], for_file: bool = False
 ) -> list[tf.Tensor]:
-    """Computes a node without an operator as at inference, with the current weights.
+    """Computes a node without an operator at inference, with the current weights.
 
     Args:
-        node: the node. A `QuantizeWrapper` is folded here.
-        inputs: a tensor with its Keras mask for each value that the call reads.
-        for_file: whether to compute with operations that TFLite's converter supports, and with
-            constants instead of variables.
+        node: the node. If its layer is a `QuantizeWrapper`, the weights are folded.
+        inputs: a tensor, with its Keras mask, for each value that the call reads.
+        for_file: whether to use only operations that TFLite's converter supports, and constants
+            instead of variables.
     """
     call, remaining = node.call, iter(inputs)
     if node.op is not None and node.op.reads_only_weights:
         return [call.layer.value()]
     args, kwargs = cast_constants((call.args, call.kwargs))
-    if for_file:  # Otherwise the numbered name of a constant tensor would get into the file.
+    if for_file:  # Otherwise the file would contain numbered names of constant tensors.
         args, kwargs = tf.nest.map_structure(_to_array, (args, kwargs))
     args, kwargs = map_values(lambda value: next(remaining), (args, kwargs))
     with compute_in_float32(call.layer), AUTOGRAPH_AS_USUAL:
@@ -69,7 +69,7 @@ def _compute(
 def _call_layer(
     layer: keras.layers.Layer, args: Sequence[Any], kwargs: dict[str, Any], for_file: bool
 ) -> Any:
-    """Call a layer as at inference."""
+    """Call a layer with `training=False`."""
     kwargs = {name: value for name, value in kwargs.items() if name != "training"}
     if accepts_training(layer):
         kwargs["training"] = False
@@ -81,7 +81,7 @@ def _call_layer(
 
 
 def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict[str, Any]:
-    """Compute weights. For a file they are constants, because the converter freezes slowly."""
+    """Return weights by path. Files need constants, because the converter freezes slowly."""
     if not for_file:
         return compute()
     with tf.init_scope():
@@ -98,7 +98,7 @@ def _fake_quantize(wrapper: Wrapper) -> dict[str, tf.Tensor]:
 
 
 def _call_folded(wrapper: QuantizeWrapper, x: tf.Tensor, for_file: bool) -> Any:
-    """Compute a `QuantizeWrapper`: layer, BatchNormalization and activation."""
+    """Compute the layer, BatchNormalization and activation of a wrapper."""
     layer, name = wrapper.layer, next(iter(wrapper.weight_axes), "")
     weights = _freeze(lambda: _fold(wrapper), for_file)
     if not name:
@@ -114,10 +114,10 @@ def _call_folded(wrapper: QuantizeWrapper, x: tf.Tensor, for_file: bool) -> Any:
 
 
 def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
-    """Return the folded weights of a wrapper's layer, by the names of its attributes.
+    """Return the folded weights of a wrapper's layer by the names of its attributes.
 
-    Symmetric per-channel weights are quantized, then folded, which equals folding first. Other
-    weights were trained folded.
+    Symmetric per-channel weights are first quantized and then folded. The reverse order has the
+    same result. Other weights were already folded in training.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     quantized = None
@@ -158,7 +158,7 @@ def get_weight_scales(node: Node) -> list[float]:
 def find_mask_sources(call: Call) -> list[Value]:
     """Returns the values from which the masks of a call's inputs are computed.
 
-    Integer tensors carry no masks, so float nodes compute them again.
+    Tensors of the integer graph have no Keras masks, so float nodes compute the masks again.
     """
 
     def find_producers(values: Iterable[Value]) -> list[Call]:
@@ -176,7 +176,7 @@ def find_mask_sources(call: Call) -> list[Value]:
 
 
 def _masks_depend_on_values(layer: keras.layers.Layer) -> bool:
-    """Whether a layer's mask depends on more than the masks of its inputs."""
+    """Whether a layer's mask depends on the values of its inputs, not only on their masks."""
     while isinstance(layer, (QuantizeWrapper, QuantizeWeights)):
         layer = layer.layer
     method = type(layer).compute_mask

@@ -1,6 +1,6 @@
 """Folds the weights of recurrent layers.
 
-An LSTM has one scale per gate, an unrolled layer one scale per channel.
+An LSTM has one scale per gate. An unrolled layer has one scale per channel.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def fold_recurrent_calls(
     in_graph: bool,
     get_params: Callable[[ActivationQuantizer], QuantParams],
 ) -> list[Weights]:
-    """Returns the weights for each call of a recurrent layer's wrapper, as `fold_calls` does.
+    """Returns the folded weights for each call of a recurrent layer's wrapper, like `fold_calls`.
 
-    `get_params` returns the parameters of a quantizer inside the layer.
+    `get_params` is a function that returns the parameters of a quantizer inside the layer.
     """
     inner = {name: get_params(quantizer) for name, quantizer in wrapper.inner.items()}
     if inner:
@@ -41,7 +41,7 @@ def fold_recurrent_calls(
 
 
 def _fold_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Fold the weights of an LSTM. Files always have its bias."""
+    """Fold the weights of an LSTM. Files always contain a bias."""
     inputs = [params.as_tensors().scale for params, _ in ends]
     wide = ends[0][0].bits == 16
     bias = wrapper.layer.cell.bias
@@ -109,7 +109,7 @@ def _quantize_gates(
     input_scale: tf.Tensor,
     wide: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the quantized values of a weight, and a scale for each of its columns."""
+    """Return the quantized values of a weight, and the scale of each column."""
     kernel = get_weight(wrapper.layer, path)
     rows, columns = kernel.shape
     units = columns // GATES

@@ -1,4 +1,4 @@
-"""Folds BatchNormalization into weights, and quantizes them as in files."""
+"""Folds BatchNormalization into weights, and quantizes the weights as files need them."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ INT8_MAX = 127
 """Largest quantized value of a weight in TFLite, which does not use -128."""
 
 BIAS_MAX = 2.0**30
-"""Largest value of a bias: half of the range of int32. The sum of products needs the other half."""
+"""Largest quantized bias: half of the int32 range. The sum of products has the other half."""
 
 INT4_MAX = 7
 """Largest quantized value of a 4-bit weight. -8 is not used."""
 
 FEW = 512
-"""Number of products of 8-bit values that float32 adds up without rounding."""
+"""Number of products of 8-bit values that float32 sums without rounding."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
-"""Smallest scale of a weight. Only channels that training switched off would have finer scales,
-whose product with an input scale underflows in float32."""
+"""Smallest scale of a weight. With a smaller scale, which only unused channels would have, the
+product with an input scale underflows in float32."""
 
 LEAST_MULTIPLIER = 2.0**-23
-"""Smallest multiplier of sums in int16 TFLite kernels. With it the bias of a switched-off channel
-fits 32 bits."""
+"""Smallest multiplier of sums in int16 TFLite kernels. It makes the bias of an unused channel fit
+32 bits."""
 
 FEW_FOR_INT32 = (2**31 - 1) // (INT8_MAX * 255)
-"""Number of products of any 8-bit values whose sum fits 32 bits."""
+"""Number of products of 8-bit values whose sum always fits 32 bits."""
 
 LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
 """Activation bits -> largest multiplier of sums. XNNPACK supports multipliers below 256, and int16
-TFLite kernels below 2^14. With these, any sum except 0 saturates (in int16 any except 1)."""
+TFLite kernels below 2^14. Larger multipliers are not needed, because all sums above 1 saturate."""
 
 Ends = tuple[QuantParams, QuantParams]
 """Quantization parameters of a call's input and output."""
 
 
 def has_quantized_weights(wrapper: QuantizeWrapper) -> bool:
-    """Whether a wrapper's weights are quantized, or are channel factors, which are always exact."""
+    """Whether a wrapper's weights are quantized, or are factors per channel, which are exact."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
 def find_table_params(wrapper: QuantizeWrapper) -> QuantParams:
-    """Returns int16 parameters for an embedding table that has its own range."""
+    """Returns int16 parameters for an embedding table with its own range."""
     _, scale, _ = _fold(wrapper)
     (scale,) = tf.reshape(scale, [-1])
     is_known = tf.executing_eagerly()
@@ -98,7 +98,7 @@ def quantize_table(
 def fold_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
     """Returns the weights for each call of a wrapper with quantized weights.
 
-    Only the scale of the bias differs between calls. With `in_graph`, weights are tensors.
+    Only the scale of the bias differs between calls. With `in_graph`, the weights are tensors.
     """
     rounding, spec = 0.0, wrapper.weight_spec
     reach, bits = None, spec.bits if spec else 8
@@ -114,7 +114,7 @@ def fold_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> li
     inputs, outputs = (
         [params.as_tensors().scale for params in end] for end in zip(*ends, strict=True)
     )
-    # Compared by identity, because a graph does not know that two ranges have equal values.
+    # Ranges are compared by identity, because the values of a graph's tensors are unknown.
     alike = all(one is first for end in ends for one, first in zip(end, ends[0], strict=True))
     if wide and alike:
         q, scale = _make_multipliers_exact(q, scale, outputs[0] / inputs[0])
@@ -137,9 +137,9 @@ def copy_for_calls(
     in_graph: bool,
     wide: bool = False,
 ) -> list[Weights]:
-    """Returns copies of weights with each call's bias, and with multipliers that kernels support.
+    """Returns a copy of weights for each call, with its bias and a multiplier that kernels support.
 
-    `inputs` and `outputs` are the scales of each call's input and output. Without outputs,
+    `inputs` and `outputs` are the scales of each call's input and output. If outputs is None,
     multipliers are not limited.
     """
     q = weights.q if in_graph else tf.cast(weights.q, tf.int8).numpy()
@@ -156,7 +156,7 @@ def copy_for_calls(
 
 
 def quantize_parameters(layer: keras.layers.Layer, op: Op, in_graph: bool) -> Weights:
-    """Quantizes parameters that training does not quantize, such as PReLU's slopes, to 8 bits."""
+    """Quantizes the weight of an operator without a wrapper, such as PReLU's slopes, to 8 bits."""
     (name,) = op.weights
     values = tf.cast(tf.convert_to_tensor(getattr(layer, name)), tf.float64)
     scale = tf.reduce_max(tf.abs(values)) / INT8_MAX
@@ -176,11 +176,12 @@ def _quantize_bias(bias: tf.Tensor, scale: tf.Tensor, input_scale: tf.Tensor) ->
 def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
     """Return quantized values (float32), scales and bias (float64) of symmetric weights.
 
-    Q(a W) = a Q(W): the unfolded kernel is quantized, and its scales are multiplied by |a|. With
-    fewer than 8 bits, scales are divided by an integer, so the bias is rounded less.
+    For a channel factor a, Q(a W) = a Q(W): the unfolded kernel W is quantized, and its scales are
+    multiplied by |a|. With fewer than 8 bits, scales are divided by an integer. Finer scales round
+    the bias less.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
-    if not wrapper.weight_axes:  # An affine layer: one value for each channel, always exact.
+    if not wrapper.weight_axes:  # An affine layer has one exact value per channel.
         q = tf.cast(INT8_MAX * tf.sign(factor), tf.float32)
         return q, single(_get_magnitude(factor) / INT8_MAX), bias
     ((name, axes),) = wrapper.weight_axes.items()
@@ -207,7 +208,7 @@ def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | N
 
 
 def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Return the results of `_fold` for per-tensor weights, which are folded, then quantized."""
+    """Return the results of `_fold` for per-tensor weights, which are folded before rounding."""
     _, bias = compute_factor_and_bias(wrapper, tf.float64)
     q, scale, gains = fold_modes.quantize_folded(wrapper)
     divisor = find_divisor(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
@@ -232,9 +233,9 @@ QuantizeColumns = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 def make_quantize(
     bits: int, has_limits: bool = False
 ) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function from kernel columns and channel factors to quantized values and scales.
+    """Returns a function (columns, channel factors) -> (quantized values, scales).
 
-    With `has_limits`, the function's last argument is the columns' limits, which may be learned.
+    With `has_limits`, its third argument is the limit of each column, which may be learned.
     """
     limits_spec = [tf.TensorSpec([1, None])] if has_limits else []
     levels, divisor = 2 ** (bits - 1) - 1, find_divisor(bits)
@@ -252,7 +253,7 @@ def make_quantize(
 
 
 def _get_magnitude(factor: tf.Tensor) -> tf.Tensor:
-    """Return |factor|, or 1 for a channel that BatchNormalization switches off."""
+    """Return |factor|, or 1 if it is 0, as for a channel that BatchNormalization turns off."""
     return tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
 
 
@@ -264,10 +265,10 @@ def fit_bias(
     wide: bool,
     divisor: Any = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Widens scales until the bias fits 32 bits. Multiples of `divisor` are kept.
+    """Increases scales until the bias fits 32 bits, and keeps values multiples of `divisor`.
 
-    Only channels that training switched off need this: their weights are close to zero, their bias
-    is not. Rounding such weights to a wider scale changes little relative to the bias.
+    Only unused channels need this: their weights are close to zero, but their bias is not. Rounding
+    such weights to a larger scale changes little compared with the bias.
     """
     wider = tf.maximum(scale, LEAST_SCALE)
     if bias is not None and not wide:
@@ -279,10 +280,7 @@ def fit_bias(
 
 
 def _find_least_scale(end: Ends) -> tf.Tensor:
-    """Return the smallest scale of weights with which sums fit 32 bits.
-
-    With a finer scale, results inside the output's range would overflow.
-    """
+    """Return the smallest scale of weights for which sums in the output's range fit 32 bits."""
     before, after = (params.as_tensors() for params in end)
     reach = tf.maximum(after.highest - after.zero_point, after.zero_point - after.lowest) + 1.0
     return reach * after.scale / (before.scale * 2.0**31)
@@ -291,13 +289,13 @@ def _find_least_scale(end: Ends) -> tf.Tensor:
 def _widen(
     q: tf.Tensor, scale: tf.Tensor, wider: tf.Tensor, divisor: Any = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Round weights to a wider scale."""
+    """Round quantized weights to the larger scale `wider`."""
     wider = single(wider)
     return _scale_and_round(q, scale / wider, 1 if divisor is None else divisor), wider
 
 
 def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tensor:
-    """Multiply quantized values by channel factors, usually all 1, and round to multiples."""
+    """Multiply quantized values by channel factors, usually 1, and round to multiples of `step`."""
     return tf.cond(
         tf.reduce_all(factor == 1.0),
         lambda: tf.identity(q),
@@ -308,21 +306,21 @@ def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tenso
 def _make_multipliers_exact(
     q: tf.Tensor, scale: tf.Tensor, ratio: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Adjust scales to multipliers that int16 TFLite kernels represent exactly.
+    """Change scales as little as possible, so int16 TFLite kernels represent multipliers exactly.
 
-    Their multipliers have 15 bits, with an error of up to 0.003 %, half an LSB at 65 536. Each
-    scale changes as little as possible. `ratio` is the output's scale divided by the input's.
+    Otherwise their 15-bit multipliers have an error of up to 0.003 %, which is half a step for a
+    result of 65,536 steps. `ratio` is the output's scale divided by the input's.
     """
     wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
     return _scale_and_round(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)
 
 
 def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]:
-    """Quantize a folded kernel to the range that training stored for it (`recipes.contrib`).
+    """Quantize a folded kernel with the range that training stored for it (`recipes.contrib`).
 
-    TFLite has no zero point for weights. A channel of an asymmetric 8-bit kernel that exceeds 127
-    gets a wider scale, and its weights are rounded again. The last two results are the largest
-    change of a weight, and the divisor of weights that fit 4 bits.
+    TFLite has no zero point for weights. If values of a channel of an asymmetric 8-bit kernel
+    exceed 127, its scale is increased and its weights are rounded again. Returns values, scales,
+    bias, the largest change of a weight, and the divisor of weights that fit 4 bits.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:

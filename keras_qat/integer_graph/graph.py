@@ -1,7 +1,6 @@
 """The resolved graph: the integer computation of a quantization-aware model.
 
-`resolve.resolve` creates it from a model. Export, simulation, verification and the model's
-inference read it, and compute none of it again.
+`resolve.resolve` creates it from a model. Export, simulation, verification and `predict` read it.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from keras_qat.training.recurrent import kept_batch
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """The model of a resolved graph, as it was when the graph was resolved.
+    """Facts about the model of a resolved graph, read when the graph was resolved.
 
-    Without arguments, the graph belongs to no model.
+    The defaults describe a graph without a model.
 
     Args:
         calls: the model's calls, which compute it in float or with fake quantization.
-        inputs: names, shapes and structure of its inputs.
-        recipe: the recipe it was quantized with; None for a model built from other models' layers.
-        family: the kernel family that its inference computes with.
-        simulates: whether its inference uses fake quantization instead of integers.
-        target: the target of its file; None if `quantize_model` was called without one.
-        packs_int4: whether its inference and its file use weights packed in 4 bits.
-        states: the variables that its recurrent layers keep from one call to the next.
+        inputs: names, shapes and structure of the inputs.
+        recipe: the recipe of `quantize_model`; None for a model built from other models' layers.
+        family: the kernel family of the model's inference.
+        simulates: whether inference uses fake quantization instead of integers.
+        target: the target of the file; None if `quantize_model` was called without one.
+        packs_int4: whether inference and the file use weights packed in 4 bits.
+        states: the variables that stateful recurrent layers keep between calls.
         uncalibrated: names of the tensors whose quantizers have no range yet.
-        fingerprint: digests of its weights and ranges, by which a file is recognised.
-        warnings: reasons why its file may differ from the model that was trained.
-        unlike_float: the warning that the original float model computes differently, if it does.
+        fingerprint: digests of weights and ranges, which identify a file of this model.
+        warnings: reasons why the file may differ from the trained model.
+        unlike_float: the warning that the original float model computes differently, or "".
     """
 
     calls: Graph = dataclasses.field(default_factory=lambda: Graph("", [], [], [], []))
@@ -68,12 +67,12 @@ class Origin:
 
     @property
     def kept_batch(self) -> int | None:
-        """Batch size of the states that the model keeps; None without states."""
+        """Batch size of the model's states; None if it has no states."""
         return kept_batch(self.states)
 
     @property
     def fixed_batch(self) -> int | None:
-        """The batch size of the model's states or inputs; None for any."""
+        """The batch size of the model's states or inputs; None if any size is possible."""
         return self.kept_batch or self.inputs.batch_size
 
     def batch_size(self, examples: int, default: int) -> int:
@@ -91,7 +90,7 @@ class Origin:
         return self.fixed_batch or default
 
     def warn(self) -> None:
-        """Shows `warnings`, and warns of values that the ranges lose."""
+        """Issues `warnings`, and a warning about values that the ranges lose."""
         for sentence in (*self.warnings, *explain_losses(self.calls)):
             warn_caller(sentence)
 
@@ -104,9 +103,9 @@ class ResolvedGraph:
         name: the model's name.
         inputs, outputs: tensors by name, in the model's order.
         nodes: the nodes.
-        tensors: value of the model's calls -> the tensor that holds it.
-        values: tensor -> the value it holds, after its quantizer and a merged ReLU.
-        unrounded: float output -> its parameters in files with integer outputs.
+        tensors: value of the model's calls -> its tensor.
+        values: tensor -> its value, after the quantizer and a fused ReLU.
+        unrounded: float output -> its quantization parameters in files with integer outputs.
         origin: facts about the model for export, simulation and verification.
     """
 
@@ -125,7 +124,7 @@ class ResolvedGraph:
         return dataclasses.replace(self, nodes=nodes)
 
     def __str__(self) -> str:
-        """Formats a line for each node: operator, quantization parameters, weights, merged ReLU."""
+        """Formats one line per node: operator, quantization parameters, weights, fused ReLU."""
         lines = [f"inputs: {', '.join(map(_describe, self.inputs.values()))}"]
         for node in self.nodes:
             name = node.op.name if node.op else f"float ({node.reason})"

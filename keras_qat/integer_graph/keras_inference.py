@@ -1,8 +1,8 @@
-"""Inference of a quantization-aware model, which computes its resolved graph.
+"""Inference of a quantization-aware model, which runs its resolved graph in integers.
 
 Training rounds float values to the nearest quantized value. Kernels compute in integers and round
-differently. At inference the model rounds as kernels do, so `predict` and `evaluate` return the
-results of the exported file. Gradients at inference are the gradients of the simulation.
+differently. At inference the model rounds like the kernels, so `predict` and `evaluate` return the
+results of the exported file. Gradients at inference are those of fake quantization.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from keras_qat.training.scheduled_layer import shapes_are_enough
 
 
 class Inference:
-    """A functional model's inference in integers, if all of its layers quantize."""
+    """Computes a functional model in integers at inference, if all of its layers quantize."""
 
     def __init__(self, model: keras.Model, family: KernelFamily) -> None:
         from keras_qat.training.phase_graphs import get_phase_finder
@@ -59,23 +59,23 @@ class Inference:
         self.with_losses += self.graph.loss_only
         self.loss_inputs = self._find_loss_inputs()
         self.float_losses: list[keras.layers.Layer] = []
-        """The layers of the losses that float layers add."""
+        """Float layers that add losses, by call."""
         self.replaces_nan = find_nan_handling(self.graph)
         self.settled = CachedInference(
             model, self.graph, self._resolve, self._prepare, self._compute
         )
         self.file = FileInference(self.graph, family, functools.partial(resolve, model))
         self._is_eager = False
-        """Whether the model runs eagerly. Keras looks at every layer to answer that."""
+        """Whether the model runs eagerly, cached because Keras checks every layer."""
         self.runs_file = False
-        """Whether graphs of `predict` and `evaluate` that are traced now may run the file."""
+        """Whether `predict` and `evaluate` graphs that are traced now may run the file."""
         self.traced: tuple[int, Any] = (0, None)
-        """The function of eager calls, and the version of `settled` that it was traced for."""
+        """The function for eager calls, and the version of `settled` for which it was traced."""
         self._in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
         self.traced_whole = backend.make_tf_function(self._infer, reduce_retracing=True)
 
     def resolve(self) -> ResolvedGraph:
-        """Returns the result of `resolve`, which is cached until ranges or weights change."""
+        """Returns the resolved graph, which is cached until ranges or weights change."""
         check_process(self.model)
         if tf.distribute.has_strategy():
             return resolve(self.model)
@@ -86,12 +86,12 @@ class Inference:
 
     @property
     def in_float(self) -> Evaluator:
-        """Computes the outputs without quantization, with the function that calibration traced."""
+        """A function that computes the outputs without quantization. Calibration uses it, too."""
         watch = get_watch(self.model)
         return watch.outputs if watch else self._in_float
 
     def settle(self) -> None:
-        """Caches the current ranges and weights for all graphs whose phase is known."""
+        """Prepares the parameters for current ranges and weights, for graphs of a known phase."""
         if not tf.distribute.has_strategy():
             self._is_eager = self.model.run_eagerly
             self.settled.refresh(self._is_eager)
@@ -117,7 +117,7 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Caches ranges and weights if `compute_settled` computes what `predict` does."""
+        """Calls `settle`, and returns True, if `compute_settled` would then equal `predict`."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
@@ -130,12 +130,12 @@ class Inference:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether the cached values may be read. They are not updated under a strategy."""
+        """Whether the prepared parameters may be used. They are not updated under a strategy."""
         return self.settled.is_ready and not tf.distribute.has_strategy()
 
     def _get_function(self) -> Callable[..., list[tf.Tensor]]:
-        """Return the function of eager calls."""
-        if tf.distribute.has_strategy():  # Workers that create variables wait for each other.
+        """Return the function for eager calls, traced for the current phase."""
+        if tf.distribute.has_strategy():  # Creating variables would block until all workers do so.
             return self.traced_whole
         self.settled.refresh(self.model.run_eagerly)
         if self.model.run_eagerly:
@@ -146,7 +146,7 @@ class Inference:
         return self.traced[1]
 
     def _infer_eagerly(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute in a function that reads all weights, so a gradient tape watches them."""
+        """Call the eager function, which reads all weights so that a gradient tape watches them."""
         return self._get_function()(*inputs)
 
     def _check_nan(self, inputs: Sequence[tf.Tensor]) -> None:
@@ -166,7 +166,7 @@ class Inference:
     def _compute(
         self, resolved: ResolvedGraph, prepared: Prepared, inputs: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Compute the outputs and the inputs of losses as floats, and losses of float layers."""
+        """Return outputs and inputs of losses as float values, and losses of float layers."""
         losses: list[tuple[keras.layers.Layer, tf.Tensor]] = []
 
         def compute(node: Node, values: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -191,7 +191,7 @@ class Inference:
         return [value for value in dict.fromkeys(read) if value not in computed]
 
     def _finish(self, tensors: list[tf.Tensor], adds_losses: bool = True) -> list[tf.Tensor]:
-        """Add the losses and metrics of layers, and return the outputs among all tensors."""
+        """Add the losses and metrics of layers to the model, and return the outputs."""
         outputs = flatten_values(self.graph.outputs)
         count = len(outputs) + len(self.loss_inputs)
         read, losses = tensors[len(outputs) : count], tensors[count:]
@@ -211,17 +211,17 @@ class Inference:
         ]
 
     def _infer_settled(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute with the kernels' rounding, and ranges and weights of the last `refresh`."""
+        """Compute with the kernels' rounding, and the ranges and weights of the last `settle`."""
         self._check_nan(inputs)
         return self._finish(self.settled(*inputs))
 
     def _infer_with_file(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute as `_infer_settled` does, in the interpreter if the file is written."""
+        """Compute like `_infer_settled`, in the interpreter if the file has been written."""
         self._check_nan(inputs)
         return self._finish(self.file(inputs, self.settled))
 
     def _infer(self, *inputs: tf.Tensor, adds_losses: bool = True) -> list[tf.Tensor]:
-        """Compute with the kernels' rounding, and current ranges and weights."""
+        """Compute with the kernels' rounding, and the current ranges and weights."""
         self._check_nan(inputs)
         resolved = self._resolve()
         prepared = self._prepare(resolved)
@@ -232,7 +232,7 @@ class Inference:
         return self._finish([add_to_floats(offset, tensor) for tensor in tensors], adds_losses)
 
     def __call__(self, x: Any, training: bool | tf.Tensor, **options: Any) -> Any:
-        """Computes the model's outputs. `options` are arguments of its `simulated`."""
+        """Computes the model's outputs. `options` are passed to the model's `simulated`."""
         simulated = functools.partial(self.model.simulated, **options)
         if not self.layers or training is True or shapes_are_enough() or backend.is_building():
             return simulated(x)
@@ -262,9 +262,9 @@ class Inference:
     def _choose(
         self, applies: tf.Tensor, flat: list[tf.Tensor], y: Any, after: list[tf.Tensor]
     ) -> Any:
-        """Compute with the kernels' rounding if `applies`, and otherwise return `y`.
+        """Compute with the kernels' rounding if `applies`, otherwise return `y`.
 
-        The gradient is always the gradient of `y`. Training sets the states to `after`.
+        The gradient is always the gradient of `y`. Training assigns `after` to the states.
         """
         simulated = tf.nest.flatten(y)
 
@@ -298,7 +298,7 @@ class Inference:
 
 
 def _regularizes(call: Call) -> bool:
-    """Whether a layer without effect at inference regularizes its input."""
+    """Whether a call's layer only adds an activity regularization loss."""
     if getattr(call.layer, "activity_regularizer", None) is None:
         return False
     op = match(call).op

@@ -28,8 +28,8 @@ Shape = tuple[int | None, ...]
 def fuse_padding(graph: ResolvedGraph) -> ResolvedGraph:
     """Replaces explicit zero padding before a convolution by the convolution's SAME padding.
 
-    Keras Applications pad in this way before strided convolutions. The sums do not change, and no
-    memory is needed for the padded image, the largest tensor of a small network.
+    Keras Applications have such padding before strided convolutions. The results do not change, and
+    the padded image, the largest tensor of a small network, needs no memory.
     """
     reads = Counter(operand for node in graph.nodes for operand in node.inputs)
     reads.update(graph.outputs.values())
@@ -95,21 +95,21 @@ def has_int4(graph: ResolvedGraph) -> bool:
 def pack_if_requested(
     graph: ResolvedGraph, requested: bool | None, family: KernelFamily
 ) -> ResolvedGraph:
-    """Packs weights into 4 bits if requested; for None, if the model's `pack_int4` is set."""
+    """Packs weights into 4 bits if requested. None stands for the model's `pack_int4`."""
     packs = graph.origin.packs_int4 if requested is None else requested
     return pack_int4(graph, family) if packs else graph
 
 
 def pack_int4(graph: ResolvedGraph, family: KernelFamily = XNNPACK) -> ResolvedGraph:
-    """Packs weights into 4 bits if they fit and the runtime has kernels for them."""
+    """Packs all weights into 4 bits that fit and for which the runtime has kernels."""
     return dataclasses.replace(graph, nodes=tuple(pack_node(node, family) for node in graph.nodes))
 
 
 def pack_node(node: Node, family: KernelFamily = XNNPACK) -> Node:
     """Packs a node's weights into 4 bits if they fit and the runtime has a kernel for them.
 
-    TFLite Micro's FULLY_CONNECTED requires one scale for them. Its CONV_2D supports a scale per
-    channel.
+    With 4-bit weights, TFLite Micro's FULLY_CONNECTED requires one scale per tensor. Its CONV_2D
+    supports one scale per channel.
     """
     op, weights = node.op, node.weights
     if op is None or weights is None or weights.divisor is None or not op.supports_int4:
@@ -123,7 +123,7 @@ def pack_node(node: Node, family: KernelFamily = XNNPACK) -> Node:
 
 
 def _divide(weights: Weights) -> Weights:
-    """Divide weights, which are tensors or arrays, by their divisor."""
+    """Divide quantized weights by their divisor, and multiply the scales by it."""
     divisor, bias = weights.divisor, weights.bias
     if bias is not None:
         shape = tuple(bias.shape) if np.size(divisor) > 1 else []
@@ -138,9 +138,9 @@ def _divide(weights: Weights) -> Weights:
 
 
 def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
-    """Returns the graph for batches of `size` examples, with the shapes that TensorFlow infers.
+    """Returns the graph with a fixed batch size, and all shapes that TensorFlow infers from it.
 
-    Other unknown sizes stay unknown. `sized` is whether operators also round as with a fixed size.
+    Other unknown sizes stay unknown. `sized` is whether kernels also round as for a fixed size.
     """
     shapes = _infer_shapes(graph, size)
     copies: dict[Tensor, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Makes inputs accept pixels, 0 to 255, if the model expects rescaled values."""
+"""Lets the inputs of a file be pixels, 0 to 255, if the model expects rescaled values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rescaling = tuple[Any, Any]
 """Scale and offset, scalars or one per channel: the model's input is `scale * pixel + offset`."""
 
 RAW: Rescaling = (1.0, 0.0)
-"""Rescaling of a model whose inputs are pixels, 0 to 255."""
+"""The rescaling for a model whose inputs are already pixels, 0 to 255."""
 
 PIXELS = np.arange(256.0)
 
@@ -35,7 +35,7 @@ ZERO = -128
 """Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Quantized value of constants and weights: the largest, so the scale is the finest."""
+"""Quantized value of constants and weights. The largest value has the finest scale."""
 
 MOST = 8
 """Maximum number of channels computed separately: TFLite Micro concatenates up to 10 tensors."""
@@ -45,14 +45,14 @@ POINTWISE = {"strides": 1, "padding": "valid", "dilation": 1, "data_format": "ch
 CONCATENATE_CHANNELS = dataclasses.replace(
     CONCATENATE, compute=lambda a: tf.concat(a.q, a.attributes["axis"])
 )
-"""Concatenates computed channels. No Keras layer uses this row."""
+"""Concatenates computed channels. No Keras layer uses this operator."""
 
 FEW = 0.6
-"""If the ranges of pixels and input overlap by less than this share, their scales differ."""
+"""If the ranges of rescaled pixels and of the input overlap by less, a warning is issued."""
 
 
 def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
-    """Reads the argument `rescaling` of `export_tflite`: a rescaling for each input by name.
+    """Reads the argument `rescaling` of `export_tflite`, and returns a rescaling per input name.
 
     Raises:
         ValueError: if it is invalid.
@@ -98,9 +98,8 @@ def _read_rescaling(name: str, rescaling: Any) -> Rescaling:
 
 
 def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Whether an input holds pixels: only `Rescaling` or `Normalization` layers read it.
-
-    Its range must also be about 0 to 255.
+    """Whether an input already is pixels: only `Rescaling` or `Normalization` layers read it, and
+    its range is about 0 to 255.
     """
     kinds = keras.layers.Rescaling, keras.layers.Normalization
     consumers = [node for node in graph.nodes if tensor in node.inputs]
@@ -117,11 +116,10 @@ def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
 def accept_pixels(
     graph: ResolvedGraph, rescalings: Mapping[str, Rescaling]
 ) -> tuple[ResolvedGraph, dict[str, Rescaling]]:
-    """Replaces inputs by inputs that are pixels minus 128.
+    """Replaces inputs by int8 inputs that are pixels minus 128, and adds nodes that rescale them.
 
     Returns:
-        The graph, and the rescalings of inputs whose values differ from the model's. Inputs whose
-        quantized values already are pixels are left out.
+        The graph, and the rescalings of all inputs whose values differ from the model's inputs.
 
     Raises:
         ValueError: if an input is not quantized to 8 bits or fewer, or its channels do not match.
@@ -141,7 +139,7 @@ def accept_pixels(
 
 
 def _make_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
-    """Return nodes that compute an input from pixels minus 128; none if they are equal."""
+    """Return nodes that compute an input from pixels minus 128; [] if its values are the same."""
     tensor = graph.inputs[name]
     params, channels = tensor.params, tensor.shape[-1]
     scale, offset = (np.asarray(x, np.float64) for x in rescaling)
@@ -185,10 +183,10 @@ def _make_node(
 def _make_sum(
     pixels: Tensor, output: Tensor, scaled: NDArray, offset: float, expected: NDArray
 ) -> Node:
-    """Make a node that adds a constant to scaled pixels. TFLite kernels add with 20 bits.
+    """Make a node that adds a constant to scaled pixels. TFLite kernels add with 20 more bits.
 
-    The constant is the offset, moved to keep the same distance from the rounding boundaries above
-    and below the quantized values.
+    The constant is the offset, adjusted to be equally far from both rounding boundaries of the
+    expected values.
     """
     params = output.params
     assert params is not None
@@ -200,7 +198,7 @@ def _make_sum(
     below = np.min(away, initial=0.5, where=expected > params.lowest)
     moved = float(offset - (above + below) / 2 * params.scale)
     size = np.float32(abs(moved) / LARGEST)
-    if size < 1e-6 * scale:  # No kernel supports scales with such a ratio.
+    if size < 1e-6 * scale:  # No kernel supports scales with such a large ratio.
         added = Constant(np.zeros(1, np.int8), QuantParams(scale, 0))
     else:
         q = np.array([np.sign(moved) * LARGEST], np.int8)
@@ -211,10 +209,10 @@ def _make_sum(
 def _make_channels(
     tensor: Tensor, scale: NDArray, offset: NDArray, expected: NDArray
 ) -> list[Node]:
-    """Make nodes that extract each channel by a 1x1 convolution and add its offset.
+    """Make nodes that extract each channel with a 1x1 convolution and add its offset.
 
-    TFLite's multiplication kernels keep 6 or 7 fractional bits, which would round some pixels
-    incorrectly.
+    A multiplication would round some pixels incorrectly, because TFLite's kernels for it have only
+    6 or 7 fractional bits.
     """
     raw = dataclasses.replace(tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO))
     shape, spatial = (*tensor.shape[:-1], 1), len(tensor.shape) - 2
@@ -241,7 +239,7 @@ def _make_channels(
 
 
 def _make_product(tensor: Tensor, scale: NDArray, offset: NDArray) -> Node:
-    """Make a node with a weight and a bias for each channel."""
+    """Make a node that multiplies each channel by its scale and adds its offset."""
     pixels = dataclasses.replace(
         tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO)
     )
@@ -252,7 +250,7 @@ def _make_product(tensor: Tensor, scale: NDArray, offset: NDArray) -> Node:
 
 
 def _check_range(name: str, values: NDArray, params: QuantParams) -> None:
-    """Warn if rescaled pixels and the model's input have different scales."""
+    """Warn if the range of rescaled pixels hardly overlaps the range of the model's input."""
     low, high = params.range
     lowest, highest = min(values.min(), 0.0), max(values.max(), 0.0)  # Ranges include zero.
     if min(high, highest) - max(low, lowest) < FEW * (max(high, highest) - min(low, lowest)):
@@ -264,7 +262,7 @@ def _check_range(name: str, values: NDArray, params: QuantParams) -> None:
 
 
 def _check_values(name: str, nodes: list[Node], expected: NDArray) -> None:
-    """Warn if the file quantizes some pixels differently from the model's callers."""
+    """Warn if the file would quantize some pixel values differently from the model."""
     pixels, output = nodes[0].inputs[0], nodes[-1].output
     assert isinstance(pixels, Tensor)
     assert pixels.params is not None

@@ -51,7 +51,7 @@ def resolve(model: keras.Model, *, input_range: tuple[float, float] | None = Non
 def resolve_to_export(
     model: keras.Model, *, input_range: tuple[float, float] | None = None
 ) -> ResolvedGraph:
-    """Resolves a trained model to export or simulate it.
+    """Resolves a trained model for export or simulation.
 
     Raises:
         ValueError: as `resolve`; and if the model is not quantized, a quantizer has no usable
@@ -64,23 +64,23 @@ def resolve_to_export(
 def resolve_in_graph(
     calls: Graph, target: Target | None, packing: KernelFamily | None = None
 ) -> ResolvedGraph:
-    """Resolves a model's calls with tensors for ranges and weights, read whenever the graph runs.
+    """Resolves a model's calls to a graph whose ranges and weights are tensors, read at each run.
 
-    The graph has an empty `origin`, because the model itself runs it. `packing` is the kernel
-    family for which weights of at most 4 bits are packed, or None.
+    Its `origin` is empty. `packing` is the kernel family for which weights of at most 4 bits are
+    packed, or None.
     """
     graph = resolve_calls(calls, in_graph=True)
     return _fix_batch(graph if packing is None else pack_int4(graph, packing), target)
 
 
 def _fix_batch(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
-    """Use the rounding of files with a fixed batch size if the target requires one."""
+    """Return the graph with the rounding for a fixed batch size, if the target requires one."""
     is_open = target is None or target.batch_size is None
     return graph if is_open else graph.assume_fixed_batch()
 
 
 def _read_origin(model: keras.Model, calls: Graph) -> Origin:
-    """Read the facts about a quantization-aware model that its calls do not contain."""
+    """Return the facts about a quantization-aware model that its calls do not contain."""
     recipe = get_recipe(model)
     uncalibrated = {
         name

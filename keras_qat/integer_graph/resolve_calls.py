@@ -26,8 +26,8 @@ def resolve_calls(
 ) -> ResolvedGraph:
     """Creates the nodes of a resolved graph from a model's calls.
 
-    `input_range` quantizes inputs without a quantizer. With `in_graph`, ranges and weights are
-    tensors, which are read whenever the graph runs.
+    `input_range` is the range of inputs without a quantizer. With `in_graph`, ranges and weights
+    are tensors, which are read each time the graph runs.
     """
     return _Resolver(graph, input_range, in_graph).resolve()
 
@@ -65,7 +65,7 @@ class _Resolver:
         )
 
     def _fold_weights(self) -> None:
-        """Fold the weights of weighted nodes, for all calls of a layer at once."""
+        """Fold the weights of all weighted nodes, once per layer for all of its calls."""
         indices: dict[keras.layers.Layer, list[int]] = {}
         for index, node in enumerate(self.nodes):
             if node.op is not None and node.op.weights:
@@ -93,7 +93,7 @@ class _Resolver:
         return fold_recurrent_calls(layer, ends, self.in_graph, self.ranges.get_params)
 
     def _add_call(self, call: Call) -> None:
-        """Add the nodes of a call that belongs to no earlier node."""
+        """Add the nodes of a call, unless an earlier node includes the call."""
         layer = call.layer
         if isinstance(layer, Quantize):
             self._add_quantizer(call)
@@ -105,7 +105,7 @@ class _Resolver:
             self._add_plain(call)
 
     def _add_quantizer(self, call: Call) -> None:
-        """Add a conversion for a `Quantize` layer unless its input already has this range."""
+        """Add a QUANTIZE for a `Quantize` layer, unless its input already has this range."""
         source = self.tensors.of_value[call.args[0]]
         params = self.ranges.get_params(call.layer.quantizer)
         if not call.layer.rounds:
@@ -127,7 +127,7 @@ class _Resolver:
         return tensor
 
     def _add_plain(self, call: Call) -> None:
-        """Add a layer without a wrapper."""
+        """Add a node for a layer without a wrapper."""
         matched = _match(call)
         if matched.op is None:
             self._add_in_float(call, matched.reason or "no integer kernel")
@@ -139,7 +139,7 @@ class _Resolver:
             self._add_operator(call, call, matched, None, None)
 
     def _add_alias(self, call: Call) -> None:
-        """Assign the tensor of its input to the output of a call that computes nothing."""
+        """Use the input's tensor as the output of a call that computes nothing."""
         source, value = self.tensors.of_value[call.inputs[0]], call.output
         quantize = self.tensors.find_quantize(value)
         self.tensors.of_value[value] = source
@@ -147,7 +147,7 @@ class _Resolver:
             self._add_quantizer(quantize)
 
     def _add_wrapper(self, call: Call) -> None:
-        """Add a wrapped layer with its BatchNormalization, activation and output quantizer."""
+        """Add a node for a wrapper: its layer, BatchNormalization, activation and quantizer."""
         wrapper = call.layer
         inner = _get_inner_call(call)
         matched = match(inner)
@@ -182,7 +182,7 @@ class _Resolver:
     ) -> None:
         """Add a node of an operator, or a float node if a tensor has no range.
 
-        `inner` is the call of the layer inside a wrapper. The wrapper may define `params`, the
+        `inner` is the call of the layer inside a wrapper. The wrapper may determine `params`, the
         output's quantization parameters, and `maximum`, the maximum of its ReLU.
         """
         op, attributes, _ = matched
@@ -206,7 +206,7 @@ class _Resolver:
             )
 
         def create(value: Value, params: QuantParams | None) -> Tensor:
-            own = params if value.is_float else None  # An index has no parameters.
+            own = params if value.is_float else None  # Indices are not quantized.
             return self.tensors.create(value, own, absorbed=absorbed)
 
         outputs: tuple[Tensor, ...] = ()
@@ -238,7 +238,7 @@ class _Resolver:
     def _find_output_params(
         self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None
     ) -> tuple[QuantParams | None, float | None, list[Call]]:
-        """Find an output's parameters, the merged ReLU's maximum, and the absorbed calls."""
+        """Return the output's parameters, the fused ReLU's maximum, and the calls in the node."""
         quantize = self.tensors.find_quantize(value)
         if quantize is not None:
             return self.ranges.get_params(quantize.layer.quantizer), maximum, [quantize]
@@ -259,7 +259,7 @@ class _Resolver:
         return None, maximum, []
 
     def _find_relu(self, value: Value) -> tuple[Call, float, Call] | None:
-        """Return the next call if it is a ReLU to merge, its maximum, and its quantizer."""
+        """Return the next call, its maximum and its quantizer, if it is a ReLU to fuse."""
         call = self.tensors.find_only_consumer(value)
         if call is None or isinstance(call.layer, (Quantize, QuantizeWrapper, QuantizeWeights)):
             return None
@@ -272,7 +272,7 @@ class _Resolver:
     def _convert(
         self, operands: tuple[Operand, ...], params: QuantParams, call: Call
     ) -> tuple[Operand, ...]:
-        """Convert the tensors that an operator reads to the parameters its inputs share."""
+        """Convert the tensors that an operator reads to the parameters that its inputs share."""
         converted: list[Operand] = []
         for index, operand in enumerate(operands):
             if (
@@ -294,7 +294,7 @@ class _Resolver:
         quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
         suffix = "" if quantizer is None else "/real"
         outputs = tuple(self.tensors.create(value, None, suffix) for value in values)
-        # A float weight reads nothing, but the inputs of its call connect it to the graph.
+        # A float weight has no inputs, but the inputs of its call connect it to the graph.
         operands = self.tensors.get_inputs(call) or tuple(
             self.tensors.of_value[value] for value in call.inputs
         )
@@ -307,7 +307,7 @@ class _Resolver:
 
 
 def _match(call: Call) -> Match:
-    """Return the operator of an unwrapped layer, or the reason why it stays float."""
+    """Return the operator of a layer without a wrapper, or the reason why it stays in float."""
     reason = get_float_reason(call.layer)
     if reason is None and is_on_request(call.layer) and not is_integer_requested(call.layer):
         reason = "in float unless asked for"

@@ -1,4 +1,4 @@
-"""Creates the tensors of a resolved graph, with one set of quantization parameters per range."""
+"""Creates the tensors of a resolved graph and their quantization parameters."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 NEXT_TO_NOTHING = 1e-6
-"""Upper end of a range of zeros alone. It is too small to widen the range of a concatenation."""
+"""Upper end of a range that only contains 0. It does not widen the range of a concatenation."""
 
 
 class Ranges:
-    """Finds quantization parameters. Tensors that share a range get the same object.
+    """Returns quantization parameters. Tensors that share a range get the same `QuantParams`.
 
-    With `in_graph`, parameters are tensors, which are read whenever the graph runs.
+    With `in_graph`, parameters are tensors, which are read each time the graph runs.
     """
 
     def __init__(self, in_graph: bool) -> None:
         self.in_graph = in_graph
         self.params: dict[Any, QuantParams] = {}
-        """Quantizer, or a key of `get_or_create` -> its parameters."""
+        """Quantizer or key of `get_or_create` -> its parameters."""
 
     def get_params(self, quantizer: ActivationQuantizer) -> QuantParams:
         """Returns the parameters of a quantizer's current range."""
@@ -45,7 +45,7 @@ class Ranges:
                 low, high = quantizer.observe(None, training=False)
             else:
                 low, high = quantizer.current_range()
-            if not self.in_graph and low == high:  # A ReLU of contrib that was always 0.
+            if not self.in_graph and low == high:  # In `recipes.contrib`, a ReLU that is always 0.
                 high = NEXT_TO_NOTHING
             self.params[quantizer] = QuantParams.from_range(low, high, spec.bits)
         return self.params[quantizer]
@@ -56,13 +56,13 @@ class Ranges:
         return next((key for key in keys if hasattr(key, "observe")), None)
 
     def get_or_create(self, key: Hashable, create: Callable[[], QuantParams]) -> QuantParams:
-        """Returns parameters that belong to no quantizer, which are created once per `key`."""
+        """Returns parameters without a quantizer. `create` is called once per `key`."""
         if key not in self.params:
             self.params[key] = create()
         return self.params[key]
 
     def concatenate(self, inputs: list[QuantParams]) -> QuantParams:
-        """Returns the parameters of concatenated tensors: the shared ones, or of the union."""
+        """Returns the parameters of a concatenation, whose range is the union of the inputs'."""
         if all(self.are_same(params, inputs[0]) for params in inputs):
             return inputs[0]
         low = tf.reduce_min([x.scale * (x.lowest - x.zero_point) for x in inputs])
@@ -74,21 +74,21 @@ class Ranges:
         return self.get_or_create(key, lambda: QuantParams.from_range(low, high, bits))
 
     def are_same(self, one: QuantParams, other: QuantParams) -> bool:
-        """Whether two parameters are known to be equal. Tensors have to be the same object."""
+        """Whether two parameters are equal. If they are tensors, they must be the same object."""
         return one is other or (not self.in_graph and one == other)
 
 
 class Tensors:
-    """Keeps the tensor of each value of a model's graph, and the value's consumers."""
+    """Stores the tensor and the consumers of each value of a model's graph."""
 
     def __init__(self, graph: Graph, ranges: Ranges) -> None:
         self.ranges = ranges
         self.of_value: dict[Value, Tensor] = {}
-        """Value -> the tensor that holds it."""
+        """Value -> its tensor."""
         self.values: dict[Tensor, Value] = {}
-        """Tensor -> the value it holds, after its quantizer and the ReLU merged into it."""
+        """Tensor -> its value, after the quantizer and a fused ReLU."""
         self.absorbed: set[Call] = set()
-        """Calls that belong to the node before them."""
+        """Calls that the node before them computes."""
         self._outputs = set(flatten_values(graph.outputs))
         self._consumers: dict[Value, list[Call]] = {value: [] for value in graph.values()}
         for call in [*graph.calls, *graph.loss_only]:
@@ -113,7 +113,7 @@ class Tensors:
         suffix: str = "",
         absorbed: Sequence[Call] = (),
     ) -> Tensor:
-        """Creates a tensor for a value, named after the last of the `absorbed` calls after it."""
+        """Creates a value's tensor, named after the last `absorbed` call or the producer."""
         call = value.producer
         name = as_scope(value.name) if call is None else get_scope(call, value)
         label = _get_label(absorbed[-1].output if absorbed else value)
@@ -122,7 +122,7 @@ class Tensors:
         return tensor
 
     def create_input(self, value: Value, input_range: tuple[float, float] | None) -> Tensor:
-        """Creates the tensor of a model input, quantized by its quantizer or to `input_range`."""
+        """Creates the tensor of a model input with the range of its quantizer or `input_range`."""
         quantize, params = self.find_quantize(value), None
         if quantize is not None:
             params = self.ranges.get_params(quantize.layer.quantizer)
@@ -137,7 +137,7 @@ class Tensors:
         return tensor
 
     def absorb(self, call: Call, tensor: Tensor) -> None:
-        """Adds a call to the node before it: `tensor` holds the call's output."""
+        """Marks a call as computed by the node before it, whose output is `tensor`."""
         self.absorbed.add(call)
         self.of_value[call.output] = tensor
         self.values[tensor] = call.output
@@ -147,7 +147,7 @@ class Tensors:
         return tuple(self.of_value[value] for value in _list_inputs(call))
 
     def get_operands(self, call: Call, op: Op) -> tuple[Operand, ...]:
-        """Returns the tensors that an operator reads, and its constant arguments if it has any."""
+        """Returns the tensors and the constant arguments that an operator reads."""
         tensors = self.get_inputs(call)
         if not op.quantizes_constants:
             return tensors
@@ -162,7 +162,7 @@ class Tensors:
 
 
 def _list_inputs(call: Call) -> list[Value]:
-    """Return the values that a call computes with. Quantizers in old files list more tensors."""
+    """Return the values that a call uses. Quantizers in old files list more tensors."""
     op = find_row(call.layer)
     if op is not None and op.reads_only_weights:
         return []
@@ -181,7 +181,7 @@ def get_scope(call: Call, value: Value | None = None) -> str:
 
 
 def _get_label(value: Value) -> str:
-    """Return the name that a tensor of the quantization-aware model has in the float model."""
+    """Return the name of a value in the float model."""
     call = value.producer
     layer = call.layer if call else None
     if isinstance(layer, QuantizeWrapper):
@@ -192,9 +192,9 @@ def _get_label(value: Value) -> str:
 
 
 def quantize_constant(values: ArrayLike, bits: int, params: QuantParams | None = None) -> Constant:
-    """Quantizes constants over their own range and zero, unless `params` are given.
+    """Quantizes constants with `params`, by default with the range of the values and 0.
 
-    `bits` is the width of the other operands. With 16 bits, the constant is int16.
+    `bits` is the bit width of the other operands. With 16 bits, the constant is int16.
     """
     ends = np.finfo(np.float32)
     values = np.clip(np.asarray(values, np.float32), ends.min, ends.max)  # Also clips infinities.
@@ -206,7 +206,7 @@ def quantize_constant(values: ArrayLike, bits: int, params: QuantParams | None =
         else:
             scale = (high - low) / 255 or 1.0
             params = QuantParams(np.float32(scale), -128 + int(np.rint(-low / scale)))
-    # The result is a tensor if the graph reads ranges whenever it runs.
+    # The result is a tensor if the graph reads ranges each time it runs.
     is_known = not tf.is_tensor(params.scale)
     with tf.init_scope() if is_known else contextlib.nullcontext():
         known = params.as_tensors()

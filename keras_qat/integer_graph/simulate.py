@@ -1,4 +1,4 @@
-"""The integer simulation: computes the results of the exported file without the file."""
+"""Integer simulation, which computes the results of the exported file without the file."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Simulation:
     Args:
         kernels: name of the kernel family.
         outputs: each output of the model by name: a `QuantizedArray`, or a float array.
-        tensors: each quantized tensor of the model, by its name in the float model.
-        float_layers: layers that the file computes in float. Their results, and values that depend
-            on them, may differ from the file's by one quantized value.
+        tensors: each quantized tensor of the model by its name in the float model.
+        float_layers: layers that the file computes in float. Their results, and results that depend
+            on them, may differ from the file by one quantized value.
     """
 
     kernels: str
@@ -90,11 +90,11 @@ def simulate(
 
     Args:
         model: a trained quantization-aware model.
-        x: inputs, as for `verify`: float values, or quantized values of its type. A model that
-            keeps states (`stateful=True`) starts from zeros and keeps them between batches.
-        kernels: the kernel family whose rounding is used: "xnnpack" (on x86), "xnnpack_arm64"
-            (phones: 64-bit ARM), "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's
-            portable kernels). The default is the target's family, or "xnnpack" without a target.
+        x: inputs, as for `verify`: float values, or int8 or int16 quantized values. The states of a
+            stateful model start at zero and are kept between batches.
+        kernels: the kernel family that determines the rounding: "xnnpack" (x86), "xnnpack_arm64"
+            (phones with 64-bit ARM), "tflm" (TFLite Micro) or "reference" (TFLite's portable
+            kernels). The default is the target's family, or "xnnpack" without a target.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float.
         pack_int4: whether the file holds weights in 4 bits, as in `export_tflite`. The default is
@@ -123,7 +123,7 @@ def simulate(
 def run_examples(
     graph: ResolvedGraph, x: Any, family: KernelFamily, batch_size: int = 32, verbose: int = 0
 ) -> Simulation:
-    """Computes a graph for all examples. Arguments are those of `simulate`."""
+    """Computes a resolved graph for all examples. Other arguments are as in `simulate`."""
     arrays = read_arrays(graph.origin.inputs, x)
     batch_size = graph.origin.batch_size(len(arrays[0]), batch_size)
     named = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}
@@ -163,7 +163,7 @@ def run_examples(
 def run_batch(
     graph: ResolvedGraph, batch: list[NDArray], family: KernelFamily, prepared: Prepared
 ) -> dict[Tensor, NDArray]:
-    """Computes all tensors for a batch: quantized values, or float values if not quantized."""
+    """Returns all tensors for a batch: quantized values, or float values if not quantized."""
     tensors = graph.inputs.values()
     inputs = [_to_tensor(x, tensor, prepared) for x, tensor in zip(batch, tensors, strict=True)]
     return {
@@ -175,7 +175,7 @@ def run_batch(
 
 
 def _to_tensor(x: NDArray, tensor: Tensor, prepared: Prepared) -> tf.Tensor:
-    """Convert an input for `run`. Float values are quantized as for the file."""
+    """Convert an input to a tensor for `run`. Float values are quantized as for the file."""
     params = tensor.params
     if params is None:
         return tf.constant(x, tensor.dtype)
