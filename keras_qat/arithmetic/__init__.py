@@ -1,5 +1,5 @@
 """Integer arithmetic of TFLite's kernels: scales and zero points, fixed point, rounding.
 
-Runtimes round in different ways. `kernel_families` describes each of them, and every integer
-computation has one of these descriptions as an argument.
+Each runtime rounds differently. `kernel_families` describes how, and every integer computation
+receives such a `KernelFamily`.
 """

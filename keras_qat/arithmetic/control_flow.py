@@ -1,4 +1,4 @@
-"""Conditions of graphs at run time, and functions with a custom gradient."""
+"""Conditions in graphs, and functions with a custom gradient."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """A condition on ranges and weights, known while a graph is traced for them.
+    """A condition on ranges and weights whose current value is known while a graph is traced.
 
     Args:
-        value: its value now.
-        tensor: its value in the graph, which follows later changes of ranges and weights.
-        is_taken: whether `value` chose a branch, so the graph depends on it.
+        value: the current value.
+        tensor: the value in the graph, which changes with ranges and weights.
+        is_taken: whether `value` selected a branch of the graph.
     """
 
     value: bool
@@ -29,9 +29,9 @@ class Choice:
 
 
 class Switch(NamedTuple):
-    """A condition that selects one of two results after computing both.
+    """A condition that selects one of two results after both were computed.
 
-    A selection is a little slower to run than a branch, and much faster to trace.
+    A selection runs a little slower than a branch, and is much faster to trace.
     """
 
     on: tf.Tensor
@@ -42,18 +42,18 @@ Predicate: TypeAlias = bool | tf.Tensor | Choice | Switch
 
 
 def make_switch(predicate: Predicate) -> Predicate:
-    """Returns a `Switch` for a tensor of a graph, and any other predicate unchanged.
+    """Returns a `Switch` if `predicate` is a tensor of a graph, otherwise `predicate`.
 
-    `cond` then computes both branches and selects, which suits branches of few operations.
+    With a `Switch`, `cond` computes both branches, which suits branches of few operations.
     """
     is_symbolic = tf.is_tensor(predicate) and not tf.executing_eagerly()
     return Switch(predicate) if is_symbolic else predicate
 
 
 def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
-    """Calls `tf.cond`, or just one branch if `predicate` is known while tracing.
+    """Calls `tf.cond`, or only one branch if `predicate` is known while tracing.
 
-    The gradient of a `tf.cond` is slow to trace. If a graph has many, use `tf.custom_gradient`.
+    The gradient of `tf.cond` is slow to trace. If a graph has many, use `tf.custom_gradient`.
     """
     if isinstance(predicate, Choice):
         predicate.is_taken, predicate = True, predicate.value
@@ -72,7 +72,7 @@ def select(on: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def straight_through(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Computes `function(x)` with the gradient of `x` (Bengio et al. 2013)."""
+    """Computes `function(x)`, but its gradient is that of the identity (Bengio et al. 2013)."""
 
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -89,8 +89,8 @@ def replace_gradient(
 ) -> list[tf.Tensor]:
     """Computes `function(*inputs)` with the gradient of `other(owner, *inputs)`.
 
-    The gradient is computed only if it is needed. TensorFlow keeps gradients of graphs until the
-    process ends, so `other` must not hold a model. The `owner` may be a model.
+    `other` is computed only if the gradient is needed. TensorFlow keeps gradient functions until
+    the process ends, so `other` must not reference a model, but `owner` may be a model.
     """
     owned_by = weakref.ref(owner)
 
@@ -114,15 +114,15 @@ def trace_once(
     signature: Sequence[tf.TensorSpec] | None = None,
     in_line: bool = False,
 ) -> Callable[..., T]:
-    """Turns a function of tensors into one operation of the graphs that call it.
+    """Wraps a function of tensors so that a call adds only one operation to a graph.
 
-    It is traced and optimized once, or once for each combination of its other arguments. Tracing it
-    for each layer of a model would delay the first training step by minutes.
+    It is traced once, or once for each combination of non-tensor arguments. Tracing it for each
+    layer of a model would delay the first training step by minutes.
 
     Args:
         function: a function without state.
         signature: `tf.TensorSpec`s of the arguments, if their sizes differ between calls.
-        in_line: whether to insert its operations into the graphs.
+        in_line: whether to insert its operations into the calling graphs instead.
     """
     traced = tf.function(
         function,
@@ -133,7 +133,7 @@ def trace_once(
 
     @functools.wraps(function)
     def call(*args: object) -> T:
-        # In eager mode, a few small operations are faster than the call of a traced function.
+        # In eager mode, a few small operations are faster than calling a traced function.
         return function(*args) if tf.executing_eagerly() and not signature else traced(*args)
 
     return call

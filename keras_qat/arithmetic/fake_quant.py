@@ -1,10 +1,10 @@
-"""Fake quantization in plain TensorFlow: no Keras, no state.
+"""Fake quantization as stateless TensorFlow functions.
 
-Fake quantization computes in float the values that an integer tensor can hold. It clips a value to
-the range and rounds it to the nearest of its 2^bits levels. One level is one step, or LSB.
+Fake quantization rounds float values to the values that an integer tensor can represent. It clips a
+value to the range and rounds it to the nearest of 2^bits levels, which are one step (LSB) apart.
 
-Activations may have half precision. They are quantized in float32, and the results are rounded to
-their type. With 8 bits, float16 is at most 1/8 LSB off. bfloat16 is up to 1 LSB off far from zero.
+Activations in half precision are quantized in float32, and the results are rounded to half
+precision. With 8 bits, this changes float16 by at most 1/8 LSB, and bfloat16 by up to 1 LSB.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from keras_qat.arithmetic.plain_operations import Scalar, must_not_fuse, product
 Gradient = Callable[[tf.Tensor], tf.Tensor]
 
 LARGE, ROWS = 2**18, 32
-"""From `LARGE` weights on, ranges per channel are computed in blocks of at most `ROWS` rows."""
+"""With `LARGE` weights or more, ranges per channel are computed in blocks of up to `ROWS` rows."""
 
 
 def find_range(
     x: tf.Tensor, bits: int = 8, symmetric: bool = False, narrow_range: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the smallest range that holds all of `x` and zero.
+    """Returns the smallest range that contains all values of `x` and zero.
 
     `LastValueQuantize` and `MovingAvgQuantize` in `tf.contrib.quantize` use the same range.
 
     Args:
         x: the tensor.
-        bits, symmetric, narrow_range: as in `QuantSpec`. The zero point of a symmetric range is its
-            middle quantized value, so the negative side is one step longer unless it is narrow.
+        bits, symmetric, narrow_range: as in `QuantSpec`. A symmetric range has its zero point in
+            the middle, so the negative side is one step longer unless the range is narrow.
     """
     low = tf.minimum(tf.cast(tf.reduce_min(x), tf.float32), 0.0)
     high = tf.maximum(tf.cast(tf.reduce_max(x), tf.float32), 0.0)
@@ -52,7 +52,7 @@ EXPONENT, BELOW = 0x7F800000, 0x007FFFFF
 
 
 def power_of_two(scale: tf.Tensor) -> tf.Tensor:
-    """Returns the smallest power of two that is at least a float32 scale, exactly; 0 for 0."""
+    """Returns the smallest power of two that is not below a float32 scale; 0 for 0."""
     bits = tf.bitwise.bitwise_and(tf.bitcast(scale, tf.int32) + BELOW, EXPONENT)
     return tf.where(tf.math.is_finite(scale), tf.bitcast(bits, tf.float32), scale)
 
@@ -65,7 +65,7 @@ def power_of_two_range(minimum: Scalar, maximum: Scalar, bits: int) -> tuple[tf.
 
 
 def power_of_two_limits(limits: tf.Tensor, bits: int) -> tf.Tensor:
-    """Widens limits of weights until their scales are powers of two."""
+    """Increases the limits of weights until their scales are powers of two."""
     levels = 2.0 ** (bits - 1) - 1.0
     return levels * power_of_two(quotient(limits, levels))
 
@@ -76,16 +76,16 @@ def fake_quantize(
     """Rounds `x` to the levels of the range `minimum` to `maximum`.
 
     The range is nudged to make zero a level. The gradient passes inside the nudged range, and is
-    zero outside of it. This is TensorFlow's own operation, as used by `tf.contrib.quantize`. On
-    GPUs and in XLA, single operations compute the same, because TensorFlow's operation would wait
-    for the range there, or round differently.
+    zero outside. On CPUs this is TensorFlow's operation, which `tf.contrib.quantize` uses. On GPUs
+    and in XLA, that operation would wait for the range or round differently, so basic operations
+    compute the same values.
 
     Args:
         x: the tensor.
         minimum, maximum: scalars.
         bits, narrow_range: as in `QuantSpec`.
     """
-    if must_not_fuse():  # The single operations need an explicit gradient.
+    if must_not_fuse():  # The basic operations need an explicit gradient.
         return fake_quantize_if(True, x, minimum, maximum, bits, narrow_range)
     return _round_to_levels(x, minimum, maximum, bits, narrow_range)
 
@@ -98,7 +98,7 @@ def _round_to_levels(
 
 
 def apply_relu(x: tf.Tensor, ceiling: float | None) -> tf.Tensor:
-    """Returns a ReLU of `x` up to the ceiling (`inf` for a plain ReLU); `x` if it is None."""
+    """Clips `x` to 0 to `ceiling`. A plain ReLU has the ceiling `inf`. None returns `x`."""
     if ceiling is None:
         return x
     return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
@@ -114,20 +114,20 @@ def fake_quantize_if(
     ceiling: float | None = None,
     source: Any = None,
 ) -> tf.Tensor:
-    """Computes `fake_quantize` if `applies`, else returns `x`; computes only one of them.
+    """Computes `fake_quantize` if `applies`, otherwise returns `x`.
 
-    With a `ceiling`, `x` first passes a ReLU with that maximum. A range from zero clips like the
-    ReLU, so one operation is enough.
+    With a `ceiling`, a ReLU is applied to `x` first. If the range begins at zero, quantizing also
+    computes the ReLU, so one operation is enough.
 
-    The gradient is defined explicitly, because the gradient of a `tf.cond` is slow to trace. It is
-    one pass over `x` on CPUs, and over a mask with a byte for each element on GPUs.
+    The gradient is defined explicitly, because the gradient of `tf.cond` is slow to trace. On CPUs
+    it reads `x` once. On GPUs it reads a mask with one byte per element.
 
     Args:
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
-        ceiling: upper end of the ReLU, `inf` for a plain ReLU; None if there is none.
-        source: a `recompute.Source` of `x`, so a CPU need not keep `x`. Requires a bool `applies`
-            and no ceiling.
+        ceiling: maximum of the ReLU, `inf` for a plain ReLU; None without a ReLU.
+        source: a `recompute.Source` that computes `x` again for the gradient, so a CPU need not
+            store `x`. It requires a bool `applies` and no ceiling.
     """
     if applies is False and ceiling is None:
         return x
@@ -159,7 +159,7 @@ def fake_quantize_if(
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Gradient]:
         y = cond(condition, lambda: quantize(x), lambda: pass_on(x))
-        if isinstance(condition, Switch):  # The ReLU changes the ends of the mask.
+        if isinstance(condition, Switch):  # The ReLU changes the limits of the mask.
             return y, partial(differentiate_quantized, x)
         return y, lambda upstream: cond(
             condition,
@@ -177,7 +177,7 @@ def fake_quantize_if(
             return quantize(x), lambda upstream: upstream * slope
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            with tf.control_dependencies([upstream]):  # Computed only here.
+            with tf.control_dependencies([upstream]):  # Not before the gradient needs it.
                 x, back = source.again()
             return back(differentiate_quantized(x, upstream))
 
@@ -195,7 +195,7 @@ def _fake_quantize_plainly(
     narrow_range: bool,
     ceiling: float | None,
 ) -> tf.Tensor:
-    """Compute `fake_quantize_if` in single operations, and keep the mask of its gradient."""
+    """Compute `fake_quantize_if` with basic operations, and keep a mask for its gradient."""
     is_relu = ceiling is not None
 
     def quantize(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -218,7 +218,7 @@ def _fake_quantize_plainly(
 
 
 def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tensor:
-    """Returns the largest magnitude in each output channel, shaped to broadcast.
+    """Returns the largest magnitude in each output channel, in a shape that broadcasts.
 
     The limit of a channel of zeros is 1, because any scale represents it.
     """
@@ -237,8 +237,8 @@ def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tens
 def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
     """Return the largest magnitude in each column of a large kernel.
 
-    TensorFlow reduces a few columns at a time, from the first row to the last. Blocks of rows stay
-    in the cache for the next columns, and no magnitudes are stored.
+    TensorFlow reduces a few columns at a time over all rows. Small blocks of rows stay in the cache
+    until all of their columns are reduced.
     """
     *outer, columns = weights.shape
     rows = math.prod(outer)
@@ -252,13 +252,13 @@ def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
 def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
     """Quantizes `weights` to integers up to 2^(bits - 1) - 1, with the zero point 0.
 
-    `limits` are the largest magnitudes of the channels, shaped to broadcast. The operations are
-    the same as in `fake_quant_with_min_max_vars_per_channel` with a narrow range, which is about 40
+    `limits` are the largest magnitudes of the channels, in a shape that broadcasts. The arithmetic
+    is that of `fake_quant_with_min_max_vars_per_channel` with a narrow range, which is about 40
     times slower on a CPU.
     """
     levels = 2.0 ** (bits - 1) - 1.0
     scale = quotient(limits, levels)
-    # Like TensorFlow's kernel, it shifts values to be positive, and multiplies by the inverse.
+    # Like TensorFlow's kernel, shift values to be positive, and multiply by the inverse scale.
     times = product if must_not_fuse() else tf.multiply
     steps = times(weights + levels * scale, quotient(1.0, scale))
     return tf.floor(steps - (levels - 0.5))
@@ -267,7 +267,7 @@ def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> t
 def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
     """Rounds `weights` to 2^bits - 1 levels from -`limits` to `limits`.
 
-    The limits are the largest weights, so nothing is clipped, and the gradient passes everywhere.
+    The gradient passes everywhere, because the limits are the largest weights.
     """
     scale = quotient(limits, 2.0 ** (bits - 1) - 1.0)
     return straight_through(lambda x: quantize_channels(x, limits, bits) * scale, weights)
@@ -276,11 +276,10 @@ def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8)
 def fake_quantize_average(
     x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int = 8
 ) -> tf.Tensor:
-    """Rounds averages of quantized values to the levels of their range, as kernels do.
+    """Rounds averages of quantized values to the levels of their range, like kernels.
 
-    Averages often lie halfway between two quantized values. TFLite rounds these away from the
-    quantized value 0, unlike `fake_quantize`. The gradient passes everywhere, because averages stay
-    in the range.
+    Averages are often halfway between two quantized values. TFLite rounds such averages away from
+    the quantized value 0, unlike `fake_quantize`. The gradient passes everywhere.
     """
 
     def average(averages: tf.Tensor) -> tf.Tensor:
@@ -290,7 +289,7 @@ def fake_quantize_average(
         scale = tf.where(scale > 0, scale, 1.0)  # The first examples may all be zero.
         zero_point = tf.clip_by_value(tf.floor(0.5 - low / scale), 0.0, levels) - 2 ** (bits - 1)
         q = x / scale + zero_point
-        # Halves have a float rounding error, far below 0.001 for windows up to 16x16.
+        # 0.001 is far more than the float rounding error of halves for windows up to 16x16.
         q = tf.sign(q) * tf.floor(tf.abs(q) + 0.501)
         return tf.cast((q - zero_point) * scale, averages.dtype)
 

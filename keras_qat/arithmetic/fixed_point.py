@@ -1,11 +1,11 @@
-"""Fixed-point arithmetic of integer kernels in TensorFlow: a multiplier of 31 bits and a shift.
+"""Fixed-point arithmetic of integer kernels in TensorFlow: a 31-bit multiplier and a shift.
 
 All integers are int64 tensors. TFLite multiplies 32-bit sums by 31-bit multipliers and rounds
-twice. Its int16 kernels add up 64 bits, multiply by 15 bits and round once.
+twice. Its int16 kernels multiply 64-bit sums by 15-bit multipliers and round once.
 
 `tests/arithmetic/test_proofs.py` proves with an SMT solver that `to_fixed_point`, `multiply`,
-`divide` and `upper_bits` equal TFLite's definitions for all inputs, and that `exact_multiplier`
-loses nothing.
+`divide` and `upper_bits` equal TFLite's definitions for all inputs, and that the result of
+`exact_multiplier` is exact.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ Integer: TypeAlias = int | tf.Tensor
 """An integer of Python, or an int64 tensor."""
 
 FixedPoint = tuple[tf.Tensor, tf.Tensor]
-"""`multiplier` and `exponent` of the value multiplier / 2^31 * 2^exponent."""
+"""(multiplier, exponent), which represent multiplier / 2^31 * 2^exponent."""
 
 AWAY = 1 + 2.0**-40
-"""A factor for quotients of integers below 2^39 and powers of two. `tf.round`, which rounds halves
-to even, then rounds them away from zero, because they become a little larger. No other quotient
-reaches a half, and all of them keep their sign."""
+"""A factor that makes `tf.round` round halves away from zero instead of to even. It is for integers
+below 2^39 divided by powers of two: no other quotient becomes a half."""
 
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 """exp(-2^k) for k = -2, -1, ..., with 31 fractional bits."""
@@ -39,7 +38,7 @@ For smaller ratios XNNPACK leaves QUANTIZE to TFLite, which rounds halves up in 
 kernels and away from zero in the others, depending on the position of an element.
 """
 FINER_STEPS = 2.0**7
-"""Number of int16 steps per int8 step for smaller ratios. One kernel rounds all int16 values."""
+"""Int16 steps per int8 step, if values with smaller ratios are converted to int16 first."""
 
 
 def shift(x: tf.Tensor, bits: Integer) -> tf.Tensor:
@@ -58,7 +57,7 @@ def _as_int64(bits: Integer) -> Integer:
 
 
 def get_exponent(x: tf.Tensor) -> tf.Tensor:
-    """Returns the exponent of the largest power of two up to a positive float64 value."""
+    """Returns floor(log2(x)) for positive float64 values."""
     return shift_back(tf.bitcast(x, tf.int64), MANTISSA) - 1023
 
 
@@ -68,9 +67,9 @@ def power_of_two(exponent: tf.Tensor) -> tf.Tensor:
 
 
 def near_power_of_two(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns whether kernels treat a value as a power of two, and the exponent, in int64.
+    """Returns whether kernels treat `x` as a power of two, and the exponent in int64.
 
-    They accept values that are up to 0.07 % off: 0.001 in the logarithm, computed in float32.
+    Kernels accept an error of 0.07 %, which is 0.001 in the logarithm.
     """
     of_two = np.float32(1) / np.log(np.float32(2))
     logarithm = tf.cast(tf.math.log(x), tf.float32) * of_two
@@ -90,18 +89,18 @@ def divide_up(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
 
 
 def high_product(a: tf.Tensor, b: Integer, bits: int = 31) -> tf.Tensor:
-    """Returns twice the upper half of the product of signed integers with `bits` bits, rounded."""
+    """Computes a * b / 2^bits, rounded, for integers with a sign and `bits` bits."""
     return shift_back(a * b + 2 ** (bits - 1), bits)
 
 
 def saturate(x: tf.Tensor, bits: int) -> tf.Tensor:
-    """Clips integers, in int64 or float64, to `bits` bits and a sign."""
+    """Clips int64 or float64 integers to `bits` bits and a sign."""
     low, high = (tf.constant(end, x.dtype) for end in (-(2**bits), 2**bits - 1))
     return tf.clip_by_value(x, low, high)
 
 
 def to_fixed_point(x: float | tf.Tensor) -> FixedPoint:
-    """Converts a positive float32 or float64 value to a multiplier of 31 bits and a power of two.
+    """Converts a positive float32 or float64 value to a 31-bit multiplier and a power of two.
 
     Returns:
         `multiplier`, from 2^30 to 2^31 - 1, or 0 for values below 2^-32, and `exponent`. The value
@@ -119,10 +118,10 @@ def to_fixed_point(x: float | tf.Tensor) -> FixedPoint:
 def multiply(
     x: tf.Tensor, factor: FixedPoint, rounding: Literal["away", "up", "once"] = "away"
 ) -> tf.Tensor:
-    """Multiplies integers of 32 bits by a value in fixed point, rounding twice.
+    """Multiplies 32-bit integers by a fixed-point value, and rounds twice.
 
-    The second rounding is half away from zero. In some optimized kernels it is half `up`. Kernels
-    for 64-bit ARM round only `once`, halves up.
+    The second rounding is half away from zero, or half `up` in some optimized kernels. Kernels for
+    64-bit ARM round only `once`, halves up.
     """
     multiplier, exponent = factor
     x, bits = _overflow(shift(x, tf.maximum(exponent, 0))), tf.maximum(-exponent, 0)
@@ -139,16 +138,16 @@ def _overflow(x: tf.Tensor) -> tf.Tensor:
 
 
 def to_floats(factor: FixedPoint) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the factors of `multiply_floats` for a value in fixed point."""
+    """Returns the argument `factors` of `multiply_floats` for a fixed-point value."""
     multiplier, exponent = factor
     first = tf.cast(multiplier, tf.float64) * power_of_two(tf.maximum(exponent, 0) - 31)
     return first, power_of_two(tf.minimum(exponent, 0)) * AWAY
 
 
 def multiply_floats(x: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-    """Computes `multiply` in float64, which takes a third of the time.
+    """Computes `multiply` in float64, which is three times as fast.
 
-    It is exact if the integers have 22 bits and a sign, and do not overflow in `multiply`.
+    It is exact if the integers have at most 22 bits and a sign, and `multiply` does not overflow.
     """
     first, second = factors
     return tf.round(tf.floor(x * first + 0.5) * second)
@@ -160,15 +159,15 @@ def divide_floats(x: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def upper_bits(factor: FixedPoint) -> FixedPoint:
-    """Rounds a value in fixed point to a multiplier of 15 bits."""
+    """Rounds the multiplier of a fixed-point value to 15 bits."""
     multiplier, exponent = factor
     return tf.minimum(shift_back(multiplier + 2**15, 16), 2**15 - 1), exponent
 
 
 def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
-    """Multiplies integers of 48 bits by the upper 15 bits of a value in fixed point.
+    """Multiplies 48-bit integers by the upper 15 bits of a fixed-point value.
 
-    It rounds once, halves up, as int16 kernels do with their sums.
+    It rounds once, halves up, like int16 kernels.
     """
     multiplier, exponent = upper_bits(factor)
     half = shift(tf.ones_like(exponent), 14 - exponent)
@@ -178,14 +177,14 @@ def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
 def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
     """Returns the nearest value that int16 kernels represent exactly as a multiplier of sums.
 
-    It has 15 bits, and is not a power of two, because float32 scales in a file could round that
-    down to a range with twice as dense values.
+    It has 15 bits, and is not a power of two: scales are float32 in a file, which could round a
+    power of two down.
 
     Args:
         x: float64.
 
     Returns:
-        float64, at most 0.0062 % off.
+        float64, with a relative error of at most 0.0062 %.
     """
     bits = tf.bitcast(x, tf.int64)
     dropped = MANTISSA - 14
@@ -196,12 +195,12 @@ def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
 
 
 def inverse_square_root(x: tf.Tensor) -> FixedPoint:
-    """Computes 1 / sqrt(x) in fixed point, for integers below 2^31; the maximum for 0 and 1.
+    """Computes 1 / sqrt(x) in fixed point for integers below 2^31; the maximum for 0 and 1.
 
-    It uses five steps of Newton's method in 32 bits, 3 of them integer bits.
+    It uses five steps of Newton's method with 32-bit integers, which have 3 integer bits.
     """
     pairs = shift_back(get_exponent(tf.cast(tf.maximum(x, 1), tf.float64)) + 1, 1)
-    # Multiplied by a power of four, x is from 2^27 to 2^29.
+    # Multiply x by a power of four, so it is from 2^27 to 2^29.
     scaled = shift_back(shift(x, 2 * tf.maximum(14 - pairs, 0)), 2 * tf.maximum(pairs - 14, 0))
     half = shift_back(shift_back(scaled, 1) + 1, 1)
     y = tf.fill(tf.shape(x), tf.constant(2**28, tf.int64))
@@ -220,9 +219,10 @@ def inverse_square_root(x: tf.Tensor) -> FixedPoint:
 
 
 def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
-    """Computes exp(x) for x up to zero, as gemmlowp does, without integer bits.
+    """Computes exp(x) for x <= 0 like gemmlowp. The result has no integer bits.
 
-    A Taylor series computes the last quarter, and a factor for each power of two computes the rest.
+    It splits x into a part in [-1/4, 0), for a Taylor series, and powers of two, each with a
+    factor.
     """
     point = bits - integer_bits
     quarter = 2 ** (point - 2)
@@ -236,7 +236,7 @@ def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
 
 
 def _exponential_of_quarter(x: tf.Tensor, bits: int) -> tf.Tensor:
-    """Compute exp(x) from -1/4 to 0, with a series around -1/8."""
+    """Compute exp(x) for x from -1/4 to 0 with a Taylor series around -1/8."""
     middle, third = (_round_constant(value, bits) for value in (1895147668, 715827883))
     one, two = (tf.constant(count, tf.int64) for count in (1, 2))
     x = x + 2 ** (bits - 3)
@@ -248,16 +248,16 @@ def _exponential_of_quarter(x: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def reciprocal(x: tf.Tensor, bits: int = 31) -> tf.Tensor:
-    """Computes 2 / (1 + x) for x from 0 to 1, with two integer bits, as gemmlowp does."""
+    """Computes 2 / (1 + x) for x from 0 to 1 like gemmlowp. The result has two integer bits."""
     half = (x + 2**bits) // 2
     y = high_product(half, _round_constant(-1010580540, bits), bits)
     y += _round_constant(1515870810, bits)
-    for _ in range(3):  # Newton's method, starting at 48/17 - 32/17 * half.
+    for _ in range(3):  # Newton's method, which starts at 48/17 - 32/17 * half.
         rest = 2 ** (bits - 2) - high_product(half, y, bits)
         y = y + saturate(shift(high_product(y, rest, bits), 2), bits)
     return y
 
 
 def _round_constant(value: int, bits: int) -> int:
-    """Return a constant with 31 fractional bits, or round it to 15 fractional bits."""
+    """Return a constant that has 31 fractional bits, rounded to 15 fractional bits if requested."""
     return value if bits == 31 else (value + 2**15) >> 16

@@ -1,8 +1,8 @@
-"""Gradients of quantizers on a CPU. Elements within the range pass the gradient.
+"""Gradients of quantizers on a CPU, which are zero for elements outside the range.
 
-A single operation reads each element once. XLA does not support that operation. On a GPU it would
-read the range from host memory, which makes the GPU wait. In both cases quantizers keep a mask of
-elements instead (`plain_operations`).
+They use one TensorFlow operation that reads each element once. XLA does not support this operation,
+and a GPU would wait while it reads the range from host memory. For both, quantizers store a mask
+instead (`plain_operations`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ def zero_outside_range(
     narrow_range: bool,
     on: bool | tf.Tensor = True,
 ) -> tf.Tensor:
-    """Returns a gradient if `x` is at most a millionth beyond a nudged range, else zero.
+    """Returns the gradient for elements of `x` in the nudged range, and zero for other elements.
+
+    Elements up to a millionth beyond the range are included.
 
     Args:
         gradient, x: the upstream gradient, and the tensor.
-        minimum, maximum: the range.
+        minimum, maximum: the range before nudging.
         bits, narrow_range: as in `QuantSpec`.
-        on: True, or a scalar tensor. If it is false, all elements pass.
+        on: True, or a scalar tensor. If it is false, the gradient is returned for all elements.
     """
     beyond = [math.inf, -math.inf]
-    # The rounding operation clips infinity to the ends, with identical bits.
+    # Fake quantization of infinity returns the exact ends of the nudged range.
     ends = BEYOND * tf.quantization.fake_quant_with_min_max_vars(
         beyond, minimum, maximum, bits, narrow_range
     )
@@ -45,13 +47,15 @@ def zero_outside_range(
 def zero_outside_relu(
     gradient: tf.Tensor, x: tf.Tensor, maximum: Scalar, ceiling: float, on: bool | tf.Tensor = True
 ) -> tf.Tensor:
-    """Returns a gradient if `x` is above zero, up to `maximum`, and below the `ceiling`, else zero.
+    """Returns the gradient for elements of `x` above zero, up to `maximum` and below `ceiling`.
+
+    It is zero for other elements.
 
     Args:
         gradient, x: the upstream gradient, and the tensor.
-        maximum: upper end of the range of a ReLU. A millionth beyond it passes, too.
-        ceiling: upper end of the ReLU, which has no gradient there.
-        on: True, or a scalar tensor. If it is false, all elements below the ceiling pass.
+        maximum: upper end of the quantized range. Up to a millionth more is included.
+        ceiling: maximum of the ReLU, where its gradient is zero.
+        on: True, or a scalar tensor. If it is false, `maximum` is ignored.
     """
     last = float(np.nextafter(np.float32(ceiling), np.float32(0)))
     least = min if isinstance(maximum, float) else tf.minimum
@@ -60,13 +64,13 @@ def zero_outside_relu(
 
 
 def _zero_outside(upstream: tf.Tensor, x: tf.Tensor, high: Scalar, low: Scalar = TINY) -> tf.Tensor:
-    """Return `upstream` if `x` is from `low` to `high`, else zero. It computes in float32.
+    """Return `upstream` if `x` is from `low` to `high`, else zero.
 
-    The gradient of another rounding operation does so in one pass. A mask would need four: two
-    comparisons, their conjunction and a selection.
+    It uses the gradient of a TensorFlow operation, which reads `x` once. A mask would need four
+    operations.
     """
     if x.dtype != tf.float32:
-        with tf.control_dependencies([upstream]):  # The cast must not be kept by the forward pass.
+        with tf.control_dependencies([upstream]):  # The forward pass must not store the cast.
             x = tf.identity(x)
     gradient, x, high, low = (tf.cast(tensor, tf.float32) for tensor in (upstream, x, high, low))
     gradient, *_ = tf.raw_ops.QuantizeAndDequantizeV4Grad(

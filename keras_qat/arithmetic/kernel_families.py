@@ -1,4 +1,4 @@
-"""Kernel families: how each runtime's kernels round. Only this file knows their names."""
+"""Kernel families: how each runtime's kernels round. Only this file compares their names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.messages import warn_caller
 
 Rescaling = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""Multiplies integers, held in float32, by a float32 factor and rounds the result."""
+"""A function that multiplies integers, stored in float32, by a float32 factor, and rounds."""
 
 
 def half_to_even(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -32,47 +32,49 @@ def halves_up(x: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class KernelFamily:
-    """The rounding of one runtime. Each field answers one question of the operators.
+    """The rounding of one runtime's kernels, which operators read from these fields.
 
-    The defaults are TFLite's portable kernels. They multiply by 31-bit fixed-point values and
-    round twice. A new family is one more object in `FAMILIES`; operators never ask for the name.
+    The defaults describe TFLite's portable kernels. They multiply by 31-bit fixed-point values and
+    round twice. A new family is a new object in `FAMILIES`.
 
     Args:
         name: the name that users pass as `kernels=`.
-        sums: rescales int8 sums of products with weights; None: in fixed point.
-        matrix_products: rescales int8 sums of products of two tensors; None: in fixed point.
-        products: rescales int8 products of two tensors; None: in fixed point.
+        sums: function that rescales int8 sums of products with weights; None for fixed point.
+        matrix_products: function that rescales int8 sums of products of two tensors; None for
+            fixed point.
+        products: function that rescales int8 products of two tensors; None for fixed point.
         additions: whether int8 sums and differences of two tensors are rounded once, at the end, or
             twice, first for a common scale, or are computed in float32.
-        means: whether int8 sums over axes are divided by their count in float32, or in float32
-            including an offset before rounding, or in fixed point, or by one float32 factor.
+        means: whether an int8 mean multiplies the sum in float32, in float32 with a fused addition,
+            in fixed point, or by one float32 factor.
         quantize: whether float values are multiplied by the inverse of the int8 scale (halves to
             even), divided by it (halves away from zero), or divided and rounded like `halves`.
         requantize: whether int8 values are rescaled in 256ths, in fixed point, or in float32.
         leaky_relu: whether an int8 LeakyReLU multiplies by slopes in 256ths or in fixed point.
-        tables: how the int8 tables of ELU, sigmoid, tanh and squares round.
+        tables: how the int8 tables of ELU, sigmoid, tanh and squares are rounded.
         bilinear: precision of the pixel weights in int8 bilinear interpolation.
-        optimized: whether TFLite's optimized kernels compute the rest. Some round halves up.
-        neon: whether optimized kernels use ARM's vector instructions. These round only once in int8
-            hard swish, for groups of 8 values, and in sums with packed int4 weights.
+        optimized: whether TFLite's optimized kernels compute all operators without another field.
+            Some round halves up.
+        neon: whether optimized kernels use ARM's vector instructions. These round only once in sums
+            with packed int4 weights, and in int8 hard swish for groups of 8 values.
         softmax: whether int8 softmax computes exponentials in float32 or in fixed point, or looks
-            them up in a table of uint16, added up in integers, or of float32.
-        int16_curves: whether int16 sigmoid and tanh with a power of two as the scale approximate
-            like LSTM gates, or interpolate in a table.
-        dense: whether int8 FULLY_CONNECTED multiplies its sums in double precision or in fixed
-            point, if `sums` is None.
+            them up in a uint16 or float32 table.
+        int16_curves: if the scale is a power of two, whether int16 sigmoid and tanh use the
+            approximation of LSTM gates or interpolate in a table.
+        dense: if `sums` is None, whether int8 FULLY_CONNECTED multiplies its sums in double
+            precision or in fixed point.
         ratios: precision of ratios of scales before their conversion to fixed point.
         int16_softmax_tables: precision of the tables of int16 softmax.
-        int8_curves: whether int8 sigmoid and tanh are tables of float32, or computed in fixed
-            point. Fixed point returns the end of the range for inputs beyond 15.
-        lstm: whether the steps of an LSTM round as in TFLite or in TFLite Micro.
+        int8_curves: whether int8 sigmoid and tanh are computed in float32 or in fixed point. In
+            fixed point, inputs beyond 15 return the end of the range.
+        lstm: whether the steps of an LSTM round as in TFLite or as in TFLite Micro.
         int16_lstm: whether there is an LSTM for int16 activations.
         int4_dense_per_channel: whether FULLY_CONNECTED supports int4 weights with a scale for each
             channel.
-        static_shapes: whether shapes have to be constants if a batch size is given.
-        in_float: whether operators that no field above describes compute in float32, and their
-            results are divided by the scale.
-        halves: how results of these operators are rounded: halves to even, or up.
+        static_shapes: whether shapes must be constants if a batch size is given.
+        in_float: whether operators without a field above compute in float32, and their results are
+            divided by the scale.
+        halves: function that rounds these results: halves to even, or up.
     """
 
     name: str
@@ -103,7 +105,7 @@ class KernelFamily:
 
 
 REFERENCE = KernelFamily("reference")
-"""The portable kernels of TFLite."""
+"""TFLite's portable kernels."""
 
 XNNPACK = KernelFamily(
     "xnnpack",
@@ -121,7 +123,7 @@ XNNPACK = KernelFamily(
     softmax="float32",
     int16_curves="gates",
 )
-"""Desktops: XNNPACK on x86, and TFLite's optimized kernels for operators that XNNPACK lacks."""
+"""x86 desktops: XNNPACK, and TFLite's optimized kernels for operators that XNNPACK lacks."""
 
 DEFAULT = XNNPACK
 """The default family."""
@@ -147,7 +149,7 @@ TFLM = KernelFamily(
     int4_dense_per_channel=False,
     static_shapes=True,
 )
-"""TFLite Micro. Its kernels differ from TFLite's portable ones in some points."""
+"""TFLite Micro, whose kernels mostly round like TFLite's portable kernels."""
 
 ONNXRUNTIME = KernelFamily(
     "onnxruntime",
@@ -191,7 +193,7 @@ def kernel_family(kernels: str) -> KernelFamily:
 
 
 def find_saved_family(kernels: str, model_name: str) -> KernelFamily:
-    """Returns the family of a saved model; if it was removed, its successor, with a warning."""
+    """Returns the family of a saved model. If it was removed, warns and returns its successor."""
     if kernels not in REMOVED:
         return kernel_family(kernels)
     family = REMOVED[kernels]

@@ -1,9 +1,9 @@
-"""Operations that round in the same way on every device, in a graph and outside of one.
+"""Functions that round in the same way on every device, in eager mode and in graphs.
 
-TensorFlow's graph optimization replaces `1 / x` by an approximate `Reciprocal` and a division by a
-constant by a multiplication, and it reorders chains of products. XLA and GPU kernels fuse a product
-with a sum that follows it, and round only once. Each of these changes last bits, and so quantized
-values. The functions here use operations that none of them rewrites.
+TensorFlow's graph optimizer replaces `1 / x` by an approximate `Reciprocal` and divisions by
+constants by multiplications, and it reorders products. XLA and GPU kernels fuse a product with a
+following sum, and round only once. Each of these changes the last bits, and therefore quantized
+values. The functions here use operations that are not rewritten.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Scalar: TypeAlias = float | tf.Tensor
 TINY = float(np.finfo(np.float32).tiny)
 """The smallest positive normal float32 value."""
 BEYOND = 1 + 2.0**-20
-"""Factor that moves the ends of a range outside, because a nudged end may be one bit too small."""
+"""Factor that widens a range, because a nudged end may be too small by one bit."""
 
 
 def is_in_xla() -> bool:
@@ -35,39 +35,39 @@ def has_gpu() -> bool:
 
 
 def must_not_fuse() -> bool:
-    """Whether XLA or a GPU kernel may fuse a product with a sum. They do not fuse `product`."""
+    """Whether XLA or a GPU kernel may fuse products with sums. They do not fuse `product`."""
     return is_in_xla() or has_gpu()
 
 
 def product(x: Scalar, y: tf.Tensor) -> tf.Tensor:
-    """Computes x * y, 0 if y is 0."""
+    """Computes x * y; 0 if y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     if x.dtype == tf.float32 and is_in_xla():
-        # XLA would fuse it with a sum. The product is exact in float64, and then rounded.
+        # XLA would fuse a float32 product with a sum. In float64 it is exact, and is then rounded.
         return tf.cast(tf.cast(x, tf.float64) * tf.cast(y, tf.float64), tf.float32)
     return tf.raw_ops.MulNoNan(x=x, y=y)
 
 
 def quotient(x: Scalar, y: Scalar) -> tf.Tensor:
-    """Computes x / y, 0 if y is 0."""
+    """Computes x / y; 0 if y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     y = tf.cast(y, x.dtype)
     if x.dtype == tf.float32 and is_in_xla():
-        # XLA multiplies by 1 / y if y is constant, and a fourth of its quotients on GPUs are one
-        # bit off. A product with 1 / y in float64 rounds to the same float32 number as x / y,
-        # because x / y is at least 2^-49 away from the middle between two of them.
+        # XLA multiplies by 1 / y if y is constant, and a quarter of its quotients on GPUs are wrong
+        # by one bit. In float64, x * (1 / y) rounds to the same float32 value as x / y, which is at
+        # least 2^-49 away from the middle between two float32 values.
         wide = tf.math.divide_no_nan(tf.ones([], tf.float64), tf.cast(y, tf.float64))
         return tf.cast(tf.raw_ops.MulNoNan(x=tf.cast(x, tf.float64), y=wide), x.dtype)
     return tf.raw_ops.DivNoNan(x=x, y=y)
 
 
 def gather(table: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Returns the entries of a table of one axis, in two thirds of the time of `tf.gather`."""
+    """Returns the entries of a table of one axis. It is faster than `tf.gather`."""
     return tf.gather_nd(table, positions[..., tf.newaxis])
 
 
 def hide_constant(value: float) -> tf.Tensor:
-    """Returns a float32 constant that graph optimization does not recognize as one.
+    """Returns a float32 constant that TensorFlow's graph optimizer does not recognize as constant.
 
     Otherwise `(x - y) - 0.5` would become `x - (y + 0.5)`, which rounds differently.
     """
@@ -77,21 +77,22 @@ def hide_constant(value: float) -> tf.Tensor:
 
 
 def are_numbers(minimum: Scalar, maximum: Scalar) -> bool:
-    """Whether the ends of a range are numbers, known while a graph is traced."""
+    """Whether the ends of a range are Python numbers, not tensors."""
     return isinstance(minimum, float) and isinstance(maximum, float)
 
 
 def fake_quantize(
     x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int, narrow_range: bool, is_relu: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes `fake_quant_with_min_max_vars` in the order of operations of its CPU kernel.
+    """Computes `fake_quant_with_min_max_vars` with the same order of operations as its CPU kernel.
 
-    Unlike the kernel, it divides before it clips, which changes no value but makes the ends of the
-    range known numbers of steps.
+    Unlike the kernel, it divides before it clips, because it can then clip to constants. The values
+    are the same.
 
     Args:
         x: the tensor, float32.
-        minimum, maximum: the range. A `minimum` that is the number 0 saves half of the operations.
+        minimum, maximum: the range. If `minimum` is the Python number 0, half of the operations are
+            not needed.
         bits, narrow_range: as in `QuantSpec`.
         is_relu: whether to compute a ReLU of `x` as well; `minimum` must then be the number 0.
 
@@ -113,16 +114,16 @@ def fake_quantize(
     steps = _divide(below * minus - x, minus, -1.0)
     clipped = tf.minimum(tf.maximum(steps, levels * (1.0 - BEYOND)), levels * BEYOND)
     inside = tf.equal(clipped, steps)
-    if are_numbers(minus, below):  # This equals two differences, except for one number of steps.
+    if are_numbers(minus, below):  # This equals the two differences below.
         half_below = below - 0.5 if below != 1.0 else 0.5 - 2.0**-25
         return tf.math.ceil(half_below - clipped) * minus, inside
     return tf.math.ceil(below - clipped - hide_constant(0.5)) * minus, inside
 
 
 def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
-    """Return which elements are from 0 to `levels`, or above 0 for a ReLU.
+    """Return which elements are from 0 to `levels`, or above 0 and up to `levels` for a ReLU.
 
-    It compares the distance to the middle, with two operations instead of three.
+    It compares the distance to the middle, which needs two operations instead of three.
     """
     middle = np.float32(levels * (BEYOND if is_relu else 1.0) / 2.0)
     farthest = middle if is_relu else np.float32(middle * (2.0 * BEYOND - 1.0))
@@ -136,10 +137,9 @@ def zero_unless(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
-    """Compute x / scale, for a scale with this sign. If the range is empty, zero is zero steps.
+    """Compute x / scale for a scale with this sign. If the scale is 0, the result for 0 is 0.
 
-    On a GPU, TensorFlow swaps the axes of images, and swaps them back before operations that may
-    depend on their order, such as the operation in `quotient`.
+    `quotient` would make TensorFlow transpose images on a GPU.
     """
     if is_in_xla():
         return quotient(x, scale)
@@ -152,9 +152,9 @@ def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
 def _find_minus_scale_and_zero_point(
     minimum: Scalar, maximum: Scalar, levels: float, narrow_range: bool
 ) -> tuple[Scalar, Scalar]:
-    """Return the negated scale of a range, which saves an operation, and its zero point.
+    """Return the negated scale of a range and its zero point, the number of steps below zero.
 
-    Both are numbers if the range is. The zero point is the number of steps below zero.
+    Both are Python numbers if the ends of the range are. Negating the scale saves an operation.
     """
     if are_numbers(minimum, maximum):
         with tf.init_scope():
@@ -163,7 +163,7 @@ def _find_minus_scale_and_zero_point(
             return float(minus), float(below)
     minus = quotient(minimum - maximum, levels)
     below = quotient(minimum, minus)
-    if narrow_range:  # TensorFlow rounds this sum, which includes the lowest quantized value, 1.
+    if narrow_range:  # TensorFlow adds the lowest quantized value, which is 1, and rounds the sum.
         return minus, _round(below + 1.0, levels + 1.0) - 1.0
     return minus, _round(below, levels)
 
@@ -171,8 +171,8 @@ def _find_minus_scale_and_zero_point(
 def _round(steps: tf.Tensor, levels: float) -> tf.Tensor:
     """Round halves up to integers from 0 to `levels`, with one operation.
 
-    It is TensorFlow's fake quantization for constant ranges. With steps of 1 from zero, its
-    products and its sums with zero are exact, however they are fused.
+    It is TensorFlow's fake quantization with a scale of 1, whose arithmetic is exact even if it is
+    fused.
     """
     bits = math.ceil(math.log2(levels + 1.0))
     return tf.raw_ops.FakeQuantWithMinMaxArgs(
@@ -183,14 +183,14 @@ def _round(steps: tf.Tensor, levels: float) -> tf.Tensor:
 def nudged_range(
     minimum: Scalar, maximum: Scalar, bits: Scalar = 8, narrow_range: bool | Scalar = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the range to which fake quantization clips: zero and both ends are levels.
+    """Returns the nudged range, to which fake quantization clips. Zero and both ends are levels.
 
-    The order of operations is the same as in TensorFlow's kernel, so all bits are equal.
+    The order of operations is the same as in TensorFlow's kernel, so the results are identical.
     """
     lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
     highest = 2.0**bits - 1.0
     scale = quotient(maximum - minimum, highest - lowest)
-    # The scale of zeros, as after a BatchNormalization that starts with gamma = 0, is 0.
+    # If all values are 0, as after a BatchNormalization with gamma = 0, the scale is 0.
     zero_point = tf.floor(lowest - quotient(minimum, scale) + 0.5)
     zero_point = tf.clip_by_value(zero_point, lowest, highest)
     return (lowest - zero_point) * scale, (highest - zero_point) * scale

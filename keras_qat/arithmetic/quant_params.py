@@ -1,4 +1,4 @@
-"""Quantization parameters, and input ranges that avoid ties."""
+"""Quantization parameters, and ranges of inputs that avoid rounding ties."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ S = TypeVar("S", float, tf.Tensor)
 
 @dataclasses.dataclass(frozen=True)
 class QuantParams:
-    """The float values that a quantized tensor can hold: `scale * (q - zero_point)`.
+    """Quantization parameters. They map a quantized value q to `scale * (q - zero_point)`.
 
-    Scale and zero point are numbers in a file or a simulation. In a graph that reads the ranges of
-    a model each time it runs, they are float64 scalar tensors.
+    Scale and zero point are numbers in a file or a simulation. In a graph that reads a model's
+    ranges each time it runs, they are float64 scalar tensors.
 
     Args:
-        scale: the size of one step (LSB): a float32 number, as in files.
-        zero_point: the quantized value of 0.
-        bits: 2 to 8, held in int8, or 16, held in int16, or 32 inside of operators, in int32. With
-            fewer than 8 bits, only the lowest 2^bits values of int8 are used.
+        scale: the size of one step (LSB), in float32 as in files.
+        zero_point: the quantized value that represents 0.
+        bits: 2 to 8 for int8, 16 for int16, or 32 for int32, which is only used inside operators.
+            With fewer than 8 bits, only the lowest 2^bits values of int8 are used.
     """
 
     scale: Any
@@ -38,22 +38,22 @@ class QuantParams:
 
     @classmethod
     def from_range(cls, minimum: Scalar, maximum: Scalar, bits: int = 8) -> QuantParams:
-        """Returns the parameters of a range, nudged to make zero a quantized value.
+        """Returns the parameters for a range, nudged to make zero a quantized value.
 
-        As in TFLite, the nudged ends are float32 and are divided in double precision. The range
-        must hold zero. The scale of an empty range is 1. Ranges of 16 bits are symmetric, with the
-        zero point 0.
+        As in TFLite, the nudged ends are float32, and the division is in double precision. The
+        range must contain zero. If it is empty, the scale is 1. With 16 bits, the range is
+        symmetric and the zero point is 0.
 
         Args:
-            minimum, maximum: numbers or scalar tensors. Tensors that are known while a graph is
-                traced count as numbers.
+            minimum, maximum: numbers or scalar tensors. The result has tensors only if their values
+                are unknown while a graph is traced.
             bits: 2 to 8, or 16.
         """
         known = [None if _is_eager(end) else tf.get_static_value(end) for end in (minimum, maximum)]
         if any(end is None for end in known):
             scale, zero_point = _converter(bits)(minimum, maximum)
             return cls(scale, zero_point, bits)
-        with tf.init_scope():  # A known range is converted just once.
+        with tf.init_scope():  # A known range is converted only once.
             ends = (tf.constant(end, tf.float32) for end in known)
             scale, zero_point = _converter(bits)(*ends)
             return cls(np.float32(scale.numpy()), int(zero_point.numpy()), bits)
@@ -92,11 +92,11 @@ class QuantParams:
         return dataclasses.replace(self, scale=scale, zero_point=zero_point)
 
     def dequantize(self, quantized: np.ndarray) -> np.ndarray:
-        """Returns the float32 values of quantized values."""
+        """Returns the float32 values that quantized values represent."""
         return (quantized.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
-        """Quantizes float values as callers of a file do: rounded half up, and clipped."""
+        """Quantizes float values like users of a file: rounds halves up, and clips."""
         precise: Any = np.float64 if self.bits == 16 else np.float32
         scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
         return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
@@ -111,7 +111,7 @@ def _is_eager(value: Scalar) -> bool:
 
 @functools.cache
 def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tensor]]:
-    """Return a function from the ends of a range to scale and zero point."""
+    """Return a function (minimum, maximum) -> (scale, zero point)."""
 
     @partial(trace_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
     def scale_and_zero_point(minimum: Scalar, maximum: Scalar) -> tuple[tf.Tensor, tf.Tensor]:
@@ -121,12 +121,12 @@ def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tens
         scale = tf.where(scale > 0, scale, tf.ones_like(scale))
         if bits == 16:
             return single(scale), tf.zeros([], tf.float64)
-        # In float32, halves up, so zero is the same level as in training.
+        # Computed in float32 with halves rounded up, so zero is the same level as in training.
         below = tf.math.divide_no_nan(-low, single(quotient(single(high - low), levels)))
         below = tf.clip_by_value(tf.floor(single(below) + 0.5), 0.0, levels)
         if bits == 8:
             scale = quotient(single((levels - below) * scale) - single(-below * scale), levels)
-        else:  # The file's range has 256 levels, but only the lower ones are used.
+        else:  # The range in the file has 256 levels, of which only the lower ones are used.
             scale = quotient(single((255.0 - below) * scale) - single(-below * scale), 255.0)
         return single(scale), below - 128.0
 
@@ -134,12 +134,12 @@ def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tens
 
 
 def single(x: Scalar) -> tf.Tensor:
-    """Rounds float64 values to float32, as a computation in float32 would."""
+    """Rounds float64 values to float32 precision, and returns float64."""
     return tf.cast(tf.cast(x, tf.float32), tf.float64)
 
 
 def ratio(family: KernelFamily, *factors: Scalar, by: Scalar) -> tf.Tensor:
-    """Divides a product of scales: in float32, or for TFLite Micro in double precision."""
+    """Divides a product of scales by another, with the family's precision for ratios."""
     step = (lambda x: x) if family.ratios == "float64" else single
     return step(quotient(functools.reduce(lambda x, y: step(x * y), factors), by))
 
@@ -150,28 +150,28 @@ def round_half_away(x: tf.Tensor) -> tf.Tensor:
 
 
 WIDER = 1 / 1019
-"""By default an input's range is wider than its data by this share, to avoid ties.
+"""The range of an input is wider than its data by this share, to avoid rounding ties.
 
-With 8 bits, it then has 255 / (1 + 1 / 1019) = 1019 / 4 steps. Because 1019 is a prime, the k-th of
-n equal parts of the data's range, 1019 k / (4 n) steps, is not an integer and a half if n is below
-1019, a power of 2 or a power of 10. It is at least 1 / (4 n) steps away from a tie.
+With 8 bits, the data then covers 255 / (1 + 1 / 1019) = 1019 / 4 steps. Data on a grid often has n
+equal steps, and its k-th value is 1019 k / (4 n). It is at least 1 / (4 n) away from a tie if n is
+below 1019, a power of 2 or a power of 10, because 1019 is a prime.
 """
 
 TRIES = 10
-"""Multiples of `WIDER` that are tried, so a range becomes at most 1 % wider."""
+"""Multiples of `WIDER` that are tried. The largest widens a range by 1 %."""
 
 REPEATED = 0.9
-"""With a larger share of distinct values, data is not on a grid, and some is near ties anyway."""
+"""If a larger share of the values is distinct, they are not on a grid, and some are near ties."""
 
 ENOUGH = 2e-4
-"""Sufficient distance to a tie, in steps. Float32 represents 255 steps to 3e-5."""
+"""Sufficient distance to a tie, in steps. The error of 255 steps in float32 is 3e-5."""
 
 
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
-    """Returns the share by which a range has to be wider to keep its data away from ties.
+    """Returns the share by which to widen a range, so that its data avoids rounding ties.
 
-    For values on a grid, which occur repeatedly, it is the first sufficient multiple of `WIDER`, or
-    the best one. The range may have any ends, as for pixels minus their mean.
+    If the values are on a grid, it is the first multiple of `WIDER` that keeps them far enough from
+    ties, or the best one.
 
     Args:
         low, high: the ends of the range, which includes zero.
@@ -194,5 +194,5 @@ def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) 
 
 
 def widen_range(low: S, high: S, share: float = WIDER) -> S:
-    """Returns the upper end of a range that is wider by a share of its width."""
+    """Returns the upper end of a range after widening it by a share of its width."""
     return high + (high - low) * share

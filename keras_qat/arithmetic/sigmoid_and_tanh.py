@@ -1,12 +1,12 @@
-"""Sigmoid and hyperbolic tangent in integers, as TFLite's kernels compute them.
+"""Sigmoid and hyperbolic tangent in integers, like TFLite's kernels.
 
-`compute_sigmoid` and `compute_tanh` follow gemmlowp's `fixedpoint.h`: an exponential by a Taylor
-series, then a reciprocal by Newton's method. TFLite's LSTM kernel computes its gates this way in 16
-bits, and TFLite Micro's int8 kernels of both functions in 32 bits.
+`compute_sigmoid` and `compute_tanh` follow gemmlowp's `fixedpoint.h`: a Taylor series for the
+exponential, then Newton's method for the reciprocal. TFLite's LSTM kernel uses them for gates with
+16 bits, and TFLite Micro's int8 kernels use them with 32 bits.
 
 `compute_int16_sigmoid` and `compute_int16_tanh` are the int16 operators LOGISTIC and TANH, which
-interpolate in a table of the sigmoid. Scales near 2^-12, and for tanh near 2^-11, are treated as
-exactly these. The optimized kernel then follows gemmlowp, and portable kernels interpolate.
+interpolate in a table of the sigmoid. If the scale is almost 2^-12, or 2^-11 for tanh, the
+optimized kernel follows gemmlowp instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.plain_operations import gather
 
 INTEGER_BITS = 3
-"""Integer bits of the inputs of gemmlowp's functions, in steps of 2^-12."""
+"""Integer bits of 16-bit inputs of gemmlowp's functions, which have 12 fractional bits."""
 
 
 def compute_sigmoid(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
@@ -57,13 +57,13 @@ def compute_tanh(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
 
 @functools.cache
 def sigmoid_table(integer_bits: int) -> np.ndarray:
-    """Tabulates sigmoid(x) in 32768ths for each x of 16 bits, the lowest first."""
+    """Tabulates sigmoid(x) in 32768ths for each 16-bit x, from the lowest to the highest."""
     return _tabulate(compute_sigmoid, integer_bits)
 
 
 @functools.cache
 def tanh_table(integer_bits: int) -> np.ndarray:
-    """Tabulates tanh(x) like `sigmoid_table`."""
+    """Tabulates tanh(x) in 32768ths, like `sigmoid_table`."""
     return _tabulate(compute_tanh, integer_bits)
 
 
@@ -77,9 +77,9 @@ class Curve:
     """The prepared parameters of an int16 sigmoid or hyperbolic tangent.
 
     Args:
-        is_power: whether the family's kernel treats the scale as a power of two.
-        left: the exponent of the scale minus -12.
-        factor, bits: multiplier and shift from quantized values to positions in the table.
+        is_power: whether the family has a special kernel for this scale.
+        left: log2(scale) + 12, for that kernel.
+        factor, bits: multiplier and shift that convert quantized values to indices of the table.
     """
 
     is_power: Predicate
@@ -89,17 +89,17 @@ class Curve:
 
 
 def prepare_sigmoid(family: KernelFamily, scale: tf.Tensor) -> Curve:
-    """Prepares `compute_int16_sigmoid` for inputs with this scale and the zero point 0."""
+    """Returns the parameters of `compute_int16_sigmoid` for inputs with this scale."""
     return _prepare(family, scale, wider=0)
 
 
 def prepare_tanh(family: KernelFamily, scale: tf.Tensor) -> Curve:
-    """Prepares `compute_int16_tanh` for inputs with this scale and the zero point 0."""
+    """Returns the parameters of `compute_int16_tanh` for inputs with this scale."""
     return _prepare(family, scale, wider=1)
 
 
 def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
-    """Prepare a curve with special kernels for steps of 2^-12, doubled up to `wider` times."""
+    """Return the parameters. Special kernels support scales from 2^-12 to 2^(wider - 12)."""
     is_power, left, scale = _as_power(scale, wider)
     has_gates = family.int16_curves == "gates"
     return Curve(is_power if has_gates else False, left, *_scale_to_table(scale))
@@ -107,7 +107,7 @@ def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
 
 @trace_once
 def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return whether a scale counts as a power of two, its distance to 2^-12, and its value."""
+    """Return whether a special kernel supports a scale, log2(scale) + 12, and the scale it uses."""
     is_near, exponent = near_power_of_two(scale)
     left = exponent + 15 - INTEGER_BITS
     is_power = is_near & (left >= 0) & (left <= wider)
@@ -117,7 +117,7 @@ def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Te
 
 @trace_once
 def _scale_to_table(scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return a multiplier of 14 to 15 bits to steps of 1/12288, and its shift."""
+    """Return the multiplier, 14 to 15 bits, and the shift that convert to units of 1/12288."""
     factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
     for _ in range(31):
         small = factor <= 32767.0 / 2.0
@@ -126,7 +126,7 @@ def _scale_to_table(scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def compute_int16_sigmoid(q: tf.Tensor, curve: Curve) -> tf.Tensor:
-    """Computes sigmoid(x) of quantized values, in 32768ths, as int64."""
+    """Computes the sigmoid of int16 values. The results are 32768ths in int64."""
 
     def interpolate(steps: tf.Tensor) -> tf.Tensor:
         y = _interpolate(tf.abs(steps), 9)
@@ -136,7 +136,7 @@ def compute_int16_sigmoid(q: tf.Tensor, curve: Curve) -> tf.Tensor:
 
 
 def compute_int16_tanh(q: tf.Tensor, curve: Curve) -> tf.Tensor:
-    """Computes tanh(x) = 2 sigmoid(2x) - 1 of quantized values, in 32768ths, as int64."""
+    """Computes tanh(x) = 2 sigmoid(2x) - 1 of int16 values. The results are 32768ths in int64."""
 
     def interpolate(steps: tf.Tensor) -> tf.Tensor:
         y = _interpolate(tf.abs(steps), 8)
@@ -166,7 +166,7 @@ def _compute(
 
 
 def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
-    """Interpolate linearly in the table of the sigmoid, with `bits` more bits."""
+    """Interpolate linearly in the table of the sigmoid. The result has `bits` more bits."""
     table = tf.constant(_points(), tf.int64)
     last = 2**16 - 1 if bits == 8 else 2**16 - 2
     index = shift_back(size, bits)
@@ -179,7 +179,7 @@ def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
 def _points() -> np.ndarray:
     """Tabulate sigmoid(k / 24) in 65536ths, plus half of the error of linear interpolation.
 
-    That is a sixteenth of the curvature. The last value stands for all larger ones.
+    Half of the error is 1/16 of the second difference. The last entry is for all larger inputs.
     """
     sigmoid = 1 / (1 + np.exp(-np.arange(256) / 24))
     curvature = sigmoid * (1 - sigmoid) * (2 * sigmoid - 1) / 24**2

@@ -1,6 +1,7 @@
-"""Helper layers for elementwise functions, with finite values and gradients in training.
+"""Helper layers for elementwise functions. Their values and gradients are always finite.
 
-Quantization rounds small values to zero, where logarithms, inverses and their slopes are infinite.
+Quantization rounds small values to zero, where logarithms, inverses and their gradients are
+infinite.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def _compute_power(x: tf.Tensor, exponent: Any) -> tf.Tensor:
 
 
 def _apply_to_positive(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Compute a function of positive values. For others, it is 0 without a slope."""
+    """Compute a function of positive values. Other values become 0 with the gradient 0."""
     results = function(tf.where(x > 0, x, tf.ones_like(x)))
     return tf.where(x > 0, results, tf.zeros_like(x))
 
@@ -71,11 +72,11 @@ FUNCTIONS: dict[str, Callable[..., tf.Tensor]] = {
     "less": tf.less,
     "less_equal": tf.less_equal,
 }
-"""Kind of an operation -> the function that computes it."""
+"""Kind of an operation -> its function."""
 
 
 def evaluate_formula(formula: Any, x: tf.Tensor) -> tf.Tensor:
-    """Computes a formula of `x`: "x", a constant, or [name of a function, operand, ...]."""
+    """Evaluates a formula: "x", a constant, or [name of a function, formula, ...]."""
     if isinstance(formula, (list, tuple)):
         name, *operands = formula
         kind = name.rpartition(".")[2]  # Older files contain "math.exp".
@@ -85,10 +86,10 @@ def evaluate_formula(formula: Any, x: tf.Tensor) -> tf.Tensor:
 
 @register
 class Formula(SameShape):
-    """Computes a chain of elementwise operations on one tensor, with finite values.
+    """Computes a chain of elementwise operations on one tensor. Results are always finite.
 
-    Infinite results, such as log(x * x) at 0, become the lowest or largest finite result, without a
-    gradient.
+    Infinite results, such as log(x * x) at 0, become the lowest or the largest finite result, with
+    the gradient 0.
 
     Args:
         formula: the formula for `evaluate_formula`, as JSON:
@@ -128,7 +129,7 @@ def _replace_undefined(
 
 @register
 class Logarithm(SameShape):
-    """Computes natural logarithms. Undefined results are replaced by the lowest defined one.
+    """Computes natural logarithms. An undefined result becomes the lowest defined result.
 
     Args:
         plus_one: whether to compute log(1 + x).
@@ -149,10 +150,10 @@ class Logarithm(SameShape):
 
 @register
 class Power(SameShape):
-    """Computes x ** exponent with finite values and slopes.
+    """Computes x ** exponent with finite values and gradients.
 
-    If the power or its slope is undefined, the result is 0 for a positive exponent, and the largest
-    defined result for a negative exponent.
+    If the power or its gradient is undefined, the result is 0 for a positive exponent, and the
+    largest defined result for a negative exponent.
     """
 
     options = ("exponent",)
@@ -172,7 +173,7 @@ class Power(SameShape):
 
 @register
 class Reciprocal(SameShape):
-    """Divides a constant by a tensor. Divisions by zero return the largest other quotient."""
+    """Divides a constant by a tensor. A division by zero returns the largest other quotient."""
 
     options = ("numerator",)
 
@@ -188,10 +189,10 @@ class Reciprocal(SameShape):
 
 @register
 class SquareRoot(SameShape):
-    """Computes square roots with finite slopes, 0 if the input is not positive.
+    """Computes square roots with finite gradients. The result is 0 if the input is not positive.
 
     Args:
-        inverse: whether to compute 1 / sqrt(x). It is the largest defined result if x is not
+        inverse: whether to compute 1 / sqrt(x), which is the largest defined result if x is not
             positive.
     """
 
@@ -211,7 +212,7 @@ class SquareRoot(SameShape):
 
 @register
 class Quotient(HelperLayer):
-    """Divides two tensors. Divisions by zero return the largest other quotient."""
+    """Divides two tensors. A division by zero returns the largest other quotient."""
 
     def call(self, inputs: Any) -> tf.Tensor:
         x, y = inputs
@@ -225,7 +226,7 @@ class Quotient(HelperLayer):
 
 @register
 class SoftmaxOfMany(SameShape):
-    """Softmax along an axis with so many values that most results are a few steps of 1/256."""
+    """Softmax over so many values that most results are only a few 256ths."""
 
     options = ("axis",)
 

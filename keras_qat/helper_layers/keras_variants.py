@@ -1,4 +1,4 @@
-"""Variants of Keras layers: with a computed kernel, a mask input, or a scaled input."""
+"""Variants of Keras layers that compute their kernel, read a mask, or scale their input."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from keras_qat.keras2.backend import keras, layers, register
 
 
 class _Weight:
-    """Computes a layer's weight when it is read. An attribute of the instance overrides it."""
+    """Descriptor that computes a layer's weight when it is read."""
 
     def __get__(self, layer: keras.layers.Layer | None, owner: type) -> Any:
         return self if layer is None else layer.source.value()
 
 
 class _Computed(layers.Layer):
-    """Mixin of layers that compute a weight from other weights, as in weight normalization.
+    """Mixin for layers that compute a weight from other weights, as in weight normalization.
 
-    At inference the computed weight is a constant, which files store like any other weight.
+    Files store the computed weight like any other weight.
 
     Args:
         source: a `WeightTensor` that computes the kernel, or its configuration.
@@ -70,14 +70,14 @@ COMPUTED = dict(
 
 
 def has_computed_kernel(layer: object) -> bool:
-    """Returns whether a layer computes its kernel, which therefore cannot be assigned."""
+    """Returns whether a layer computes its kernel, so the kernel cannot be assigned."""
     return isinstance(layer, _Computed)
 
 
 class _WithMaskInput(layers.Layer):
-    """Mixin of recurrent layers with two inputs: a sequence and its mask, [batch, steps].
+    """Mixin for recurrent layers with two inputs: a sequence and its mask, [batch, steps].
 
-    Keras passes masks in an attribute of the sequence (`_keras_mask`). Files need them as tensors.
+    Keras passes a mask as an attribute of the sequence (`_keras_mask`), but a file needs a tensor.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -85,11 +85,11 @@ class _WithMaskInput(layers.Layer):
         self.input_spec = [keras.layers.InputSpec(ndim=3), keras.layers.InputSpec(ndim=2)]
 
     def __call__(self, inputs: Any, *args: object, **kwargs: object) -> Any:
-        # Keras' recurrent layers would interpret the second tensor as a state.
+        # Keras' recurrent layers would use the second tensor as the initial state.
         return layers.Layer.__call__(self, inputs, *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        # When Keras 2.15 loads a file, it only passes the sequence's shape, as a list of sizes.
+        # When Keras 2.15 loads a file, it passes only the sequence's shape, as a list of sizes.
         is_one = all(size is None or isinstance(size, int) for size in input_shape)
         super().build(tf.TensorShape(input_shape if is_one else input_shape[0]))
 
@@ -112,12 +112,12 @@ WITH_MASK_INPUT: dict[type, Any] = {
 
 
 def has_mask_input(layer: object) -> bool:
-    """Returns whether a layer reads the mask of a sequence as a second input."""
+    """Returns whether a layer's second input is a mask."""
     return isinstance(layer, _WithMaskInput)
 
 
 class _Rescaled:
-    """First multiplies its input by `input_scale`, a power of two for each channel."""
+    """Mixin for layers that first multiply their input by `input_scale`, one value per channel."""
 
     def __init__(self, *, input_scale: Sequence[float], **kwargs: object) -> None:
         super().__init__(**kwargs)
@@ -136,7 +136,7 @@ class RescaledBatchNormalization(_Rescaled, layers.BatchNormalization):
 
     Args:
         input_scale: the constant of each channel.
-        kwargs: as for `BatchNormalization`. Its statistics describe the product.
+        kwargs: as for `BatchNormalization`. The statistics describe the scaled input.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
@@ -149,7 +149,7 @@ class RescaledNormalization(_Rescaled, layers.Normalization):
 
     Args:
         input_scale: the constant of each channel.
-        kwargs: as for `Normalization`. Its statistics describe the product.
+        kwargs: as for `Normalization`. The statistics describe the scaled input.
     """
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -166,7 +166,7 @@ RESCALED: dict[type, Any] = {
 def find_statistics(
     layer: keras.layers.Layer,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Returns a normalization's mean and standard deviation; None before it has any."""
+    """Returns the mean and standard deviation of a normalization layer; None if it has none yet."""
     if isinstance(layer, layers.BatchNormalization):
         mean, variance = (np.ravel(seen) for seen in (layer.moving_mean, layer.moving_variance))
         has_seen = np.any(mean != 0) or np.any(variance != 1)
@@ -179,11 +179,11 @@ def find_statistics(
 
 @register
 class FusedBatchNormalization(layers.BatchNormalization):
-    """BatchNormalization after a dense layer, computed on images of one pixel.
+    """BatchNormalization of vectors, which it treats as images of one pixel.
 
-    It uses TensorFlow's fused operation, as `tf.contrib.slim` does. The moving variance gets
-    Bessel's correction, as for images. Keras' own layer keeps the biased variance of vectors.
-    `recipes.contrib` uses this layer for each BatchNormalization on vectors that is not folded.
+    Like `tf.contrib.slim`, it uses TensorFlow's fused operation, whose moving variance has Bessel's
+    correction. Keras' layer has no such correction for vectors. `recipes.contrib` uses this layer
+    for each BatchNormalization of vectors that is not folded.
 
     Shapes: [batch, channels].
     """

@@ -1,4 +1,4 @@
-"""Helper layers for lowering: single operations for which Keras has no layer."""
+"""Helper layers for operations that no Keras layer computes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HelperLayer(keras.layers.Layer):
 
 
 class SameShape(HelperLayer):
-    """A layer with an output of its input's shape."""
+    """A layer whose output has the shape of its input."""
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         return tf.TensorShape(input_shape)
@@ -30,9 +30,9 @@ class SameShape(HelperLayer):
 
 @register
 class CarryMask(SameShape):
-    """Returns its input with the Keras mask that it reads: `CarryMask()(x, mask=mask)`.
+    """Returns its input with a Keras mask: `CarryMask()(x, mask=mask)`.
 
-    Layers, losses and metrics can then read the mask of a tensor that operations compute.
+    Operations drop Keras masks, which later layers, losses and metrics may need.
     """
 
     def __init__(self, **kwargs: object) -> None:
@@ -45,7 +45,7 @@ class CarryMask(SameShape):
 
 @register
 class Contract(HelperLayer):
-    """Contracts two tensors along shared axes, like `tf.einsum` of two tensors.
+    """Sums products of two tensors along shared axes: `tf.einsum` of two tensors.
 
     Args:
         equation: as for `tf.einsum`, e.g. `"abc,adc->abd"`.
@@ -110,22 +110,19 @@ class ReverseSteps(SameShape):
 
 @register
 class MaskScores(HelperLayer):
-    """Lowers masked attention scores: softmax then returns almost nothing for them.
-
-    Other consumers ignore masked scores as well. A minimum ignores scores above all others.
+    """Replaces masked attention scores by low values, so their softmax is almost 0.
 
     The inputs are the scores, [batch, ..., steps, steps], and masks that broadcast to
-    [batch, steps, steps]. A mask is False or 0 where a score is masked.
+    [batch, steps, steps]. A mask is False or 0 for masked scores.
 
     Args:
-        causal: numbers of query and key steps, to mask later steps too; or a mask [..., steps,
+        causal: the numbers of query and key steps, to mask later steps too; or a mask [..., steps,
             steps] that is true for the visible key steps of each query step; or None.
-        hidden: whether masks are inverted: True, or not 0, for masked scores.
-        below: distance of masked scores below the smallest score: exp(-12) is 6e-6. The usual -1e9
-            would leave no quantization steps for the other scores. With 0 they equal the smallest
-                score.
-        limit: an upper bound of masked scores, or None.
-        above: whether masked scores are above the largest score, and above `limit`.
+        hidden: whether masks are inverted: True or nonzero for masked scores.
+        below: how far masked scores are below the smallest score; exp(-12) is 6e-6. The usual -1e9
+            would leave no quantization steps for the other scores.
+        limit: an upper bound for masked scores, or None.
+        above: whether masked scores become higher than all scores and `limit`, for a minimum.
     """
 
     def __init__(
@@ -143,7 +140,7 @@ class MaskScores(HelperLayer):
         self.causal = None if visible is None else np.asarray(visible, bool)
 
     def masks(self, scores: tf.Tensor, masks: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns bool masks that are True for visible scores."""
+        """Returns the masks as booleans that are True for visible scores."""
         visible = []
         for mask in masks:
             for _ in range(len(scores.shape) - len(mask.shape)):
@@ -176,12 +173,13 @@ class MaskScores(HelperLayer):
 
 @register
 class OnGrid(HelperLayer):
-    """Returns constants to compare a tensor with. They are rounded with the tensor's scale.
+    """Returns the constants of a comparison, rounded with the scale of the compared tensor.
 
     Args:
         number: the constant, or a nested list of constants.
 
-    Shapes: the input is the tensor; the output has as many axes, with leading sizes of 1.
+    Shapes: the input is the compared tensor. The output has the same number of axes; the first ones
+        have size 1.
     """
 
     options = ("number",)
@@ -204,7 +202,7 @@ class OnGrid(HelperLayer):
 
 @register
 class Regularize(SameShape):
-    """Returns its input and adds an activity regularizer's value to the loss.
+    """Returns its input, and adds an activity regularizer's value to the loss.
 
     Args:
         activity_regularizer: as for Keras layers.
@@ -224,7 +222,7 @@ class Regularize(SameShape):
 
 @register
 class Roll(HelperLayer):
-    """Computes `tf.roll` by slices and concatenations, because TFLite has operators for these.
+    """Computes `tf.roll` with slices and concatenations, which TFLite supports.
 
     Args:
         shifts: number of elements to shift by, for each axis.
@@ -250,7 +248,7 @@ class Roll(HelperLayer):
 
 
 class WithModel(SameShape):
-    """A layer that holds a model.
+    """A layer that contains a model.
 
     Args:
         model: the model, or its configuration.
@@ -266,9 +264,10 @@ class WithModel(SameShape):
 
 @register
 class TrainingOnly(WithModel):
-    """Applies a model in training and returns its input otherwise, as stochastic depth does.
+    """Applies a model in training, and returns its input otherwise, as in stochastic depth.
 
-    The model reads that input, or other tensors: `TrainingOnly(model)(y, given=[x])`.
+    The model's input is this layer's input, or `given` tensors: `TrainingOnly(model)(y,
+    given=[x])`.
     """
 
     def call(
@@ -301,7 +300,7 @@ class Indices(SameShape):
 
 @register
 class Positions(SameShape):
-    """Rounds float values, such as positions in an image, to int32, in models saved by 0.3.0.
+    """Rounds float values to int32. Only models saved by version 0.3.0 have this layer.
 
     Args:
         rounding: "floor", "ceil", "round" (halves to even) or "truncate".
@@ -328,17 +327,17 @@ ROUNDINGS = {
 
 @register
 class WeightTensor(HelperLayer):
-    """Returns a weight, or a tensor computed from several weights, for other layers to read.
+    """Returns a weight, or a tensor that it computes from several weights.
 
     Args:
         shapes: the weights' shapes.
-        expression: a model that computes the tensor from the weights, or its configuration; by
-            default the tensor is the only weight.
+        expression: a model that computes the tensor from the weights, or its configuration. By
+            default, the tensor is the only weight.
         weight_dtype: the weights' type.
         frozen: indices of weights that do not train.
         regularizers, constraints: one for each weight, as for Keras layers.
 
-    Shapes: the input only connects the layer to the graph; the output has no batch.
+    Shapes: the input only connects the layer to the graph. The output has no batch axis.
     """
 
     options = ("shapes", "weight_dtype", "frozen")
