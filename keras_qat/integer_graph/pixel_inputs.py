@@ -98,9 +98,7 @@ def _read_rescaling(name: str, rescaling: Any) -> Rescaling:
 
 
 def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Whether an input already is pixels: only `Rescaling` or `Normalization` layers read it, and
-    its range is about 0 to 255.
-    """
+    """Whether an input is pixels: its range is 0 to 255, and only rescaling layers read it."""
     kinds = keras.layers.Rescaling, keras.layers.Normalization
     consumers = [node for node in graph.nodes if tensor in node.inputs]
     params = tensor.params
