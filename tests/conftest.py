@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorflow.python.eager import context
 
 import keras_qat
@@ -63,14 +64,22 @@ def _seed_that_keeps_kernels(self, seed, set_seed=context.Context._set_global_se
         self._context_handle = handle
 
 
+def _turn_off_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def pytest_configure():
-    """Garbage is collected a hundredth as often, and not looked for in TensorFlow and the tests.
+    """Makes garbage collection rare, and leaves out what TensorFlow does for long programs.
 
     Seeds keep TensorFlow's kernels, which saves a tenth to a fifth of the time: weights and data
-    start from random numbers that no kernel counts.
+    start from random numbers that no kernel counts. Iterators of data do not tune themselves:
+    the thread that does so sometimes misses the signal to stop, and sleeps for up to a minute.
     """
     gc.set_threshold(100_000, 10, 10)
     context.Context._set_global_seed = _seed_that_keeps_kernels
+    tf.data.Dataset._apply_debug_options = _turn_off_autotuning
 
 
 @pytest.hookimpl(wrapper=True)
