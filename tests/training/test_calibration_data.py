@@ -52,7 +52,7 @@ def conv():
             WITH_OUTLIER,
             r"half of the examples vary by less .* few values set the range, 0 to 9",
         ),
-        (CAFFE, PIXELS, r"lies .* off. They fit as .*preprocess_input\(x, mode='caffe'\)\."),
+        (CAFFE, PIXELS, r"lies .* away. They fit as .*preprocess_input\(x, mode='caffe'\)\."),
         (
             UNIT,
             100 * UNIT - 50,
