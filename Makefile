@@ -32,7 +32,7 @@ WORKERS := -n 2 --dist worksteal --durations=10
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test test-slow test-part test-legacy test-arm64 test-x86 test-plans test-tosa test-gpu test-version lint format docs notebooks dist resolve pin clean
+.PHONY: help demo test test-slow test-part test-legacy test-arm64 test-x86 emulator-arm64 emulator-x86 test-plans test-tosa test-gpu test-version lint format docs notebooks dist resolve pin clean
 
 help:
 	@echo "make demo         train, quantize, export and verify a small network (DATA=fashion-mnist)"
@@ -64,21 +64,25 @@ test: $(VENV)/.complete
 test-slow: $(VENV)/.complete
 	$(VENV)/bin/python -m pytest $(WORKERS) -m slow $(PYTEST_ARGS)
 
-test-part: $(VENV)/.complete
+test-part: $(VENV)/.complete emulator-arm64 emulator-x86
 	$(VENV)/bin/python -m benchmarks.rotation --run $(PART)
 
 test-legacy: $(VENV_LEGACY)/.complete
 	$(VENV_LEGACY)/bin/python -m pytest $(WORKERS) -m 'legacy and not slow' $(PYTEST_ARGS)
 
-test-arm64: $(VENV)/.complete
-	@test -e build/arm64/.complete || PYTHON=$(CURDIR)/$(VENV)/bin/python timeout 300 tests/arm64/setup.sh build/arm64 || \
-		echo "No emulator: that needs root, and apt of Debian 12. Tests that want it are skipped."
+test-arm64: $(VENV)/.complete emulator-arm64
 	$(VENV)/bin/python -m pytest tests/arm64 -m '' $(PYTEST_ARGS)
 
-test-x86: $(VENV)/.complete
+test-x86: $(VENV)/.complete emulator-x86
+	$(VENV)/bin/python -m pytest tests/x86 -m '' $(PYTEST_ARGS)
+
+emulator-arm64: $(VENV)/.complete
+	@test -e build/arm64/.complete || PYTHON=$(CURDIR)/$(VENV)/bin/python timeout 300 tests/arm64/setup.sh build/arm64 || \
+		echo "No emulator: that needs root, and apt of Debian 12. Tests that want it are skipped."
+
+emulator-x86:
 	@timeout 300 tests/install_qemu.sh qemu-x86_64 || \
 		echo "No emulator: that needs root, and apt of Debian. Tests that want it are skipped."
-	$(VENV)/bin/python -m pytest tests/x86 -m '' $(PYTEST_ARGS)
 
 test-plans: $(VENV)/.complete
 	$(VENV)/bin/python -m benchmarks.oracle compare tests/networks/plans.txt $(ORACLE_ARGS)

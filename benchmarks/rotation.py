@@ -35,10 +35,8 @@ PARTS = 11
 
 COMMANDS = (
     "make dist",
-    "make test-arm64",
     "make test-tosa",
     "make notebooks",
-    "make test-x86",
     "python -m benchmarks.norms --blocks 1 --width 16 --tokens 9 --turns 1",
     "python -m benchmarks.kernel_faults build/kernel_faults",
     "python -m benchmarks.fit_time residual --pairs 1",
