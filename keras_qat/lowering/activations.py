@@ -1,4 +1,4 @@
-"""Lowers activations and softmax, and recognizes a hard swish or a softmax computed by hand."""
+"""Lowers activations and softmax, and recognizes hard swish and softmax written as operations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _REGULARIZED_INSIDE = (Regularize, layers.MultiHeadAttention)
 
 
 def split_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Split conv(activation=f) into conv and f. The layer keeps its name; f is named after it."""
+    """Split conv(activation=f) into conv, which keeps its name, and f."""
     layer = call.layer
     if layer.activation in (None, keras.activations.linear):
         return []
@@ -55,7 +55,7 @@ def split_activation(call: Call, context: LoweringContext) -> list[Call]:
 def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
     """Split layer(activity_regularizer=r) into the layer and Regularize(r).
 
-    Inside a wrapped layer the regularizer would not be computed at inference.
+    Inside a wrapper, the regularizer would not be computed at inference.
     """
     layer = call.layer
     if layer.activity_regularizer is None or len(flatten_values(call.outputs)) > 1:
@@ -71,7 +71,7 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
 
 
 def make_activation(parts: PartsBuilder) -> layers.Layer:
-    """Return a layer for a layer's activation function, or a copy of its activation layer."""
+    """Return an activation layer: new for an activation function, otherwise a copy."""
     layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, layers.Layer):
         return parts.new("activation", clone, inner, weights=inner.weights)
@@ -81,13 +81,13 @@ def make_activation(parts: PartsBuilder) -> layers.Layer:
 def get_weights_without_activation(
     layer: layers.Layer, context: LoweringContext
 ) -> list[tf.Variable]:
-    """Return a layer's initial weights without the weights of an activation layer in it."""
+    """Return a layer's initial weights, without those of an activation layer inside it."""
     inner = {id(weight) for weight in getattr(layer.activation, "weights", ())}
     return [weight for weight in context.get_weights(layer) if id(weight) not in inner]
 
 
 def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
-    """Expand an Activation that has no TFLite operator, or replace it by the layer it holds."""
+    """Expand an Activation that has no TFLite operator, or replace it by the layer inside it."""
     inner = call.layer.activation
     if isinstance(inner, layers.Layer):
         parts = PartsBuilder(call, context)
@@ -114,14 +114,14 @@ ACTIVATIONS: dict[Callable[..., tf.Tensor], Callable[..., tf.Tensor]] = {
     keras_3.leaky_relu: lambda x: layers.LeakyReLU(0.2)(x),
     keras_3.celu: lambda x: layers.ELU()(x),
 }
-"""Activation function without a row -> its expansion."""
+"""Activation function without an operator -> its expansion."""
 
 _X = tensor("x")
 _GATE = operation("relu6")(_X + 3.0)
 HARD_SWISH = Rule(any_of(_X * _GATE / 6.0, _X * (_GATE / 6.0)), lambda x: HardSwish()(x))
 
 _LEAST = between(0.0, 1e-5)
-"""A pattern of an epsilon that keeps a sum from being 0."""
+"""Matches an epsilon that prevents a division by 0."""
 
 _add_axes = operation("expand_dims", "stop_gradient")
 _exp, _sum = operation("exp"), operation("reduce_sum")
@@ -152,14 +152,14 @@ SOFTMAX_BY_HAND = Rule(
     ),
     _softmax,
 )
-"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, which needs no ranges inside.
+"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, which has no ranges inside.
 
-An epsilon may be added to a sum of exponentials that is at least 1 anyway.
+An epsilon in the divisor is ignored, because the sum is at least 1.
 """
 
 
 def compute_log_sum(x: tf.Tensor, axis: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return the largest x, d = x minus the largest, and the logarithm of the sum of exp(d)."""
+    """Return max(x), d = x - max(x), and log(sum(exp(d)))."""
     largest = tf.reduce_max(x, axis, keepdims=True, name="largest")
     below = tf.subtract(x, largest, name="below")
     total = tf.reduce_sum(tf.exp(below, name="exp"), axis, keepdims=True, name="total")
@@ -177,7 +177,7 @@ def _log_sum_exp(x: tf.Tensor, axis: object, total: tf.Tensor) -> tf.Tensor:
 
 
 LOG_SUM_EXP = Rule(operation("log")(_TOTAL.named("total")), _log_sum_exp)
-"""Subtracts the largest x in log(sum(exp(x))), because exp(x) in 8 bits keeps only large values."""
+"""Subtracts max(x) in log(sum(exp(x))), because 8 bits lose all but large values of exp(x)."""
 
 
 def _find_single_axis(x: tf.Tensor, axes: object) -> int:
@@ -188,7 +188,7 @@ def _find_single_axis(x: tf.Tensor, axes: object) -> int:
 
 
 def merge_softmax_axes(layer: layers.Softmax, x: tf.Tensor) -> tf.Tensor:
-    """Compute a softmax over several axes by a softmax over one merged axis."""
+    """Compute a softmax over several axes as a softmax over one merged axis."""
     require(isinstance(layer.axis, (list, tuple)) and None not in x.shape[1:])
     rank = len(x.shape)
     axes = sorted(axis % rank for axis in layer.axis)
@@ -202,7 +202,7 @@ def merge_softmax_axes(layer: layers.Softmax, x: tf.Tensor) -> tf.Tensor:
 
 
 def widen_softmax(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a softmax of so many values that their mean is at most a few steps of 8 bits."""
+    """Replace a softmax over many values, whose mean is a few 8-bit steps, by `SoftmaxOfMany`."""
     op, attributes, _ = match_row(call)
     if op is not SOFTMAX or NO_WIDE:
         return []

@@ -24,8 +24,9 @@ def split_multi_head_attention(
 ) -> list[Call]:
     """Split MultiHeadAttention into projections, products, masks and a softmax.
 
-    The axes of images are merged. The call stays unchanged if their sizes are unknown, or if it has
-    images and also a mask or returned scores, or if its inputs carry masks and `masks` is None.
+    The axes of images are merged. The call stays unchanged if sizes of images are unknown, if it
+    has images together with a mask or returned scores, or if its inputs have masks and `masks` is
+    None.
     """
     layer = call.layer
     names = ("query", "value", "key", "attention_mask", "return_attention_scores")
@@ -63,7 +64,7 @@ def split_multi_head_attention(
         (query, value, key), restore = _merge_axes(parts, details, query, value, key)
         last.append(restore)
     if layer.activity_regularizer is not None:
-        # The projections keep their regularizers. This one belongs to the entire layer.
+        # This regularizer belongs to the entire layer. The projections have their own.
         last.append(parts.new("regularized", Regularize, layer.activity_regularizer))
 
     def project(name: str, source: Value, output: Value | None = None) -> Value:
@@ -97,7 +98,7 @@ def split_multi_head_attention(
 def _merge_axes(
     parts: PartsBuilder, details: dict[str, Any], *tensors: Value
 ) -> tuple[list[Value], layers.Layer]:
-    """Merge all axes of images between batch and channels into one. Changes `details`.
+    """Merge all axes of images between batch and channels into one, and update `details`.
 
     Returns the new query, value and key, and a layer that restores the axes of the result.
     """
@@ -119,7 +120,7 @@ def _merge_axes(
 
 
 def split_masked_attention(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
-    """Split a MultiHeadAttention with Keras masks, which are known only while layers are traced.
+    """Split a MultiHeadAttention whose inputs have Keras masks.
 
     Raises:
         CannotTrace: if a mask cannot be traced.
@@ -138,7 +139,7 @@ def expand_attention(
     return_attention_scores: bool = False,
     use_causal_mask: bool = False,
 ) -> tf.Tensor | list[tf.Tensor]:
-    """Compute Attention without masks by a product, a softmax and a product.
+    """Compute Attention without masks as a product, a softmax and another product.
 
     Attention layers with weights are traced before this pass.
     """

@@ -1,4 +1,4 @@
-"""Builds the calls that replace a call, and keeps the layers that these use."""
+"""Builds the calls that replace a call, and stores their new layers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _PLAIN = bool, int, float, str, np.generic
 
 @dataclasses.dataclass
 class LoweringContext:
-    """The recipe's options, and the layers that lowering has made.
+    """The options of lowering, and the layers that it has created.
 
-    All calls of a shared layer share the layers that replace it.
+    All calls of a shared layer use the same new layers.
 
     Args:
         activations: whether to replace activations by operators that runtimes have.
@@ -51,12 +51,12 @@ class LoweringContext:
         self.weights: dict[Layer, list[tf.Variable]] = {}
         """New layer -> the initial values of its weights."""
         self.compared: dict[Hashable, bool] = {}
-        """Call -> whether its expansion returned the same results on random inputs."""
+        """Call -> whether its expansion returned the same results for random inputs."""
         self._layers: dict[tuple[Hashable, str], Layer] = {}
         self._settings: dict[tuple[Layer, str], list[Any]] = {}
 
     def clear(self) -> None:
-        """Forget all layers, before lowering begins again."""
+        """Remove all layers, before lowering begins again."""
         for known in (self.weights, self._layers, self._settings):
             known.clear()
 
@@ -67,16 +67,16 @@ class LoweringContext:
         make: Callable[[], Layer],
         weights: Iterable[tf.Variable] = (),
     ) -> Layer:
-        """Return the named component of `source`, made on first use with the initial `weights`."""
+        """Return the component `part` of a layer. `make` creates it on first use."""
         if (source, part) not in self._layers:
             layer = self._layers[source, part] = make()
             self.weights[layer] = list(weights)
         return self._layers[source, part]
 
     def part_for(self, source: Layer, part: str, settings: object) -> str:
-        """Return the name of a component, numbered if other calls need it with other settings.
+        """Return a component's name, with a number if other calls use it with other settings.
 
-        Settings may depend on the size of a tensor, which may vary between calls of a layer.
+        Settings may depend on a tensor's size, which can differ between calls of a layer.
         """
         leaves = [leaf if isinstance(leaf, _PLAIN) else None for leaf in tf.nest.flatten(settings)]
         known = self._settings.setdefault((source, part), [])
@@ -88,11 +88,11 @@ class LoweringContext:
     def keep(
         self, source: Layer, part: str, layer: Layer, weights: Iterable[tf.Variable] = ()
     ) -> Layer:
-        """Register a layer as the named component of `source`, and return the first registered."""
+        """Register a layer as the component `part` if there is none. Return the component."""
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return the layers that initialize several new layers from one weight."""
+        """Return the layers of which one weight initializes several new layers."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:
@@ -102,16 +102,16 @@ class LoweringContext:
     def clone(
         self, source: Layer, part: str, weights: Iterable[tf.Variable], **config: Any
     ) -> Layer:
-        """Return the named component of `source`: a copy of `source` with other settings."""
+        """Return the component `part` of a layer: a copy with the settings `config`."""
         return self.layer(source, part, lambda: clone(source, **config), weights)
 
     def get_weights(self, layer: Layer) -> list[tf.Variable]:
-        """Return a layer's initial weights. The layer need not be built."""
+        """Return a layer's initial weights, even if the layer is not built."""
         return self.weights.get(layer, layer.weights)
 
 
 Lowering = Callable[[Call, LoweringContext], list[Call]]
-"""Returns the calls that replace a call; none if it stays unchanged."""
+"""A function that returns the calls that replace a call; [] if the call stays unchanged."""
 
 
 class PartsBuilder:
@@ -128,13 +128,13 @@ class PartsBuilder:
         weights: Iterable[tf.Variable] = (),
         **options: Any,
     ) -> Layer:
-        """Return a layer that is named after the call's layer and the component.
+        """Return a new layer, named after the call's layer and the component.
 
-        It computes in the precision of the call's output, unless `dtype` is given or it is a clone.
+        Its precision is that of the call's output, unless `dtype` is given or it is a clone.
 
         Args:
             part: name of the component; "" for the name of the call's layer.
-            make: called with `args`, `options` and the name.
+            make: function or class that creates the layer from `args`, `options` and the name.
             weights: the initial weights.
         """
         layer = self.call.layer
@@ -174,7 +174,7 @@ class PartsBuilder:
         return self.calls
 
     def chain(self, *layers: Layer) -> list[Call]:
-        """Add calls of layers one after the other, and return all calls."""
+        """Add calls of layers, each on the output of the last, and return all calls."""
         args, kwargs = self.call.args, self.call.kwargs
         for layer in layers[:-1]:
             args, kwargs = (self.add(layer, *args, kwargs=kwargs),), {}
@@ -206,19 +206,19 @@ def get_suffix(tensor: str, call: str) -> str:
 
 
 def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
-    """Return the graph with some calls replaced, and without unused calls."""
+    """Return the graph with the new calls for each call in `replaced`, and without unused calls."""
     calls = [new for call in graph.calls for new in replaced.get(call, [call])]
     return drop_unused_calls(dataclasses.replace(graph, calls=calls)) if replaced else graph
 
 
 def rewrite_calls(graph: Graph, rewrite: Callable[[Call], list[Call]]) -> Graph:
-    """Return the graph with new calls for each call. A call stays if there are no new calls."""
+    """Return the graph in which `rewrite` replaces calls. If it returns [], a call stays."""
     calls = [new for call in graph.calls for new in rewrite(call) or [call]]
     return dataclasses.replace(graph, calls=calls)
 
 
 def find_calls_before(value: Value) -> list[Call]:
-    """Return the calls that a value depends on, in order."""
+    """Return the calls on which a value depends, in topological order."""
     calls: dict[Call, None] = {}
 
     def visit(value: Value) -> Generator[Value, Any, None]:

@@ -1,7 +1,7 @@
-"""Computes channels-first models with their channels last.
+"""Converts channels-first models to channels last.
 
-TFLite's int8 kernels, and many of TensorFlow's on a CPU, support only channels last. Each
-channels-first layer reads a channels-last copy of its input. So do elementwise layers. A Permute
+TFLite's int8 kernels, and many of TensorFlow's CPU kernels, only support channels last. Each
+channels-first layer and each elementwise layer reads a channels-last copy of its input. A Permute
 restores the original layout for all other layers.
 """
 
@@ -23,7 +23,7 @@ from keras_qat.ops.registry import find_op
 
 
 def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
-    """Make every layer with channels first compute on tensors with channels last."""
+    """Convert every channels-first layer to channels last."""
     if not any(_has_channels_first(call) or _is_norm_of_first(call) for call in graph.calls):
         return graph
     visitor = _Visitor(context)
@@ -39,7 +39,7 @@ def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Split off an activation: a channels-first softmax is along the columns, its last axis."""
+    """Split off the activation, because a softmax stays along the last axis, the columns."""
     layer, parts = call.layer, list[Call]()
     if _has_channels_first(call) and getattr(layer, "activation", None) is not None:
         is_separable = isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D))
@@ -48,7 +48,7 @@ def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _has_channels_first(call: Call) -> bool:
-    """Return whether axis 1 holds channels, and not steps as in a recurrent layer."""
+    """Return whether axis 1 of a call's input is channels, not steps as for a recurrent layer."""
     is_first = getattr(call.layer, "data_format", None) == "channels_first"
     return is_first and not isinstance(call.layer, layers.RNN)
 
@@ -63,7 +63,7 @@ class _Visitor:
         self.context = context
         self.calls: list[Call] = []
         self.channels_last: dict[Value, Value] = {}
-        """Value with channels first -> its copy with channels last."""
+        """Channels-first value -> its channels-last copy."""
         self.computed: set[Value] = set()
         """Values that are available in their original layout."""
 

@@ -21,14 +21,14 @@ from keras_qat.ops.registry import find_op
 Structure = TypeVar("Structure")
 
 IGNORES = {"maximum": HIDES, "minimum": -HIDES}
-"""Operation -> constants at least this extreme are never its result."""
+"""Operation -> a constant at least this extreme is never its result."""
 
 
 def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
-    """Drop additions of zeros, as from `zeros_like`, and calls that only these read.
+    """Remove additions of zeros, such as `zeros_like`, and calls that become unused.
 
-    A tensor that is uniform and far below all others would widen the common range of a maximum, so
-    the maximum reads a constant in its place. The same holds for minima and values far above.
+    A uniform tensor of very low values would widen the common range of a maximum, so the maximum
+    reads a constant instead. The same holds for a minimum and very high values.
     """
     facts, known = Facts(), dict[Value, Uniform]()
     for value in (call.output for call in graph.calls):
@@ -49,7 +49,7 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
     if call.output.shape != other.shape:
         return []
     if value == 0.0 and (kind == "add" or (kind == "subtract" and call.args[0] is other)):
-        # A separate name, because later steps of a loop, which do add something, have this name.
+        # A new name, because later steps of a loop, whose sums are not zero, have the old name.
         parts = PartsBuilder(call, context)
         return parts.end(parts.new("sum_with_zeros", layers.Activation, "linear"), other)
     if kind not in IGNORES or value / IGNORES[kind] < 1.0:
@@ -59,13 +59,13 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
 
 
 def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
-    """Drop calls that repeat another call on the same tensors.
+    """Remove calls that compute the same as another call on the same tensors.
 
-    TensorFlow computes such calls once, so a quantizer on only one of them would have no effect.
+    TensorFlow's optimizer merges such calls, so a quantizer on only one of them has no effect.
     """
 
     def identify(call: Call) -> Hashable | None:
-        """Return a key that calls share if equal inputs give equal outputs."""
+        """Return a key that is equal for calls that compute the same."""
         layer = call.layer
         is_known = is_operation(layer) or is_of_keras(layer)
         if find_op(call) is None or not is_known or accepts_training(layer):
@@ -102,7 +102,7 @@ def _describe_configuration(layer: layers.Layer) -> str:
 
 
 def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
-    """Drop linear activations before a BatchNormalization, because they would prevent folding."""
+    """Remove linear activations before a BatchNormalization, because they would prevent folding."""
     consumers, outputs = graph.consumers(), flatten_values(graph.outputs)
     calls = {call: call for call in graph.calls}
     for call in graph.calls:
@@ -122,7 +122,7 @@ def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def make_names_unique(graph: Graph, context: LoweringContext) -> Graph:
-    """Rename components that have another layer's name, such as `conv_depthwise` of `conv`."""
+    """Rename components whose name is another layer's, such as `conv_depthwise` of `conv`."""
     owners = {call.name: call.layer for call in graph.calls if call.name == call.origin}
 
     def rename(call: Call) -> Call:

@@ -1,6 +1,6 @@
-"""Prevents concatenated tensors of different size from losing accuracy in their common range.
+"""Avoids that a concatenation's common range loses the values of a tensor with a small range.
 
-Slices of a concatenation read the tensors directly, and tensors before a norm are scaled.
+Slices of a concatenation read the tensors directly, and tensors before a normalization are scaled.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
 LEVELS = 255
-"""A tensor is lost in a range that is this many times as wide as its channels deviate."""
+"""A tensor is lost in a range that is this many times its channels' standard deviation."""
 ALIKE = 4
 """Tensors are only scaled if their widths differ by at least this factor."""
 
 
 class _Piece(NamedTuple):
-    """A range of entries of a tensor along the axis of a concatenation."""
+    """The entries `begin` to `end` of a concatenated tensor."""
 
     tensor: Value
     begin: int
@@ -39,7 +39,7 @@ class _Piece(NamedTuple):
 
 
 class _Concatenation(NamedTuple):
-    """Tensors that are concatenated along an axis, or stacked along a new axis."""
+    """A concatenation of tensors along an axis, or a stack of tensors along a new axis."""
 
     axis: int
     tensors: list[Value]
@@ -47,10 +47,10 @@ class _Concatenation(NamedTuple):
     is_stacked: bool
 
     def cut(self, begin: int, end: int) -> list[_Piece]:
-        """Return the pieces of the tensors that hold the entries from `begin` to `end`.
+        """Return the pieces of the tensors that are the entries `begin` to `end`.
 
         Raises:
-            CannotExpand: if the entries spread over all tensors.
+            CannotExpand: if all tensors are needed.
         """
         pieces = []
         for x, size in zip(self.tensors, self.sizes, strict=True):
@@ -62,7 +62,7 @@ class _Concatenation(NamedTuple):
         return pieces
 
     def read(self, pieces: list[_Piece]) -> tf.Tensor:
-        """Trace a concatenation of pieces."""
+        """Return the concatenation of pieces, as symbolic tensor."""
         tensors = [
             make_symbol(x)
             if is_entire
@@ -75,8 +75,8 @@ class _Concatenation(NamedTuple):
 def skip_concatenations(graph: Graph, context: LoweringContext) -> Graph:
     """Rewrite `slice(concat(a, b))` to read `a` or `b` directly, so they need not share a range.
 
-    Detectors, for example, concatenate scores, offsets and anchors, and slice them again to decode
-    boxes.
+    Object detectors, for example, concatenate scores, offsets and anchors, and slice the result to
+    decode boxes.
     """
     consumers = graph.consumers()
 
@@ -92,10 +92,10 @@ def skip_concatenations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find(value: Value) -> _Concatenation:
-    """Return the tensors that a tensor is concatenated from.
+    """Return the concatenation that computes a value.
 
     Raises:
-        CannotExpand: if it is no concatenation, or its sizes are unknown.
+        CannotExpand: if it is not a concatenation, or its sizes are unknown.
     """
     call = unwrap(value.producer)
     op, attributes, _ = match(call)
@@ -109,13 +109,13 @@ def _find(value: Value) -> _Concatenation:
 
 
 def _cuts(call: Call) -> bool:
-    """Return whether a call slices a tensor."""
+    """Return whether a call slices or splits a tensor."""
     is_cropping = type(call.layer) is layers.Cropping1D
     return is_cropping or get_kind(call) in ("getitem", "slice", "split", "unstack")
 
 
 def _reshape_tensors(call: Call) -> tf.Tensor:
-    """Trace a concatenation of reshaped tensors, if the reshape keeps the axis."""
+    """Rewrite `reshape(concat(a, b))` to concatenate reshaped tensors, if it keeps the axis."""
     require(unwrap(match(call).op).name == "reshape")
     found, shape = _find(call.inputs[0]), call.output.shape
     require(not found.is_stacked and found.axis == len(call.inputs[0].shape) - 1)
@@ -129,7 +129,7 @@ def _reshape_tensors(call: Call) -> tf.Tensor:
 
 
 def _read_tensors(call: Call) -> Any:
-    """Trace slices of the concatenated tensors in place of slices of a concatenation."""
+    """Rewrite slices of a concatenation to slices of the concatenated tensors."""
     require(len(call.inputs) == 1)
     attributes, found = match(call).attributes, _find(call.inputs[0])
     require(not any(x.masked for x in [*found.tensors, *flatten_values(call.outputs)]))
@@ -143,7 +143,7 @@ def _read_tensors(call: Call) -> Any:
 
 
 def _slice_tensors(call: Call, found: _Concatenation, attributes: Mapping[str, Any]) -> tf.Tensor:
-    """Trace the same slice of the concatenated tensors."""
+    """Rewrite one slice of a concatenation to slices of the concatenated tensors."""
     axis, shape, slices = found.axis, call.inputs[0].shape, unwrap(attributes.get("parts"))
     is_index, entries = axis in attributes["dropped"], range(sum(found.sizes))
     start, stop, step = slices[axis]
@@ -178,9 +178,9 @@ def _slice_tensors(call: Call, found: _Concatenation, attributes: Mapping[str, A
 def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
     """Rewrite `norm(concat(a, b))` to `norm(concat(a, b / k) * [1, k])` if 8 bits would lose `a`.
 
-    The statistics of the normalization show how wide each tensor is. Before training there are no
-    statistics, so nothing changes. `k` is a power of two, so the results are bit-exact. The
-    multiplication becomes part of the normalization.
+    The normalization's statistics show the range of each tensor. An untrained model has none, so
+    nothing changes. `k` is a power of two, so results do not change at all. The multiplication
+    becomes part of the normalization.
     """
     readers, counts = graph.find_single_consumers(), graph.count_calls()
     replaced: dict[Call, list[Call]] = {}
@@ -197,7 +197,7 @@ def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find_factors(call: Call, norm: Call, context: LoweringContext) -> list[float]:
-    """Return the divisor of each input of a concatenation; nothing if no input is lost."""
+    """Return a divisor for each input of a concatenation; [] if 8 bits lose no input."""
     op, attributes, _ = match(call)
     rank, layer = len(call.output.shape), norm.layer
     is_plain = op is not None and op.name == "concatenate" and not attributes["numbers"]
@@ -224,7 +224,7 @@ def _find_factors(call: Call, norm: Call, context: LoweringContext) -> list[floa
 
 
 def _scale_inputs(call: Call, factors: list[float]) -> tf.Tensor:
-    """Compute a concatenation of inputs that are divided by factors."""
+    """Compute a concatenation of inputs after dividing them by factors."""
     scaled = {value: make_symbol(value) for value in call.inputs}
     for index, (value, factor) in enumerate(zip(call.inputs, factors, strict=True)):
         if factor != 1:
@@ -234,7 +234,7 @@ def _scale_inputs(call: Call, factors: list[float]) -> tf.Tensor:
 
 
 def _rescale(norm: Call, input_scale: list[float], context: LoweringContext) -> Call:
-    """Return a normalization that multiplies its input by constants first."""
+    """Return a normalization that first multiplies its input by constants."""
     layer, weights = norm.layer, context.get_weights(norm.layer)
     config = {**layer.get_config(), "input_scale": input_scale}
     make = RESCALED[type(layer)].from_config

@@ -1,8 +1,8 @@
-"""Replaces custom classes of BatchNormalization by Keras' own.
+"""Replaces other classes of BatchNormalization by Keras' layer.
 
-Some classes derive from Keras' layer, such as `SyncBatchNormalization`, the class of TensorFlow 1,
-and users' classes with frozen statistics. Others are custom layers that assign moving statistics in
-training. These are recognized by their results on test inputs.
+Some classes derive from Keras' layer, such as `SyncBatchNormalization` and users' classes with
+frozen statistics. Others are custom layers that assign moving statistics in training, which are
+recognized by their results for test inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BASE = layers.BatchNormalization.__base__
 
 
 def replace_custom_batch_norm(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a class of BatchNormalization by Keras' own, if both train in the same way.
+    """Replace a BatchNormalization of another class by Keras' layer, if both train in the same way.
 
     A layer that always uses the moving statistics is called with `training=False`.
     """
@@ -36,7 +36,7 @@ def replace_custom_batch_norm(call: Call, context: LoweringContext) -> list[Call
     replace = _replace_subclass if isinstance(layer, _BASE) else _replace_custom_layer
     try:
         return replace(call, PartsBuilder(call, context))
-    except Exception:  # User code may raise any error. Tracing then handles the layer.
+    except Exception:  # Custom code may raise any error. The layer is then traced.
         return []
 
 
@@ -68,9 +68,9 @@ def _replace_subclass(call: Call, parts: PartsBuilder) -> list[Call]:
 
 
 def _replace_custom_layer(call: Call, parts: PartsBuilder) -> list[Call]:
-    """Replace a custom layer that computes and learns the same as a BatchNormalization.
+    """Replace a custom layer that computes and learns like a BatchNormalization.
 
-    Moving variances may have Bessel's correction, as Keras computes those of images.
+    Its moving variance may have Bessel's correction, as Keras' layer has for images.
     """
     layer, shape = call.layer, call.inputs[0].shape
     moving = [weight for weight in layer.weights if not weight.trainable]
@@ -92,7 +92,7 @@ def _replace_custom_layer(call: Call, parts: PartsBuilder) -> list[Call]:
 
 
 class _Roles(NamedTuple):
-    """The roles of a layer's weights; None for a weight that the layer does not have."""
+    """The weights of a normalization layer by role; None if the layer has no such weight."""
 
     gamma: tf.Variable | None
     beta: tf.Variable | None
@@ -115,9 +115,9 @@ def _list_roles(moving: Sequence[tf.Variable], learned: Sequence[tf.Variable]) -
 def _find_options(
     layer: keras.layers.Layer, roles: _Roles, x: NDArray[np.float32], axis: int
 ) -> dict[str, object]:
-    """Return the options of the BatchNormalization that equals a layer; {} if none does.
+    """Return the options of the BatchNormalization that equals a layer; {} if there is none.
 
-    Epsilon follows from a call with a variance of 0, and momentum from a call in training.
+    A call with a variance of 0 shows epsilon, and a call in training shows momentum.
     """
     draw, count = np.random.default_rng(1), x.shape[axis]
     before = [draw.uniform(2.0, 4.0, (count,)).astype(np.float32) for _ in layer.weights]

@@ -1,4 +1,4 @@
-"""Finds the layers that are traced, and the functions that are traced in place of Keras layers."""
+"""Decides which layers are traced, and which functions are traced instead of Keras layers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from keras_qat.messages import KERAS, KNOWN, get_package
 from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
 
 ATTENTION = layers.Attention, layers.AdditiveAttention
-"""Keras' layers that are traced. If this fails, messages do not suggest `register_op`."""
+"""Keras' layers that are traced. If tracing fails, messages do not suggest `register_op`."""
 
 _SEPARABLE = layers.SeparableConv1D, layers.SeparableConv2D
-"""Keras' layers without a row. Their activations are split off."""
+"""Keras' layers without an operator whose activations are split off."""
 
 NORMALIZES = {
     "batch_normalization",
@@ -39,15 +39,15 @@ NORMALIZES = {
     "local_response_normalization",
     "normalize",
 }
-"""Single operations that normalize."""
+"""TensorFlow operations that normalize."""
 
 BETTER_IN_FLOAT = NORMALIZES | {"per_image_standardization"}
-"""Operations that divide by a measure of their input. The measure needs more than 8 bits."""
+"""Operations that divide by a norm or deviation of their input, which needs more than 8 bits."""
 
 ROOTS = ("rsqrt", "sqrt")
 DEVIATIONS = {"reduce_std", "moments", "weighted_moments", "norm"}
 SIZES = DEVIATIONS | {"reduce_mean", "reduce_sum", "reduce_variance"}
-"""Operations that compute such a measure of a tensor."""
+"""Operations that compute a norm or deviation of a tensor, or part of it."""
 
 
 def runs_custom_code(layer: layers.Layer) -> bool:
@@ -70,7 +70,7 @@ def runs_custom_code(layer: layers.Layer) -> bool:
 
 
 def _is_known(function: Callable[..., object]) -> bool:
-    """Return whether an activation function has a row or an expansion, and can be saved."""
+    """Return whether an activation function has an operator or an expansion, and can be saved."""
     if get_package(function) == "tensorflow" and not can_find_activation(function):
         return False
     with contextlib.suppress(TypeError):  # Some callables are not hashable.
@@ -79,7 +79,7 @@ def _is_known(function: Callable[..., object]) -> bool:
 
 
 def has_custom_activation(layer: layers.Layer) -> bool:
-    """Return whether a Keras layer other than a recurrent layer has a custom activation."""
+    """Return whether a Keras layer, except recurrent layers, has a custom activation."""
     function = getattr(layer, "activation", None)
     is_split = is_listed(layer) or isinstance(layer, _SEPARABLE)
     if is_registered(layer) or is_recurrent(layer) or not (is_split and callable(function)):
@@ -91,11 +91,11 @@ def has_custom_activation(layer: layers.Layer) -> bool:
 
 
 class ExpandedLayer(keras.layers.Layer):
-    """Calls a function on symbolic tensors, and the original layer on all others.
+    """Calls a function on symbolic tensors, and the original layer on other tensors.
 
     Args:
         operation: the call of the layer.
-        function: computes the same from the same arguments, and may read the layer's weights.
+        function: function that computes the same result, and may read the layer's weights.
     """
 
     def __init__(self, operation: Call, function: Callable[..., Any]) -> None:
@@ -112,7 +112,7 @@ class ExpandedLayer(keras.layers.Layer):
 
 
 def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list[Call]:
-    """Expand an operation before masks, softmax and formulas are recognized.
+    """Expand an operation with the `EARLY` expansions.
 
     Operations that are more accurate in float are expanded only if `forced`.
     """
@@ -126,9 +126,9 @@ def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list
 
 
 def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
-    """Return TensorFlow's name of the operation by which a graph normalizes, or "".
+    """Return the TensorFlow name of the operation with which a graph normalizes its input, or "".
 
-    Values in `of_weights` depend on weights alone, and are computed in float.
+    Values in `of_weights` depend only on weights, and are computed in float.
     """
 
     def find_sources(value: Value) -> list[Value]:
@@ -157,10 +157,10 @@ def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
 
 
 def find_traceable(call: Call, forced: bool = False, unrolls: bool = False) -> Call | None:
-    """Return a call that is traced in place of a Keras layer or of complex operations, or None.
+    """Return the call that is traced instead of a Keras layer or complex operations, or None.
 
-    Complex operations with kernels in TFLite are traced only if `forced`, and recurrent layers with
-    a row are unrolled only if `unrolls`.
+    Complex operations with TFLite kernels are traced only if `forced`, and recurrent layers with an
+    operator are unrolled only if `unrolls`.
     """
     function: Callable[..., Any] | None
     if (part := find_complex_part(call)) and (forced or not part.has_kernels):

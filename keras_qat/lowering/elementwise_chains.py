@@ -29,35 +29,36 @@ _RANGES = np.array([[4.0], [8.0]])
 """Chains are tested on inputs from -x to x, for each x."""
 
 _LOSS = 3.2
-"""A chain becomes a table if rounding each step makes the noise this many times larger: 5 dB.
-Chains of two or three harmless operations lose up to 3 dB."""
+"""A chain becomes a table if rounding each step multiplies the noise by at least this, 5 dB. Chains
+of two or three harmless operations lose up to 3 dB."""
 
 _INAUDIBLE = 1e-5
-"""Noise below this fraction of the variance does not count: -50 dB, as in 8 bits."""
+"""Noise below this fraction of the variance is ignored: -50 dB, as in 8 bits."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
 """Layers with activations that are split off if a chain reads them."""
 
 
 class _Chain(NamedTuple):
-    """A function of one tensor."""
+    """A chain of elementwise operations, which is a function of one tensor."""
 
     x: Value
     formula: str | list[Any]
     exact: NDArray[Any]
-    """Its results for inputs in each of `_RANGES`, in float."""
+    """The float results for inputs in each of `_RANGES`."""
     rounded: NDArray[Any]
     """The results if each operation rounds to 8 bits."""
     divides: bool
-    """Whether it divides tensors, for which TFLite would need several operators of 16 bits."""
+    """Whether it divides tensors, which needs several 16-bit operators in TFLite."""
     size: int
 
 
 def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
     """Replace functions of one tensor, such as log(1 + exp(x)), by one layer with a lookup table.
 
-    In 8 bits, exp(x) keeps little except its largest values. For inputs in typical ranges, each
-    chain is computed in both ways: as one table, and with 8-bit results between its operations.
+    8 bits lose all but the largest values of exp(x). Each chain is computed for inputs in typical
+    ranges, once as a table and once with 8-bit results between its operations. It becomes a table
+    if that is much more accurate.
     """
     chains: dict[Value, _Chain] = {}
     graph = _split_activations(graph, context)
@@ -76,17 +77,17 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
             table = [part.as_part_of(call) for part in _make_table(call, chain, context)]
             parts = table or [call]
             if table and chain.x not in table[-1].inputs:
-                inside.add(chain.x)  # The new calls read the scores of this softmax.
+                inside.add(chain.x)  # The new calls read the scores instead of the softmax.
         calls += parts[::-1]
         for value in (value for part in parts for value in part.inputs):
             read.add(value)
             if chain is None or value not in chains or chains[value].x is not chain.x:
-                judged.add(value)  # All operations of a chain are judged together, at its end.
+                judged.add(value)  # The last operation decides for all operations of the chain.
     return dataclasses.replace(graph, calls=calls[::-1])
 
 
 def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
-    """Split activations off layers that a chain reads, as in log(softmax)."""
+    """Split off activations that a chain reads, as in log(softmax)."""
     readers = graph.consumers()
     split = [function for function, kind in ACTIVATIONS.items() if kind in FUNCTIONS]
     split.append(keras.activations.softmax)
@@ -101,7 +102,7 @@ def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Return the layer that computes a chain. After a softmax, it reads logarithms."""
+    """Return the calls that compute a chain as a table. After a softmax, they read log-softmax."""
     scores, axis = _find_scores(chain.x)
 
     def compute() -> tf.Tensor:
@@ -162,7 +163,7 @@ def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
 
 
 def _start_chain(x: Value) -> _Chain:
-    """Return a chain without operations. Its test inputs are near 0 after a softmax."""
+    """Return a chain without operations. If `x` is a softmax, its test inputs are near 0."""
     is_softmax = _find_scores(x)[0] is not None
     exact = np.exp(_RANGES * np.linspace(-1, 0, 256)) if is_softmax else _RANGES * _GRID
     return _Chain(x, "x", exact, _round(exact), False, 0)
@@ -172,7 +173,7 @@ _GRID = np.arange(-128, 128) / 128
 
 
 def _compute(name: str, terms: list[Any]) -> NDArray[Any]:
-    """Compute an operation. Infinite results become the smallest or largest finite result."""
+    """Compute an operation. Infinite results become the lowest or highest finite result."""
     with tf.init_scope():
         results = np.asarray(FUNCTIONS[name](*map(np.asarray, terms)))
     if results.dtype == bool:
@@ -184,7 +185,7 @@ def _compute(name: str, terms: list[Any]) -> NDArray[Any]:
 
 
 def _round(results: NDArray[Any]) -> NDArray[Any]:
-    """Round to 256 values from the lowest to the largest. One of them is 0."""
+    """Round results to 8 bits: to 256 values from the lowest to the highest, including 0."""
     if results.dtype == bool:
         return results
     low, high = np.minimum(results.min(-1), 0.0), np.maximum(results.max(-1), 0.0)
@@ -194,7 +195,7 @@ def _round(results: NDArray[Any]) -> NDArray[Any]:
 
 
 def _needs_table(chain: _Chain) -> bool:
-    """Return whether rounding each operation loses much more than rounding the results."""
+    """Return whether rounding after each operation adds much more noise than rounding once."""
     if chain.divides or chain.exact.dtype == bool:
         return chain.divides
     exact = chain.exact
@@ -203,9 +204,9 @@ def _needs_table(chain: _Chain) -> bool:
 
 
 def _read(call: Call) -> tuple[str, list[Any]]:
-    """Return the name of a call's function, "" if unknown, and its tensors and numbers.
+    """Return the name of a call's function, or "" if it is unknown, and its arguments.
 
-    An argument that is neither a tensor nor a number becomes None.
+    Arguments that are neither tensors nor numbers become None.
     """
     kind, arguments = read_operation(call)
     is_known = is_operation(call.layer) or type(call.layer) is layers.Activation

@@ -1,4 +1,4 @@
-"""Expands calls: traces a TensorFlow function that computes the same from simpler operations."""
+"""Expands calls: traces a TensorFlow function that computes the same with simpler operations."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from keras_qat.tracing.check_trace import draw_like
 Known = TypeVar("Known")
 
 Expansion = Callable[..., Any]
-"""Computes the result of an operation from the same arguments.
+"""A function that computes an operation with simpler operations, given its arguments.
 
-The first argument of an expansion of a Keras layer is the layer. An expansion raises
-`CannotExpand` if it does not support the arguments; the call then stays unchanged.
+For a Keras layer, the first argument is the layer. It raises `CannotExpand` if it does not support
+the arguments, and the call then stays unchanged.
 """
 
 
@@ -45,7 +45,7 @@ def require(condition: object) -> None:
 
 
 def try_each(*expansions: Expansion) -> Expansion:
-    """Return an expansion that tries several in order."""
+    """Return an expansion that tries several expansions in order."""
 
     def expand(*args: Any, **kwargs: Any) -> Any:
         for expansion in expansions:
@@ -64,11 +64,11 @@ def unwrap(result: Known | None) -> Known:
 
 
 def make_symbol(value: Value, call: Call | None = None) -> tf.Tensor:
-    """Return a symbolic tensor that stands for a value of the graph while a function is traced.
+    """Return a symbolic tensor that represents a value of the graph while a function is traced.
 
     Args:
         value: the value.
-        call: the call that is expanded, if it reads the value.
+        call: the expanded call, if it reads the value.
     """
     tensor = KerasTensor(tf.TensorSpec(value.shape, value.dtype))
     tensor.graph_value, tensor.expanded_call = value, call
@@ -81,9 +81,9 @@ def is_tensor(argument: object) -> bool:
 
 
 def get_value(argument: Any) -> Any:
-    """Return the value of the graph that an argument stands for; a constant unchanged.
+    """Return the value of the graph that a symbolic tensor represents. Constants stay unchanged.
 
-    Random inputs would lack the properties of that value, so the expansion is not checked.
+    The expansion then depends on the graph, so it is not checked with random inputs.
     """
     if not hasattr(argument, "graph_value"):
         return argument
@@ -92,14 +92,14 @@ def get_value(argument: Any) -> Any:
 
 
 def get_call(tensor: tf.Tensor) -> Call:
-    """Return the expanded call, which reads this tensor. The expansion is not checked."""
+    """Return the expanded call that reads this symbolic tensor. The expansion is not checked."""
     tensor.is_known = True
     call: Call = tensor.expanded_call
     return call
 
 
 def copy_outputs(call: Call) -> Any:
-    """Return new values like the outputs of a call. The originals remain that call's outputs."""
+    """Return new values with the shapes, types and names of a call's outputs."""
     return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
 
 
@@ -108,14 +108,14 @@ def expand_call(
 ) -> list[Call]:
     """Trace an expansion of a call, and compare it with the call on random inputs.
 
-    The last sub-operation gets the name of the call, and the others are named after it. A function
-    may name them itself, as in `tf.reduce_mean(x, name="mean")`.
+    The last new call has the name of the original call, and names of the others begin with it. The
+    function may end them, as in `tf.reduce_mean(x, name="mean")`.
 
     Args:
         call: the call of an operation or a layer.
-        function: computes the same result from the same arguments.
-        context: holds the new layers, which all calls of a shared layer reuse.
-        inside: whether to name calls `call/part`, as inside a traced layer, or `call_part`.
+        function: the expansion.
+        context: stores the new layers, which all calls of a shared layer reuse.
+        inside: whether to name calls `call/part`, as inside a traced layer, instead of `call_part`.
 
     Returns:
         The calls of the simpler operations; none if the function does not support the arguments,
@@ -132,7 +132,7 @@ def expand_call(
 
 
 def trace_in_place(call: Call, compute: Callable[[], Any], context: LoweringContext) -> list[Call]:
-    """Trace a function in place of a call. It reads tensors of the graph by `make_symbol`."""
+    """Trace a function that replaces a call. It gets tensors of the graph from `make_symbol`."""
     return _expand(call, compute, context)
 
 
@@ -144,7 +144,7 @@ class _Traced(NamedTuple):
     nodes: list[Any]
     """Keras' nodes of the operations, in order."""
     stand_ins: dict[Value, tf.Tensor]
-    """Value that the call reads -> the symbolic tensor that stands for it."""
+    """Value that the call reads -> the symbolic tensor that represents it."""
 
 
 def _expand(
@@ -168,7 +168,7 @@ def _expand(
 
 
 def _is_from_library(traceback: TracebackType | None) -> bool:
-    """Return whether TensorFlow or Keras raised an error, because arguments do not fit."""
+    """Return whether TensorFlow or Keras raised an error, not the expansion itself."""
     while traceback and traceback.tb_next:
         traceback = traceback.tb_next
     module = traceback.tb_frame.f_globals.get("__name__", "") if traceback else ""
@@ -176,10 +176,10 @@ def _is_from_library(traceback: TracebackType | None) -> bool:
 
 
 def _is_right(traced: _Traced, context: LoweringContext) -> bool:
-    """Return whether a call and its expansion compute about the same on random inputs.
+    """Return whether a call and its expansion have almost equal results for random inputs.
 
-    Equal calls are compared once. An expansion is not compared if it depends on more than the
-    arguments, or if it reads other weights.
+    Equal calls are compared once. An expansion that depends on more than the arguments or reads
+    other weights is not compared.
     """
     call, outputs, nodes, stand_ins = traced
     arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])
@@ -200,7 +200,7 @@ def _is_right(traced: _Traced, context: LoweringContext) -> bool:
 
 
 def _compare(traced: _Traced) -> bool:
-    """Compute a call and its expansion on 2 random examples, with 8 for unknown sizes."""
+    """Compare a call with its expansion on 2 random examples. Unknown sizes are 8."""
     call, stand_ins = traced.call, traced.stand_ins
     drawn = draw_like(stand_ins.values())
     tensors = dict(zip(map(id, stand_ins.values()), drawn, strict=True))
@@ -216,23 +216,23 @@ def _compare(traced: _Traced) -> bool:
 
     try:
         expected = compute(call.layer, call.args, call.kwargs)
-    except Exception:  # The assumed sizes do not fit, so there is nothing to compare with.
+    except Exception:  # The call does not support these sizes, so it cannot be compared.
         return True
     for node in traced.nodes:
         try:
             results = compute(node.layer, node.call_args, node.call_kwargs)
-        except tf.errors.InvalidArgumentError:  # It needs equal sizes where the call broadcasts.
+        except tf.errors.InvalidArgumentError:  # Unlike the call, it does not broadcast.
             return False
         tensors.update(zip(map(id, tf.nest.flatten(node.outputs)), results, strict=True))
     return all(map(_is_close, expected, map(find, traced.outputs)))
 
 
 def _is_close(expected: tf.Tensor, computed: tf.Tensor) -> bool:
-    """Return whether two tensors are close at all finite elements of the first one."""
+    """Return whether two tensors are close in all elements that are finite in the first tensor."""
     first, second = (np.asarray(tf.cast(x, tf.float32)) for x in (expected, computed))
     if first.shape != second.shape:
         return False
-    # A logarithm is never as low as -max.
+    # +-max stand for infinite results.
     is_finite: NDArray[np.bool_] = np.abs(first) < np.finfo(np.float32).max
     first, second = first[is_finite], second[is_finite]
     largest = np.max(np.abs(first), initial=0.0)
@@ -253,7 +253,7 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
         return getattr(leaf, "graph_value", values.get(id(leaf), leaf))
 
     def keep(layer: keras.layers.Layer, part: str) -> tuple[keras.layers.Layer, str]:
-        """Return a component's layer, which all calls share, and the name of its call."""
+        """Return the layer of a component, shared by all calls, and the name of its call."""
         settings = name_in_tensorflow(layer) or {**layer.get_config(), "name": ""}
         part = context.part_for(call.layer, part, settings)
         end = f"{'/' if inside else '_'}{part}" if part else ""
@@ -283,7 +283,7 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
         if len(tensor.shape) == len(value.shape):
             sizes = zip(value.shape, tensor.shape, strict=True)
             value.shape = tuple(size or known_size for size, known_size in sizes)
-        if (source := read(tensor)) is not value:  # The output is an input, or returned twice.
+        if (source := read(tensor)) is not value:  # The output is also an input or another output.
             identity = keras.layers.Activation("linear", dtype=get_policy(value.dtype))
             layer, path = keep(
                 identity, _find_unused("identity", names) if nodes or pairs[1:] else ""
@@ -293,20 +293,20 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
 
 
 def _is_copy(layer: keras.layers.Layer, original: keras.layers.Layer) -> bool:
-    """Return whether a layer is a clone of the expanded layer, and gets its weights."""
+    """Return whether a layer is a clone of the expanded layer, which receives its weights."""
     is_similar = type(layer) is type(original) and layer.name == original.name
     return is_similar and layer is not original and not is_operation(layer)
 
 
 def _shorten_name(layer: keras.layers.Layer) -> str:
-    """Return the name of a layer without the number or module that Keras or TensorFlow add."""
+    """Return the name of a layer without the number or module that Keras and TensorFlow add."""
     name = re.sub(r"_\d+$", "", layer.name)
     is_automatic = name.replace("_", "") == type(layer).__name__.lower() or is_operation(layer)
     return (name if is_automatic else str(layer.name)).rsplit(".", 1)[-1]
 
 
 def _find_unused(name: str, used: set[str]) -> str:
-    """Append the first number that makes a name unused, and note the name."""
+    """Append a number to a name if it is in `used`, add it to `used`, and return it."""
     numbered = (f"{name}_{count}" for count in itertools.count(1))
     name = next(each for each in itertools.chain([name], numbered) if each not in used)
     used.add(name)

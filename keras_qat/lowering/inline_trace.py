@@ -30,8 +30,8 @@ class TracedCall:
     Args:
         call: the call.
         trace: the trace.
-        read: the tensors that the call reads, and their masks: the trace's inputs except weights.
-        keeps_weights: whether weights are quantized before anything is computed from them.
+        read: the inputs of the trace without weights: the tensors that the call reads, and masks.
+        keeps_weights: whether to quantize weights before anything is computed from them.
 
     Raises:
         CannotTrace: if it has complex weights.
@@ -48,19 +48,19 @@ class TracedCall:
         if any(weight.is_complex for weight in trace.weights):
             raise CannotTrace("its weights are complex numbers")
         self.of_weights = set(trace.weights)
-        """The weights, and tensors of weights only, computed once for all calls."""
+        """The weights, and tensors that depend only on weights, computed once for all calls."""
         if not keeps_weights:
             self.of_weights = find_computed_weights(graph, trace.weights)
         self.facts = Facts()
 
     def name_weight(self, value: Value) -> str:
-        """Return the name of a weight's variable, with a suffix for a tensor computed from it."""
+        """Return the name of a weight, with a suffix for a tensor that is computed from it."""
         suffix = "" if value in self.trace.weights else "_computed"
         variable = self.trace.weights[self.facts.find(self.find_weights, value)[0]]
         return variable.name.split(":")[0].rsplit("/", 1)[-1] + suffix
 
     def find_weights(self, value: Value) -> Generator[Value, Any, list[Value]]:
-        """Return the weights that a value is computed from. A rule for `facts`."""
+        """Return the weights on which a value depends. A rule for `facts`."""
         if value in self.trace.weights:
             return [value]
         assert value.producer is not None
@@ -85,12 +85,12 @@ class TracedCall:
 
 
 class Inliner:
-    """Inlines traced calls. All calls of a layer get the same names and layers inside.
+    """Inlines traced calls. All calls of a layer have the same inner names and inner layers.
 
     Args:
-        context: keeps the layers.
-        anchor: a tensor to use as the input of layers that hold a weight.
-        owners: id of a variable that several layers read -> the layer that it belongs to.
+        context: stores the layers.
+        anchor: a tensor that becomes the input of layers for weights.
+        owners: id of a variable that several layers read -> the layer that owns it.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class Inliner:
     ) -> None:
         self.context, self.anchor, self.owners = context, anchor, owners
         self.losses: list[Call] = []
-        """Calls that only losses and metrics of traced layers need."""
+        """Calls on which only losses and metrics of traced layers depend."""
         self.counts: Counter[layers.Layer] = Counter()
-        """Layer -> how many of its calls were inlined."""
+        """Layer -> number of its inlined calls."""
         self.named: dict[layers.Layer, dict[str, object]] = {}
-        """Layer -> name inside -> a key of the operation, layer or weight with that name."""
+        """Layer -> inner name -> a key of the operation, layer or weight with that name."""
         self._labels: dict[int, list[str]] = {}
 
     def inline(self, traced: TracedCall, prefix: str, taken: set[str]) -> list[Call]:
         """Return the calls inside the layer, with the inputs and outputs of the layer's call.
 
-        Names begin with the prefix. `taken` lists the names of other calls, without the prefix.
+        Names begin with the prefix. `taken` are names of other calls, without the prefix.
         """
         self.counts[traced.call.layer] += 1
         within = (*traced.call.within, traced.call.layer)
@@ -124,7 +124,7 @@ class Inliner:
 
 
 class _Inlined:
-    """A call to inline, and the unique names of the calls and weights inside."""
+    """A call to inline, and unique names for its inner calls and weights."""
 
     def __init__(self, inliner: Inliner, traced: TracedCall, prefix: str, taken: set[str]) -> None:
         self.inliner, self.traced, self.prefix, self.taken = inliner, traced, prefix, taken
@@ -135,19 +135,19 @@ class _Inlined:
         self.named = inliner.named.setdefault(call.layer, {})
         self.inside = name_inner_calls(call.layer)
         self.names: dict[layers.Layer, str] = {}
-        """Layer inside -> its name."""
+        """Inner layer -> its name."""
         self.has_output = False
-        """Whether a call inside already has the name of the layer's call."""
+        """Whether an inner call already has the name of the layer's call."""
         self.tensors = dict(zip(flatten_values(graph.inputs), traced.read, strict=False))
-        """Value inside the layer -> the tensor in its place."""
+        """Inner value -> the tensor of the graph that replaces it."""
         self.ends = list(
             zip(flatten_values(graph.outputs), flatten_values(call.outputs), strict=False)
         )
         for value, output in self.ends:
             output.shape = value.shape if len(value.shape) == len(output.shape) else output.shape
             output.rows = value.rows
-        self.outputs = dict(reversed(self.ends))  # The first of equal outputs counts.
-        # Inside the layer, a tensor may carry another mask than outside.
+        self.outputs = dict(reversed(self.ends))  # Of equal outputs, the first is used.
+        # A tensor may have another mask inside the layer than outside.
         inside = {value for inner in graph.calls for value in inner.inputs}
         self.direct = {
             value: output
@@ -185,9 +185,9 @@ class _Inlined:
         calls.append(Call(layer, args, kwargs, outputs, name, source=source))
 
     def _name_call(self, inner: Call, arguments: Any) -> str:
-        """Return the name of a call. An operation that reads other weights gets another name.
+        """Return the name of an inner call, which depends on the weights that it reads.
 
-        The first operation that computes an output has the name of the layer's call.
+        The first operation that computes an output gets the name of the layer's call.
         """
         layer = inner.layer
         if is_operation(layer):
@@ -205,7 +205,7 @@ class _Inlined:
         return self.names[layer]
 
     def _make_unique(self, base: str, named: object) -> str:
-        """Return a name that is new in this call, and means the same in all calls."""
+        """Return a name that is unique in this call, and the same in all calls of the layer."""
         name, count = base, 1
         while name in self.taken or self.named.setdefault(name, named) != named:
             name, count = f"{base}_{count}", count + 1
@@ -213,7 +213,7 @@ class _Inlined:
         return self.prefix + name
 
     def _find_tensor(self, value: Value) -> Value:
-        """Return the tensor that replaces a value. Weights become tensors when first used."""
+        """Return the tensor that replaces an inner value. Weights become tensors on first use."""
         if value in self.tensors:
             return self.tensors[value]
         traced = self.traced
@@ -231,7 +231,7 @@ class _Inlined:
         return tensor
 
     def _return(self, value: Value, output: Value, index: int) -> None:
-        """Add an identity for a layer that returns its input, or a tensor twice."""
+        """Add an identity for an output that is also an input or another output of the layer."""
         call = self.call
         identity = self.parts.new(f"output_{index}", layers.Activation, "linear")
         name = f"{call.name}/output_{index}" if index or self.has_output else call.name
@@ -249,10 +249,10 @@ def identify_weights(arguments: Any) -> list[int | bytes]:
 
 
 def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) -> set[Value]:
-    """Return the weights, and tensors that are computed only from weights before quantization.
+    """Return the weights, and tensors that depend only on weights and can replace them.
 
-    Such a tensor replaces the weight, so only one tensor per weight may have other consumers.
-    Layers with weights or noise remain calls, and so do masks.
+    Such a tensor is computed before quantization. Each weight must have only one such tensor with
+    other consumers. Layers with weights or noise, and masks, are not included.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
@@ -287,9 +287,9 @@ def _make_weight_tensor(
     name: str,
     owner: layers.Layer | None,
 ) -> layers.Layer:
-    """Return the layer, made once, that holds a weight or a tensor computed from weights.
+    """Return the layer, created once, for a weight or a tensor computed from weights.
 
-    `owner` is the layer that the weight belongs to if several layers read it.
+    `owner` is the layer that owns the weight, if several layers read it.
     """
     trace, owner = traced.trace, traced.call.layer if owner is None else owner
     inside = [inner for inner in list_layers(owner)[1:] if not inner.trainable]
@@ -297,7 +297,7 @@ def _make_weight_tensor(
     known = {id(variable) for variable in owner.weights}
 
     def is_frozen(variable: tf.Variable) -> bool:
-        if id(variable) not in known:  # The weight belongs to an object that Keras does not track.
+        if id(variable) not in known:  # Keras does not track the object that owns the weight.
             return True
         return not variable.trainable or id(variable) in frozen
 

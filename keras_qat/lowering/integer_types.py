@@ -1,6 +1,6 @@
-"""Computes token ids and constants as int32 if a model has other types.
+"""Converts token ids and constants of other types to int32.
 
-An `Input` without a type reads token ids as floats. NumPy makes constants of int64.
+An `Input` without a dtype reads token ids as floats, and NumPy's integers are int64.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ TYPED = {
     "fill": ("value",),
     "where": ("x", "y"),
 }
-"""Operation -> the arguments that have the type of its result."""
+"""Operation -> its arguments with the same type as its result."""
 
 
 def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     """Replace `tf.split` by slices if only some outputs are token ids, and round token ids.
 
-    All outputs of one call have one type. Token ids that share an input with other values are
-    quantized with these, so they are only near integers.
+    All outputs of a call must have the same type. Token ids that share an input with other values
+    are quantized with them, so they must be rounded to integers again.
     """
     consumers, facts = graph.consumers(), Facts()
 
@@ -79,7 +79,7 @@ def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _slice_outputs(call: Call, value: tf.Tensor, *_: object, **__: object) -> list[tf.Tensor]:
-    """Compute the outputs of `tf.split` or `tf.unstack` one by one."""
+    """Compute each output of `tf.split` or `tf.unstack` separately."""
     axis = int(unwrap(read_scalar(get_argument(call, "axis")))) % len(value.shape)
     is_split = get_kind(call) == "split"
     require(axis and None not in value.shape[1:])
@@ -93,8 +93,8 @@ def _slice_outputs(call: Call, value: tf.Tensor, *_: object, **__: object) -> li
 
 
 def _round_first(call: Call, x: tf.Tensor, *_: object, **__: object) -> tf.Tensor:
-    """Compute a cast to integers, or an Embedding, after rounding token ids to integers."""
-    get_value(x)  # Only token ids are near integers.
+    """Round token ids to integers before an Embedding or a cast to integers."""
+    get_value(x)  # Not checked, because random inputs are not near integers.
     rounded = tf.round(x, name="rounded")
     if is_operation(call.layer):
         return tf.cast(rounded, call.output.dtype)
@@ -102,7 +102,7 @@ def _round_first(call: Call, x: tf.Tensor, *_: object, **__: object) -> tf.Tenso
 
 
 def is_cut_from_input(value: Value) -> Generator[Value, Any, bool]:
-    """Return whether a tensor is a part of an input of the model. A rule for `Facts.find`."""
+    """Return whether a tensor is a slice of an input of the model. A rule for `Facts.find`."""
     call = value.producer
     if call is None or len(call.inputs) != 1 or get_kind(call) not in (*CUTS, *_RESHAPES):
         return False
@@ -113,7 +113,7 @@ def is_cut_from_input(value: Value) -> Generator[Value, Any, bool]:
 def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     """Cast inputs to integers if only embeddings or casts to integers read them.
 
-    Operations in between that move or shift token ids compute in integers, too.
+    Operations in between, which move or shift token ids, then compute in integers, too.
     """
     consumers, integers = graph.consumers(), dict[Value, Value]()
     tokens, calls = _find_token_ids(graph), list[Call]()
@@ -132,7 +132,7 @@ def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     for call in graph.calls:
         if not integers.keys().isdisjoint(call.inputs):
             args, kwargs = map_values(find_integers, (call.args, call.kwargs))
-            if is_operation(call.layer):  # Integers and floats cannot be added.
+            if is_operation(call.layer):  # TensorFlow cannot add integers and floats.
                 args, kwargs = tf.nest.map_structure(_to_integer, (args, kwargs))
             outputs = map_values(find_integers, call.outputs)
             call = Call(call.layer, args, kwargs, outputs, call.name).as_part_of(call)
@@ -141,11 +141,11 @@ def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find_token_ids(graph: Graph) -> set[Value]:
-    """Return float inputs that are only used as token ids, and tensors with their moved values."""
+    """Return float inputs that are only used as token ids, and tensors with their values."""
     consumers, ends = graph.consumers(), set(flatten_values(graph.outputs))
 
     def find_moved(value: Value) -> list[Value]:
-        """Return the tensors with which a tensor shares its type."""
+        """Return the tensors that have the same type as a tensor."""
         calls = [call for call in [value.producer, *consumers[value]] if call and _moves(call)]
         return [x for call in calls for x in [*call.inputs, *flatten_values(call.outputs)]]
 
@@ -169,7 +169,7 @@ def _moves(call: Call) -> bool:
 
 
 def _reads_token_ids(call: Call) -> bool:
-    """Return whether a call casts floats to integers, as an Embedding does too."""
+    """Return whether a call casts floats to integers, as an Embedding also does."""
     layer = call.layer
     if is_operation(layer):
         return get_kind(layer) == "cast" and call.output.dtype in ("int32", "int64")
@@ -179,8 +179,8 @@ def _reads_token_ids(call: Call) -> bool:
 
 
 def _keeps_result(call: Call) -> bool:
-    """Return whether a call returns a shape or a comparison, which integers do not change."""
-    if type(call.layer) is WeightTensor:  # It reads no values.
+    """Return whether a call returns the same for integer inputs, such as a shape or comparison."""
+    if type(call.layer) is WeightTensor:  # It does not read the values of its input.
         return True
     kind = get_kind(call)
     return kind == "shape" or (kind in COMPARISONS and _reads_one_integer(call))
@@ -194,7 +194,7 @@ def _reads_one_integer(call: Call) -> bool:
 
 
 def _to_integer(leaf: object) -> object:
-    """Return a float constant as an integer, and any other argument unchanged."""
+    """Convert a float constant to an integer. Other arguments stay unchanged."""
     values = read_array(leaf)
     if values is None or values.dtype.kind != "f":
         return leaf
@@ -202,9 +202,9 @@ def _to_integer(leaf: object) -> object:
 
 
 def narrow_constants(call: Call, context: LoweringContext) -> list[Call]:
-    """Compute an operation on int64 constants, as from NumPy, in int32, and cast the result.
+    """Compute an operation on int64 constants in int32, and cast the result.
 
-    Keras saves constants without their type, and reads integers as int32.
+    Keras saves NumPy constants without their dtype, and loads integers as int32.
     """
     typed = TYPED.get(get_kind(call), ())
     if not typed or call.output.dtype != "int64":

@@ -1,7 +1,7 @@
 """Turns Keras masks into tensors of the graph, for traced layers that read a mask.
 
-A Keras mask is a property of a tensor that an Embedding or a Masking sets and layers pass on. For
-masks that a model adds to scores as -1e9, see `masked_scores.py`.
+A Keras mask is an attribute of a tensor. An Embedding or a Masking sets it, and layers pass it on.
+`masked_scores.py` handles masks that a model adds to scores as -1e9.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.trace_layer import TracedLayer, trace_layer
 
 RECURRENT = layers.RNN, layers.Bidirectional
-"""Layers with a mask argument that they do not pass on to the layers inside."""
+"""Layers with a mask argument that they do not pass on to their inner layers."""
 
 _TRACED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
-"""Keras' layers that are traced if they read a mask."""
+"""Keras' layers that are traced only if they read a mask."""
 
 
 class _Symbols(dict[Value, Any]):
-    """Value -> the symbolic tensor that stands for it, made on first use."""
+    """Value -> the symbolic tensor that represents it, created on first use."""
 
     def __missing__(self, value: Value) -> tf.Tensor:
         symbol = self[value] = make_input(value.shape, value.dtype)
@@ -46,15 +46,15 @@ class _Symbols(dict[Value, Any]):
 
 
 class MaskTensors:
-    """The masks of a graph's values, as values of the graph, and the calls that compute them.
+    """The masks of a graph's values as values of the graph, and the calls that compute them.
 
-    Tracing replaces the calls that set Keras' masks, so each call is noted before it is traced.
+    Tracing replaces the calls that set Keras masks, so `note` is called before a call is traced.
     """
 
     def __init__(self, context: LoweringContext) -> None:
         self.context = context
         self.calls: list[Call] = []
-        """Calls that compute masks and are not part of the graph yet."""
+        """Calls that compute masks, but are not in the graph yet."""
         self._made_by: dict[Value, Call] = {}
         self._symbols = _Symbols()
         self._masks = KerasMasks(self._symbols.__getitem__, self._made_by.get, self._keep)
@@ -62,29 +62,29 @@ class MaskTensors:
         self._count = 0
 
     def note(self, call: Call) -> None:
-        """Note which call computed its values, before the call is replaced."""
+        """Record that a call computes its outputs, before the call is replaced."""
         for value in flatten_values(call.outputs):
             self._made_by.setdefault(value, call)
 
     def hand_over(self, values: list[Value]) -> None:
-        """Let the calls that are noted next set the masks of values."""
+        """Forget which calls compute these values, so the next `note` determines their masks."""
         for value in values:
             self._made_by.pop(value, None)
 
     def take_calls(self) -> list[Call]:
-        """Return the new calls that compute masks, which become part of the graph."""
+        """Return the calls that compute masks since the last time, to add them to the graph."""
         calls, self.calls = self.calls, []
         return calls
 
     def trace(
         self, call: Call, expansion: Call | None, lenders: Sequence[layers.Layer | tf.Variable] = ()
     ) -> tuple[TracedLayer, list[Value]]:
-        """Trace a layer with its masks, and return all tensors that it reads.
+        """Trace a layer with its masks. Return the trace, and all tensors that the layer reads.
 
         Args:
             call: the call.
-            expansion: another call that computes the same and is traced in its place, or None.
-            lenders: other layers with weights that it reads, and variables that no layer holds.
+            expansion: a call that is traced instead because it computes the same, or None.
+            lenders: other layers whose weights it reads, and variables without a layer.
 
         Raises:
             CannotTrace, OnlyTrains: if it cannot be traced.
@@ -97,7 +97,7 @@ class MaskTensors:
             else:
                 traced = self._trace_alone(call)
         except CannotTrace as error:
-            given = use_python_integers(call)  # Python code may compare them and branch.
+            given = use_python_integers(call)  # Python code may have branches that depend on them.
             if given is None or expansion or type(error) is not CannotTrace:
                 raise
             return self.trace(given, None, lenders)
@@ -105,11 +105,11 @@ class MaskTensors:
         if traced.carries_masks and not is_unrolled:
             self.hand_over(flatten_values(call.outputs))
         else:
-            self.find(flatten_values(call.outputs))  # Raises if they cannot be traced.
+            self.find(flatten_values(call.outputs))  # Raises an error if they cannot be traced.
         return traced, [*inputs, *masks.values()]
 
     def _trace_alone(self, call: Call) -> TracedLayer:
-        """Trace a layer that reads no masks, once for all calls of the same shapes and weights."""
+        """Trace a layer without masks, once for all calls with the same shapes and weights."""
         leaves = tf.nest.flatten((call.args, call.kwargs))
         if not all(leaf is None or isinstance(leaf, (Value, bool)) for leaf in leaves):
             return trace_layer(call)
@@ -123,7 +123,7 @@ class MaskTensors:
         return self._traced[key]
 
     def find(self, values: list[Value]) -> dict[Value, Value]:
-        """Return the masks of the values that have one.
+        """Return value -> mask, for the values that have a mask.
 
         Raises:
             CannotTrace: if a mask cannot be traced.
@@ -142,7 +142,7 @@ class MaskTensors:
         return symbols.get(id(symbol))
 
     def _keep(self, symbol: tf.Tensor, call: Call) -> tf.Tensor:
-        """Add the calls that compute a mask, and return the symbolic tensor of its value."""
+        """Add the calls that compute a mask, and return the symbolic tensor that represents it."""
         if any(symbol is known for known in self._symbols.values()):
             return symbol
         if not keras.backend.is_keras_tensor(symbol):
@@ -152,9 +152,9 @@ class MaskTensors:
     def make_attention_mask(
         self, call: Call, inputs: list[Value], given: Value | None
     ) -> Value | None:
-        """Return one mask [batch, queries, keys], as Keras makes it.
+        """Return the attention mask, [batch, queries, keys], that Keras computes.
 
-        It combines the masks of the inputs (queries, values, keys) and the mask that is `given`.
+        It combines the masks of the inputs (queries, values, keys) and the argument `given`.
         """
         masks, (query, *others) = self.find(inputs), inputs
         symbols = _Symbols()
@@ -168,15 +168,15 @@ class MaskTensors:
         return self._add(symbols, functools.reduce(tf.logical_and, terms), call)
 
     def make_full_mask(self, sequence: Value, call: Call) -> Value:
-        """Return a mask that is True for all steps of a sequence, which a call reads."""
+        """Return a mask that is True for all steps of a sequence, the input of a call."""
         symbols = _Symbols()
         first = symbols[sequence][..., 0]
         return self._add(symbols, tf.equal(first, first), call)
 
     def _add(self, symbols: dict[Value, tf.Tensor], result: tf.Tensor, maker: Call) -> Value:
-        """Add the calls that compute a symbolic tensor, as a part of `maker`, and return its value.
+        """Add the calls that compute a symbolic tensor, and return its value.
 
-        `symbols` holds the symbolic tensor that stands for each value.
+        `symbols` maps values to symbolic tensors. The calls are named after `maker`.
         """
         try:
             graph = read_model(keras.Model(list(symbols.values()), result))
@@ -197,9 +197,9 @@ class MaskTensors:
         return current[flatten_values(graph.outputs)[0]]
 
     def attach(self, graph: Graph) -> Graph:
-        """Attach masks to tensors of operations that opaque layers or the model need.
+        """Attach Keras masks to results of operations, for opaque layers and the model's outputs.
 
-        The model's outputs need masks for losses and metrics.
+        Losses and metrics read the masks of outputs.
         """
         lost = {
             value
@@ -241,7 +241,7 @@ class MaskTensors:
 
 
 def _sort(calls: list[Call]) -> list[Call]:
-    """Move each call after the calls that it depends on, and keep the order otherwise."""
+    """Sort calls topologically, and keep their order otherwise."""
     among, done, facts = set(calls), dict[Call, None](), Facts()
 
     def visit(call: Call) -> Generator[Call, Any, None]:
@@ -256,19 +256,19 @@ def _sort(calls: list[Call]) -> list[Call]:
 
 
 def is_recurrent(layer: layers.Layer) -> bool:
-    """Return whether a layer is one of Keras' recurrent layers, or a subclass with its `call`."""
+    """Return whether a layer is a recurrent layer of Keras, or a subclass that inherits `call`."""
     return isinstance(layer, RECURRENT) and get_package(type(layer).call) in KERAS
 
 
 def reads_mask(call: Call) -> bool:
-    """Return whether a call of one of Keras' layers reads a mask that can be a tensor."""
+    """Return whether a call of a Keras layer reads a mask that can be a tensor."""
     is_given = bool(flatten_values(call.kwargs.get("mask")))
     is_masked = is_given or any(value.masked for value in call.inputs)
     return is_masked and (type(call.layer) in _TRACED or isinstance(call.layer, RECURRENT))
 
 
 def _may_read_masks(call: Call) -> bool:
-    """Return whether an opaque layer reads masks, or may do so inside."""
+    """Return whether an opaque layer or its inner layers may read masks."""
     is_given = isinstance(call.layer, RECURRENT) and call.kwargs.get("mask") is not None
     if is_operation(call.layer) or is_given:
         return False
@@ -278,16 +278,16 @@ def _may_read_masks(call: Call) -> bool:
 
 
 def masks_nonzero(call: Call) -> bool:
-    """Return whether a call is a Masking of a value other than 0, which quantization may change."""
+    """Return whether a call is a Masking with another value than 0, which may be quantized."""
     return type(call.layer) is layers.Masking and call.layer.mask_value != 0
 
 
 def reads_floats(
     call: Call, readers: Mapping[Value, list[Call]], outputs: Collection[Value]
 ) -> bool:
-    """Return whether only this Masking depends on the inputs before it.
+    """Return whether no other call reads the inputs of this Masking.
 
-    It can then compare floats, before the quantizer.
+    It can then compare float values, before the quantizer.
     """
 
     def find_sources(value: Value) -> list[Value]:
@@ -297,7 +297,7 @@ def reads_floats(
     before = {call, *(value.producer for value in values)}
 
     def is_read_alone(value: Value) -> bool:
-        consumers = readers.get(value, [])  # Missing inside a traced layer.
+        consumers = readers.get(value, [])  # Inner values of a traced layer are missing.
         has_weights = value.producer is not None and value.producer.layer.weights
         are_alone = all(reader in before or masks_nonzero(reader) for reader in consumers)
         return bool(consumers) and are_alone and value not in outputs and not has_weights
@@ -306,7 +306,7 @@ def reads_floats(
 
 
 def split_masking(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
-    """Replace a Masking by comparisons with its value, and a choice between its input and 0.
+    """Replace a Masking by comparisons with its value and a selection of its input or 0.
 
     Raises:
         CannotTrace: if its mask cannot be traced.

@@ -1,4 +1,4 @@
-"""Computes how low masked scores must be so that their consumers ignore them."""
+"""Computes how low masked scores must be for their consumers to ignore them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from keras_qat.ops.registry import find_op
 
 
 class Distance(NamedTuple):
-    """How far masked scores must lie from all others."""
+    """How far masked scores must be from all other scores."""
 
     beyond: float = 0.0
-    """The distance below the smallest of the others, or above the largest."""
+    """The distance below the smallest other score, or above the largest."""
     limit: float | None = None
-    """A value that masked scores have to reach."""
+    """An absolute value that masked scores must reach."""
 
 
 Steps = Generator[tuple[Value, int], Any, Distance | None]
-"""Generator that asks for the distances of other tensors, and returns a distance."""
+"""A rule: a generator that yields tensors, receives their distances, and returns a distance."""
 
 BELOW = {
     "softmax": Distance(12.0),
@@ -34,28 +34,28 @@ BELOW = {
     "relu": Distance(0.0, 0.0),
     **dict.fromkeys(("reduce_max", "max_pooling", "argmax", "top_k"), Distance()),
 }
-"""Operator that ignores values far below all others -> the distance."""
+"""Operator that ignores values far below all others -> the required distance."""
 
 ABOVE = {
     "sigmoid": Distance(0.0, 8.0),
     **dict.fromkeys(("tanh", "erf"), Distance(0.0, 4.0)),
     **dict.fromkeys(("reduce_min", "argmin"), Distance()),
 }
-"""Operator that ignores values far above all others -> the distance."""
+"""Operator that ignores values far above all others -> the required distance."""
 
 PASSES_ON = ("reshape", "transpose", "identity", "linear", "slice", "gather")
 LIMITS = {1: "maximum", -1: "minimum"}
 
 
 class ScoreLimits:
-    """Asks the consumers of scores how far away masked scores must lie.
+    """Finds how far masked scores must be from others, given the consumers of the scores.
 
     Args:
         readers: value -> calls that read it.
         outputs: outputs of the model.
         masked: call that masks scores -> the scores, and `side` as in `find`.
         mask: the mask; None for a constant mask, or a mask that is moved to other axes first.
-        where_true: whether True in the mask masks a score.
+        where_true: whether scores are masked where the mask is True.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class ScoreLimits:
         self._mask = mask and self._facts.find(find_mask, (mask, where_true))
 
     def find(self, value: Value, side: int) -> Distance | None:
-        """Return how far masked scores must lie from all others; None if a consumer uses them.
+        """Return how far masked scores must be from others; None if a consumer uses them.
 
-        `side` is 1 if masked scores lie far below all others, -1 if above.
+        `side` is 1 if masked scores are far below all others, -1 if they are above.
         """
         return self._facts.find(self._find_distance, (value, side))
 
@@ -123,25 +123,25 @@ class ScoreLimits:
             return Distance(0.0, float((other * side).min()) * side)
         if name == "subtract" and terms[0] is value and isinstance(other, Value):
             return (yield from self._ask_difference(call, other, side))
-        # The softmax of a masked score is almost 0.
+        # If the other factor is a softmax, it is almost 0 for masked scores.
         is_share = isinstance(other, Value) and _find_name(other.producer) in ("softmax", "exp")
         return Distance() if name == "multiply" and is_share else None
 
     def _ask_difference(self, call: Call, other: Value, side: int) -> Steps:
-        """Return the distance if one value for each row is subtracted from scores."""
+        """Return the distance if a call subtracts one value per row from scores."""
         sizes = zip(other.shape[1:], call.output.shape[1:], strict=False)
         if len(other.shape) != len(call.output.shape) or all(a == b for a, b in sizes):
             return None
         after = yield call.output, side
         if after is None or after.limit is None:
             return after
-        # The difference to the largest score or to the logarithm of the sum is at most 0.
+        # Scores minus the largest score, or minus the logarithm of the sum, are at most 0.
         largest = ("reduce_max", "log") if side > 0 else ("reduce_min",)
         is_largest = _find_name(other.producer) in largest
         return Distance(max(after.beyond, abs(after.limit))) if is_largest else None
 
     def _replaces_masked(self, call: Call, value: Value) -> bool:
-        """Return whether a call replaces the scores that this mask masks."""
+        """Return whether a call replaces the same masked scores by other values."""
         if get_kind(call) != "where":
             return False
         condition, first, second = get_operands(call, "condition", "x", "y")
@@ -150,7 +150,7 @@ class ScoreLimits:
         return is_known and self._facts.find(find_mask, (condition, replaced[0])) == self._mask
 
     def _reads_shape(self, call: Call) -> bool:
-        """Return whether a call reads no values of a tensor, as `tf.ones_like(x[0])`."""
+        """Return whether a call only depends on a tensor's shape, as `tf.ones_like(x[0])`."""
         kind = get_kind(call)
         if kind in READS_SHAPES:
             return True
@@ -162,9 +162,9 @@ Question = tuple[Value, bool]
 
 
 def find_mask(question: Question) -> Generator[Question, Any, Question]:
-    """Find the mask that a tensor is the negation or a cast of.
+    """Find the mask of which a tensor is the negation or a cast.
 
-    The question is a tensor and one of its values. The answer has the mask's value at that place.
+    The question is a tensor and one of its values, and the answer is the mask and its value there.
     """
     mask, where = question
     call = mask.producer

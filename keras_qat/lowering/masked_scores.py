@@ -1,11 +1,11 @@
 """Recognizes masked scores: `tf.where(mask, scores, -1e9)` and `scores + mask * -1e9`.
 
-In 8 bits -1e9 would destroy the scores: their scale would be 4e6. If all consumers ignore masked
-scores, as a softmax does, these become `MaskScores`, which returns the lowest quantized value
-instead. 1e9 before a minimum is handled in the same way.
+With -1e9, the scale of 8 bits would be 4e6, and all scores would be lost. If all consumers ignore
+masked scores, as a softmax does, these operations become `MaskScores`, which returns the lowest
+quantized value instead. 1e9 before a minimum is handled in the same way.
 
-`PATTERNS` lists the operations that mask scores. `masked_score_limits.py` asks their consumers how
-low masked scores must be. For masks that Keras' layers pass on, see `mask_tensors.py`.
+`PATTERNS` lists operations that mask scores. `masked_score_limits.py` computes how low masked
+scores must be. `mask_tensors.py` handles Keras masks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from keras_qat.lowering.patterns import (
 from keras_qat.lowering.read_operations import HIDES, read_operation
 
 CONSTANT_HIDES = -1e2
-"""Masked values of a constant mask. Its other values are at most a tenth of this."""
+"""Values of a constant mask up to this mask scores. Other values are at most a tenth of it."""
 
 COPIES = ("tile", "broadcast_to", "cast")
 
@@ -54,21 +54,21 @@ class _Mask:
 
     scores: Value
     side: int
-    """1 if masked scores lie far below all others, -1 if far above."""
+    """1 if masked scores are far below all others, -1 if far above."""
     tensor: Value | None = None
     is_hiding: bool = True
-    """Whether nonzero values of the tensor, not zeros, mask scores."""
+    """Whether nonzero values of the tensor mask scores. Otherwise zeros mask scores."""
     visible: NDArray[np.bool_] | None = None
-    """False at the scores that the constant masks."""
+    """False for scores that the constant masks."""
     sum: Call | None = None
-    """A sum to compute with other terms and then to mask, instead of `scores`."""
+    """A sum that replaces `scores`: it is computed with changed terms, and then masked."""
     replace: Callable[[Any], Any] = lambda term: term
-    """Returns the new term for each term of that sum."""
+    """Function that returns the new term for each term of that sum."""
     moves: tuple[Call, ...] = ()
-    """Operations that give the tensor the axes of the scores."""
+    """Operations that move the tensor to the axes of the scores."""
 
     def compute(self, beyond: float, limit: float | None) -> tf.Tensor:
-        """Compute masked scores that lie `beyond` all others, and reach a limit."""
+        """Compute the scores. Masked scores are `beyond` all others, and reach `limit`."""
         scores = make_symbol(self.scores)
         if self.sum is not None:
             name = {"name": "unmasked"} if is_operation(self.sum.layer) else {}
@@ -120,7 +120,7 @@ _ADDED = repeated(
         tensor("hiding") * _FAR,
     ).named("added"),
 ).named("moved")
-"""0 for visible scores, far from 0 for masked scores."""
+"""Matches a tensor that is 0 for visible scores, and far from 0 for masked scores."""
 
 
 def _read_choice(match: Match, _: object) -> _Mask | None:
@@ -157,7 +157,7 @@ def _read_added(match: Match, _: object = None) -> _Mask | None:
 
 
 def _read_constant(match: Match, _: object = None) -> _Mask | None:
-    """Read `scores + constant`. Its visible values may be a bias, such as distances."""
+    """Read `scores + constant`. The constant may also be a bias for visible scores."""
     scores, total = match.found["scores"], match.call
     constant, is_difference = _find_constant(match.found["constant"]), "difference" in match.found
     if constant is None:
@@ -175,9 +175,9 @@ def _read_constant(match: Match, _: object = None) -> _Mask | None:
 
 
 def _read_beside(match: Match, _: object) -> _Mask | None:
-    """Read `scores + (bias + mask * -1e9)`, as in T5, which adds its mask to relative positions.
+    """Read `scores + (bias + mask * -1e9)`, as in T5, whose bias is for relative positions.
 
-    The bias may be a mask of later steps, as in BART and OPT.
+    The bias may also be a mask of later steps, as in BART and OPT.
     """
     found = match.found
     bias = found["bias"]
@@ -195,13 +195,13 @@ def _read_beside(match: Match, _: object) -> _Mask | None:
 
 
 def _read_alone(match: Match, constant: Any) -> _Mask | None:
-    """Read a constant mask that only adds 0 to visible scores."""
+    """Read a constant mask whose values are 0 for visible scores."""
     mask = _read_constant(match._replace(found={**match.found, "constant": constant}))
     return None if mask is None or mask.sum else mask
 
 
 def _read_later(match: Match, masks: Mapping[Call, _Mask]) -> _Mask | None:
-    """Read `tf.where(mask, scores, -1e9) + bias`. The bias can be added first."""
+    """Read `tf.where(mask, scores, -1e9) + bias` as a mask of `scores + bias`."""
     masked, total = match.found["masked"], match.call
     mask = masks.get(masked.producer)
     if mask is None or mask.sum or mask.moves or masked.shape != total.output.shape:
@@ -229,7 +229,7 @@ PATTERNS: tuple[tuple[Pattern, Callable[[Match, Mapping[Call, _Mask]], _Mask | N
 
 
 def _drop_choice(x: tf.Tensor, end: float, mask: object) -> tf.Tensor:
-    """Replace `tf.where(mask, x, NaN)` by x, because integers cannot be NaN."""
+    """Replace `tf.where(mask, x, NaN)` by `x`, because integers cannot be NaN."""
     require(math.isnan(end))
     return x
 
@@ -265,7 +265,7 @@ def _compute_with(call: Call, replace: Callable[[Any], Any], **options: str) -> 
 
 
 def _find_constant(term: Any) -> NDArray[np.floating] | None:
-    """Return a constant, which may be copied for each example; None for other tensors."""
+    """Return a constant, which the graph may copy for each example; None for other tensors."""
     if not isinstance(term, Value):
         return read_array(term)
     is_copy = term.producer is not None and term.shape and get_kind(term.producer) in COPIES
@@ -282,7 +282,7 @@ def has_constant_mask(call: Call) -> bool:
 
 
 def _find_visible(term: NDArray[np.floating]) -> NDArray[np.bool_] | None:
-    """Return which elements of a constant are not masked; None if it is no mask."""
+    """Return which elements of a constant do not mask scores; None if it is not a mask."""
     is_masked: NDArray[np.bool_] = term <= CONSTANT_HIDES
     if not is_masked.any() or is_masked.all():
         return None
@@ -291,7 +291,7 @@ def _find_visible(term: NDArray[np.floating]) -> NDArray[np.bool_] | None:
 
 
 def _make_constant(scores: Value, side: int, visible: NDArray[np.bool_]) -> _Mask | None:
-    """Return a constant mask for all examples with the axes of the scores, or None."""
+    """Return a constant mask with the axes of the scores; None if it differs between examples."""
     visible = np.atleast_2d(visible)
     while visible.ndim > 2 and visible.shape[0] == 1:
         visible = visible[0]

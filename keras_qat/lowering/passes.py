@@ -39,8 +39,8 @@ class Pass:
     """One step of lowering.
 
     Args:
-        name: its task in a few words.
-        run: returns the new graph.
+        name: what it does, in a few words.
+        run: function that returns the new graph.
         after: a property that every graph has after this pass.
         always: whether it also runs for recipes that keep activations, such as `recipes.contrib`.
     """
@@ -52,7 +52,7 @@ class Pass:
 
 
 def lower(graph: Graph, context: LoweringContext | None = None) -> Graph:
-    """Run the passes on a graph.
+    """Run all passes on a graph, and return the new graph.
 
     Raises:
         ValueError: if an operation reads a layer's weight and was not traced.
@@ -80,12 +80,12 @@ _shows = contextvars.ContextVar("shows passes", default=bool(os.environ.get(SHOW
 
 
 def showing_passes(shows: bool = True) -> AbstractContextManager[None]:
-    """Run a block in which `lower` prints the changes of each pass, if `shows` is True."""
+    """Return a context manager in which `lower` prints the changes of each pass, if `shows`."""
     return set_within(_shows, shows or _shows.get())
 
 
 def fold_sizes(graph: Graph, context: LoweringContext) -> Graph:
-    """Replace integers that depend on known sizes alone by constants."""
+    """Replace integers that depend only on known sizes by constants."""
     return set_static_shapes(fold_known_sizes(set_static_shapes(graph)))
 
 
@@ -102,7 +102,7 @@ def check_weights(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
-    """Keep calls that replace NaN in float, if inputs may hold NaN."""
+    """Mark calls that replace NaN, so they stay in float, if inputs may contain NaN."""
     if not context.has_float:
         return graph
     calls = [call for calls in find_nan_handling(graph).values() for call in calls]

@@ -1,15 +1,15 @@
-"""The engine that finds patterns of operations in a graph and replaces them.
+"""Finds patterns of operations in a graph, and replaces them.
 
-The patterns are in other files, by subject. `RULES` in `passes.py` lists them.
+Other files define patterns, and `RULES` in `passes.py` lists them.
 
-A pattern looks like the code that it stands for:
+A pattern looks like the code that it matches:
 
     x, relu6 = tensor("x"), operation("relu6")
     HARD_SWISH = Rule(x * relu6(x + 3.0) / 6.0, lambda x: HardSwish()(x))
 
-It also matches other ways to write the same: operands of sums and products in another order, Keras
-layers (`Multiply`, `ReLU(6)`, `Activation`) in place of TensorFlow's functions, arguments by name,
-and constants in arrays. If a pattern names a tensor twice, the graph may compute that tensor twice.
+It also matches equivalent code: operands of sums and products in another order, Keras layers
+(`Multiply`, `ReLU(6)`, `Activation`) instead of TensorFlow functions, arguments by name, and
+constants in arrays. If a pattern names a tensor twice, the graph may compute that tensor twice.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from keras_qat.lowering.expand_call import make_symbol, require, trace_in_place
 from keras_qat.lowering.read_operations import read_uniform, simplify_operation
 
 TOLERANCE = 1e-5
-"""Constants that differ by this fraction are the same: code has 1/6 as 0.16667."""
+"""Constants match if they differ by at most this fraction, such as 1/6 and 0.16667."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
-    """Describes a tensor or a constant. Arithmetic on patterns makes patterns of operations.
+    """Matches a tensor or a constant. Arithmetic on patterns returns patterns of operations.
 
     Args:
-        kinds: the operations that may compute the tensor; or "tensor", "argument" or "constant" for
-            any of these; or "any of" or "repeated".
-        operands: patterns of the operation's first arguments. All other arguments are ignored.
+        kinds: the kinds of operations that may compute the tensor. Other patterns have the kind
+            "tensor", "argument", "constant", "any of" or "repeated".
+        operands: patterns of the operation's first arguments. Other arguments are ignored.
         name: the tensor's name in the match.
         limits: the lowest and the highest value of a constant; None for any.
     """
@@ -47,7 +47,7 @@ class Pattern:
     limits: tuple[float, float] | None = None
 
     def named(self, name: str) -> Pattern:
-        """Return the same pattern with a name for the tensor."""
+        """Return the same pattern with a name for the matching tensor."""
         return dataclasses.replace(self, name=name)
 
     def __add__(self, other: Pattern | float) -> Pattern:
@@ -74,34 +74,34 @@ class Pattern:
 
 
 def tensor(name: str) -> Pattern:
-    """Return a pattern of any tensor."""
+    """Return a pattern that matches any tensor."""
     return Pattern(("tensor",), name=name)
 
 
 def argument(name: str) -> Pattern:
-    """Return a pattern of any argument: a tensor, an array, an axis."""
+    """Return a pattern that matches any argument, such as a tensor, an array or an axis."""
     return Pattern(("argument",), name=name)
 
 
 def constant(name: str) -> Pattern:
-    """Return a pattern of any number, or of an array or tensor of equal elements."""
+    """Return a pattern that matches a number, or an array or tensor whose elements are equal."""
     return Pattern(("constant",), name=name)
 
 
 def between(low: float, high: float, name: str = "") -> Pattern:
-    """Return a pattern of a uniform constant from `low` to `high`."""
+    """Return a pattern that matches a uniform constant from `low` to `high`."""
     return Pattern(("constant",), name=name, limits=(low, high))
 
 
 def _as_pattern(term: Pattern | float) -> Pattern:
-    """Turn a number into a pattern of similar constants. Return a pattern unchanged."""
+    """Convert a number to a pattern that matches similar constants. Patterns stay unchanged."""
     if isinstance(term, Pattern):
         return term
     return between(term - TOLERANCE * abs(term), term + TOLERANCE * abs(term))
 
 
 def operation(*kinds: str) -> Callable[..., Pattern]:
-    """Return a function that makes patterns of an operation of one of these kinds."""
+    """Return a function of operands that returns a pattern of an operation of these kinds."""
 
     def make(*terms: Pattern | float) -> Pattern:
         return Pattern(kinds, tuple(map(_as_pattern, terms)))
@@ -110,21 +110,21 @@ def operation(*kinds: str) -> Callable[..., Pattern]:
 
 
 def any_of(*patterns: Pattern) -> Pattern:
-    """Return a pattern that matches if one of several patterns does. They are tried in order."""
+    """Return a pattern that matches if one of several patterns matches. They are tried in order."""
     return Pattern(("any of",), patterns)
 
 
 def repeated(step: Callable[[Pattern], Pattern], pattern: Pattern) -> Pattern:
-    """Return a pattern of `pattern` followed by any number of `step`s."""
+    """Return a pattern that matches `pattern` after any number of `step`s, or none."""
     return Pattern(("repeated",), (step(tensor("before")), pattern))
 
 
 class Match(NamedTuple):
-    """The tensors and calls that a pattern matches.
+    """The tensors and calls that match a pattern.
 
     Attributes:
-        found: name in the pattern -> tensor, number or argument.
-        calls: the calls of the pattern's operations, the last call of the graph first.
+        found: name in the pattern -> matching tensor, number or argument.
+        calls: the matching calls, in reverse order of computation.
     """
 
     found: Mapping[str, Any]
@@ -132,12 +132,12 @@ class Match(NamedTuple):
 
     @property
     def call(self) -> Call:
-        """The call that computes the matching tensor."""
+        """The last call, which computes the matching tensor."""
         return self.calls[0]
 
 
 class Matcher:
-    """Matches patterns in one graph, which must not change meanwhile."""
+    """Matches patterns in a graph that does not change."""
 
     def __init__(self) -> None:
         self._keys, self._facts = StructuralKeys(), Facts()
@@ -201,7 +201,7 @@ class Matcher:
             match = match._replace(calls=(*match.calls, *found.calls))
 
     def _bind(self, name: str, operand: Any, match: Match) -> Match | None:
-        """Return the match with a name added; None if another operand has that name already."""
+        """Return the match with an operand added; None if its name belongs to another operand."""
         if not name:
             return match
         if name not in match.found:
@@ -217,13 +217,13 @@ class Rule(NamedTuple):
 
     pattern: Pattern
     function: Callable[..., Any]
-    """Computes the result, from tensors and arguments by their names in the pattern.
+    """A function that computes the result. Its arguments have the names in the pattern.
 
-    It is traced like an expansion. It raises `CannotExpand` to leave the calls unchanged.
+    It is traced like an expansion. If it raises `CannotExpand`, the calls stay unchanged.
     """
 
     def rewrite(self, match: Match, context: LoweringContext) -> list[Call]:
-        """Return the calls that replace the last call of a match; none to leave it unchanged."""
+        """Return the calls that replace the last call of a match; [] to leave it unchanged."""
 
         def compute() -> Any:
             found = {
@@ -239,7 +239,7 @@ class Rule(NamedTuple):
 
 
 def apply_rules(graph: Graph, context: LoweringContext, rules: Sequence[Rule]) -> Graph:
-    """Apply each rule to the whole graph, one after the other."""
+    """Apply the rules to the graph, one after the other."""
     for rule in rules:
         matcher, readers, replaced = Matcher(), graph.consumers(), dict[Call, list[Call]]()
         outputs, used = set(flatten_values(graph.outputs)), set[Call]()

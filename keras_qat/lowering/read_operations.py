@@ -1,4 +1,4 @@
-"""Reads what a call computes: the kind of operation, its operands, and whether it is uniform."""
+"""Reads the kind of operation that a call computes, its operands, and uniform tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYERS = {
     layers.Maximum: "maximum",
     layers.Minimum: "minimum",
 }
-"""Layer class -> the kind of operation that it stands for."""
+"""Layer class -> the kind of operation that it computes."""
 
 ACTIVATIONS = {
     keras.activations.exponential: "exp",
@@ -31,27 +31,27 @@ ACTIVATIONS = {
     keras.activations.tanh: "tanh",
     tf.nn.relu6: "relu6",
 }
-"""Activation function -> the kind of operation that computes it."""
+"""Activation function -> its kind of operation."""
 
 INVERSE = {"subtract": "add", "divide": "multiply"}
-"""Operation -> the operation that computes the same with the inverse of a constant."""
+"""Operation -> the equivalent operation with the inverse constant."""
 
 FILLS = {"fill": 1, "broadcast_to": 0, "tile": 0, "cast": 0, "identity": 0}
-"""Operation that copies one of its arguments to all elements -> the position of that argument."""
+"""Operation that fills a tensor with an argument -> the position of that argument."""
 
 CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
-"""Operation that fills a tensor -> the value of all elements."""
+"""Operation that fills a tensor with a constant -> the constant."""
 
 SUMS = {"add": operator.add, "subtract": operator.sub}
 
 HIDES = -1e3
-"""Scores are masked if this or a lower value is added to them, or replaces them."""
+"""A value up to this masks scores if it is added to them or replaces them."""
 
 
 def read_operation(call: Call) -> tuple[str, list[Any]]:
     """Return the kind of operation that a call computes, and its arguments in order.
 
-    A layer that stands for an operation has the kind of that operation. For other layers it is "".
+    Layers that compute an operation, such as `Add`, have its kind. For other layers it is "".
     """
     layer = call.layer
     if is_operation(layer):
@@ -71,7 +71,7 @@ def read_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 def simplify_operation(call: Call) -> tuple[str, list[Any]]:
-    """Return the same as `read_operation`, but x - 2 as x + -2, x / 2 as x * 0.5, -x as x * -1."""
+    """Return the same as `read_operation`, but with x - 2, x / 2, -x as x + -2, x * 0.5, x * -1."""
     kind, operands = read_operation(call)
     if kind == "negative":
         return "multiply", [operands[0], -1.0]
@@ -83,16 +83,16 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 class Uniform(NamedTuple):
-    """A tensor of equal elements, or of similar elements far from those of all other tensors."""
+    """The value of a tensor whose elements are equal, or are similar and very large or low."""
 
     value: float
     is_exact: bool = True
 
 
 def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
-    """Find the exact or approximate value of all elements, as of `ones_like(x) * -1e9`.
+    """Find the exact or approximate value of a uniform tensor, such as `ones_like(x) * -1e9`.
 
-    A rule for `Facts.find`.
+    It is a rule for `Facts.find`. It returns None if elements differ.
     """
     if value.producer is None:
         return None
@@ -109,7 +109,7 @@ def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
     exact = [term.value for term in terms if term is not None and term.is_exact]
     if kind in ("multiply", *FILLS) and len(exact) == len(terms):
         return Uniform(math.prod(exact))
-    # Only products accept layers and arrays, so the zero states of a cell are not folded.
+    # Layers and arrays are only read in products, so the zero states of a cell are not folded.
     if kind in FILLS or not is_operation(value.producer.layer):
         return None
     pairs = list(zip(operands, terms, strict=True))
@@ -128,7 +128,7 @@ def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
 
 
 def measure_array(argument: object) -> Uniform | None:
-    """Return a number, or the value of all elements of an array; None if elements differ."""
+    """Return the value of a number or of a uniform array; None if elements differ."""
     values = read_array(argument)
     if values is None or not values.size or np.ptp(values) > 0:
         return None
@@ -136,7 +136,7 @@ def measure_array(argument: object) -> Uniform | None:
 
 
 def read_uniform(operand: object, facts: Facts) -> float | None:
-    """Return the exact value of all elements of a number, an array or a tensor; None if unknown."""
+    """Return the exact value of a number, or of a uniform array or tensor; None if unknown."""
     if isinstance(operand, Value):
         uniform = facts.find(find_uniform, operand)
     else:

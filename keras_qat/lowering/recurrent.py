@@ -25,13 +25,13 @@ MERGES: dict[str, Any] = {
     "mul": layers.Multiply,
     "ave": layers.Average,
 }
-"""`merge_mode` -> the layer that merges; None returns both tensors."""
+"""`merge_mode` -> the layer that merges two tensors; None if both are returned."""
 
 
 def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
     """Split Bidirectional into two layers, ReverseSteps of the second output, and a merge.
 
-    It stays one call unless both layers have integer operators.
+    The call stays unchanged unless both layers have integer operators.
     """
     layer = call.layer
     if call.kwargs.get("training") is not None or find_float_reason(call):
@@ -63,13 +63,13 @@ def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _get_mask(call: Call) -> dict[str, Value]:
-    """Return the mask among the arguments of a call, by its name."""
+    """Return {"mask": mask} if a call has a mask argument, otherwise {}."""
     mask = call.kwargs.get("mask")
     return {} if mask is None else {"mask": mask}
 
 
 def _get_arguments(call: Call, direction: str) -> tuple[Any, ...]:
-    """Return the arguments for one direction: the sequence and its half of the states."""
+    """Return the arguments for one direction: the sequence, and half of the states."""
     x, *states = (value for value in call.inputs if value is not call.kwargs.get("mask"))
     half, index = len(states) // 2, DIRECTIONS.index(direction)
     return ([x, *states[index * half :][:half]],) if states else (x,)
@@ -78,7 +78,7 @@ def _get_arguments(call: Call, direction: str) -> tuple[Any, ...]:
 def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
     """Replace a layer with a mask argument by a layer with the inputs `[sequence, mask]`.
 
-    The call stays unchanged if that layer has no integer operator.
+    The call stays unchanged if the new layer has no integer operator.
     """
     layer, mask, (sequence, *others) = (
         call.layer,
@@ -98,11 +98,11 @@ def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
-    """Pass the mask of a sequence to a recurrent layer as an argument, and return all calls.
+    """Pass the Keras mask of a sequence to a recurrent layer as an argument, and return all calls.
 
-    A sequence without a mask gets a mask that is True for all steps, because other calls of the
-    layer have masks, and all calls need the same operator. A layer without an integer operator that
-    reads a mask stays unchanged.
+    If the sequence has no mask, other calls of the layer do, and all calls need the same operator.
+    It gets a mask that is True for all steps. The call stays unchanged if the layer has no integer
+    operator with a mask.
 
     Raises:
         CannotTrace: if the mask cannot be traced.
@@ -130,7 +130,7 @@ def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
 
 
 def _copy_with_mask(layer: layers.RNN) -> layers.RNN:
-    """Return a copy of a layer as an instance of the class that reads a mask."""
+    """Return a copy of a layer as an instance of its variant with a mask input."""
     plain = clone(layer)
     config = {**plain.get_config(), "activation": plain.activation}
     if hasattr(plain, "recurrent_activation"):
@@ -144,9 +144,9 @@ def split_recurrent(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_state(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a layer that returns its state by a layer without, and take the last step.
+    """Replace a layer that returns its state by a layer that does not. The last step is the state.
 
-    The call stays unchanged unless the layer without states has an integer operator.
+    The call stays unchanged unless the new layer has an integer operator.
     """
     layer, (output, *states) = call.layer, flatten_values(call.outputs)
     one = Value(output.name, output.shape, output.dtype)
@@ -187,13 +187,13 @@ def find_unrolling_obstacle(call: Call) -> str:
 
 
 def _has_dropout(cell: layers.Layer) -> bool:
-    """Return whether one of Keras' cells has dropout."""
+    """Return whether a cell of Keras has dropout."""
     rates = (getattr(cell, name, 0) for name in ("dropout", "recurrent_dropout"))
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _drops_inputs(layer: layers.RNN) -> bool:
-    """Return whether a layer's dropout drops the same inputs in all steps, and no states."""
+    """Return whether a layer's dropout only drops inputs, and the same ones in all steps."""
     has_one_mask = getattr(layer, "implementation", 2) == 2
     return type(layer) is not layers.RNN and has_one_mask and not layer.recurrent_dropout
 
@@ -205,9 +205,9 @@ REASONS: dict[type, str] = {
 
 
 def find_float_reason(call: Call) -> str:
-    """Return why an unlisted recurrent layer has no integer operators; "" for other layers.
+    """Return why a recurrent layer without an operator computes in float; "" for other layers.
 
-    For a Bidirectional, it is the reason of its first inner layer without integer operators.
+    For a Bidirectional, it is the reason of its first inner layer without an operator.
     """
     if type(call.layer) is layers.RNN:
         return find_unrolling_obstacle(call)

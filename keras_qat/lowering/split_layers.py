@@ -1,7 +1,7 @@
 """Splits layers that compute several operations into calls of single operators.
 
-For example, a layer with an activation becomes the layer and an activation layer, and a sum of
-three tensors becomes two sums. Later steps need to match only one variant.
+For example, a layer with an activation becomes two layers, and a sum of three tensors becomes two
+sums. Later passes then need not handle other variants.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from keras_qat.lowering.weighted_products import (
 
 
 def split_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Split every layer that `LOWERINGS` lists. Shared layers stay shared."""
+    """Split every call with an expansion or a lowering. Shared layers stay shared."""
     table = LOWERINGS if context.activations else ALWAYS
     ends = set(flatten_values(graph.outputs))
 
     def replace(call: Call) -> list[Call]:
-        """Return the calls of the expansion or the lowering of a call; none if it has neither."""
+        """Return the calls of a call's expansion or lowering; [] if it has neither."""
         layer, may_trace = call.layer, context.may_trace(call)
         if isinstance(layer, (layers.Bidirectional, layers.RNN)) and may_trace is False:
             return []
@@ -88,7 +88,7 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Activation: split_activation_layer,
 }
-"""`ALWAYS`, and lowerings that recipes for other operators skip, mostly of layers with weights.
+"""Layer class or kind of operation -> its lowering, unless the recipe keeps operations unchanged.
 
-Operations and layers without weights have expansions instead.
+Most of these layers have weights. Operations and layers without weights have expansions instead.
 """

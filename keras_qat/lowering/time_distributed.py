@@ -1,4 +1,4 @@
-"""Replaces TimeDistributed layers by layers that process each step as an example."""
+"""Replaces TimeDistributed layers by layers that treat each step as an example."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import find_op, is_listed
 
 _SPLIT_LATER = (layers.SeparableConv1D, layers.SeparableConv2D, layers.TimeDistributed)
-"""Layers that no row lists, but whose components have rows."""
+"""Layers without an operator whose components have operators."""
 
 
 def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace TimeDistributed(layer) by FlattenTime, layer and RestoreTime, or by Dense alone.
+    """Replace TimeDistributed(layer) by FlattenTime, layer and RestoreTime, or only by a Dense.
 
-    It stays unchanged if the layer has no row, or if a size is known only at run time.
+    The call stays unchanged if the layer has no operator, or if a size is known only at run time.
     """
     inner, parts = call.layer.layer, PartsBuilder(call, context)
     weights = context.weights.get(call.layer)  # A copy would have initial weights.
@@ -45,19 +45,19 @@ def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _fold(parts: PartsBuilder, shape: Sequence[int | None]) -> Value:
-    """Merge the steps of a call's input into the batch. Integers stay integers."""
+    """Add a call that merges the steps of the input into the batch."""
     (sequence,), fold = parts.call.inputs, parts.new("fold", FlattenTime)
     output = dataclasses.replace(parts.between(fold, shape), dtype=sequence.dtype)
     return parts.add(fold, sequence, output=output)
 
 
 def _restore(parts: PartsBuilder, folded: Value) -> list[Call]:
-    """Split the steps off the batch again, and return all calls."""
+    """Add the last call, which splits the steps off the batch, and return all calls."""
     return parts.end(parts.new("unfold", RestoreTime, parts.call.inputs[0].shape[1]), folded)
 
 
 def _has_integer_operator(call: Call, layer: layers.RNN) -> bool:
-    """Return whether a recurrent layer has an integer operator if each step is an example."""
+    """Return whether a recurrent layer has an integer operator for inputs without the step axis."""
     (x,), y = call.inputs, call.output
     step, output = (Value(v.name, (None, *v.shape[2:]), v.dtype) for v in (x, y))
     return not layer.stateful and find_op(Call(layer, (step,), {}, output, call.name)) is not None

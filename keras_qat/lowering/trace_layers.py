@@ -1,11 +1,11 @@
 """Traces custom layers: replaces each call by the calls of known layers inside it.
 
-Custom layers include Lambdas and functions that a user passes as activations. A layer that cannot
-be traced stays opaque and computes in float.
+Custom layers include Lambdas and activation functions of users. A layer that cannot be traced stays
+opaque and computes in float.
 
-All calls of a layer share its weights, so they must agree on how it is traced. The requirements of
-a call are often known only after another call was traced. So tracing of all layers is repeated,
-with the results of earlier attempts, until nothing changes.
+All calls of a layer share its weights, so they must be traced in the same way. What a call requires
+is often known only after another call was traced. Therefore all layers are traced again, with the
+results of earlier attempts, until nothing changes.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from keras_qat.tracing.layer_weights import find_weight_holders
 class BorrowedWeights:
     """Records which layers read weights of other layers, such as tied embeddings.
 
-    The owner of such a weight is traced as well, so both layers read one tensor.
+    The layer that owns such a weight is traced as well, so both layers read the same tensor.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.lenders: dict[layers.Layer, list[layers.Layer]] = {}
-        """Layer -> the owners of weights that it reads."""
+        """Layer -> the layers whose weights it reads."""
         self.owners: dict[int, layers.Layer] = {}
-        """Id of a variable -> the layer that owns it, if other layers also call the owner."""
+        """Id of a variable -> the layer that owns it, if other layers call the owner."""
         self.outside: dict[layers.Layer, list[tf.Variable]] = {}
-        """Layer -> variables that it reads and that no layer holds. Keras does not train them."""
+        """Layer -> variables without a layer that it reads. Keras does not train them."""
         self.changes = 0
-        """How often the record changed."""
+        """Number of changes of this record."""
         self._refused: set[layers.Layer] = set()
         self._top = list(dict.fromkeys(call.layer for call in graph.calls))
         self._parents: dict[layers.Layer, set[layers.Layer]] = {}
@@ -72,7 +72,7 @@ class BorrowedWeights:
                 self._parents.setdefault(inner, set()).add(layer)
 
     def note(self, layer: layers.Layer, variables: Sequence[tf.Variable]) -> bool:
-        """Note that a layer reads variables of others, and return whether it can be traced."""
+        """Record that a layer reads variables of others. Return whether it can be traced."""
         owner_of = {id(variable): self._find_owner(variable) for variable in variables}
         if outside := [v for v in variables if owner_of[id(v)] is None]:
             noted = self.outside.setdefault(layer, [])
@@ -98,14 +98,14 @@ class BorrowedWeights:
         return None
 
     def find_sharing(self) -> set[layers.Layer]:
-        """Return the layers that share weights. Nothing is computed from these in advance."""
+        """Return the layers that share weights, so their weights must stay tensors."""
         owners = set(self.owners.values())
         return owners | {layer for layer, lenders in self.lenders.items() if owners & set(lenders)}
 
     def refuse(self, graph: Graph) -> bool:
-        """Note which owners of borrowed weights stayed opaque, and return whether there are any.
+        """Record opaque owners of borrowed weights, and return whether there are any.
 
-        Other layers cannot read the weights of an opaque layer.
+        Other layers cannot borrow the weights of an opaque layer.
         """
         opaque = {id(weight) for call in graph.calls for weight in call.layer.weights}
         refused = {owner for variable, owner in self.owners.items() if variable in opaque}
@@ -121,7 +121,7 @@ def _list_weights(layer: layers.Layer) -> list[tf.Variable]:
 
 
 def trace_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Trace every layer that no row lists, until all calls of each layer agree."""
+    """Trace every layer without an operator, until all calls of each layer agree."""
     agreed = _Agreement(BorrowedWeights(graph))
     while True:
         context.clear()
@@ -133,18 +133,18 @@ def trace_layers(graph: Graph, context: LoweringContext) -> Graph:
 
 @dataclasses.dataclass
 class _Agreement:
-    """Results of earlier attempts that hold for all calls of a layer."""
+    """Decisions of earlier attempts, which apply to all calls of a layer."""
 
     borrowed: BorrowedWeights
     opaque: dict[layers.Layer, str] = dataclasses.field(default_factory=dict)
-    """Layer that stays opaque -> the reason."""
+    """Layer that must stay opaque -> the reason."""
     unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """Recurrent layers that are unrolled in every call."""
+    """Recurrent layers to unroll in every call."""
     apart: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """Layers with calls that compute different tensors from one weight, so weights stay tensors."""
+    """Layers whose weights stay tensors, because calls compute different tensors from them."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
-        """Note on which points calls of a layer disagree, and return whether to try again."""
+        """Add decisions for layers whose calls disagree. Return whether to try again."""
         layers_traced = attempt.inliner.counts.keys()
         opaque = {x: attempt.refused[x] for x in layers_traced & attempt.refused}
         opaque |= find_refused_cells(layers_traced, attempt.refused)
@@ -162,7 +162,7 @@ class _Attempt:
     """One attempt to trace all layers of a graph."""
 
     def __init__(self, read: Graph, context: LoweringContext, agreed: _Agreement) -> None:
-        # Copies, because values hold their producer, and masks change arguments.
+        # The calls are copied, because an attempt changes producers of values and arguments.
         calls, losses = (list(map(dataclasses.replace, x)) for x in (read.calls, read.loss_only))
         self.graph = dataclasses.replace(read, calls=calls, loss_only=losses)
         self.context, self.agreed, self.masks = context, agreed, MaskTensors(context)
@@ -179,7 +179,7 @@ class _Attempt:
         self._masked = {call.layer for call in calls if reads_mask(call)}
 
     def run(self) -> Graph:
-        """Trace all layers."""
+        """Trace all layers, and return the new graph."""
         calls = [
             new for call in set_shapes_in_order(self.graph.calls) for new in self._replace(call)
         ]
@@ -191,7 +191,7 @@ class _Attempt:
     def _replace(self, call: Call, siblings: Sequence[Call] = ()) -> list[Call]:
         """Return the calls that replace a call, or the call itself.
 
-        `siblings` are the other calls inside the enclosing layers. Their names are taken.
+        `siblings` are the other calls inside the enclosing layers, whose names cannot be used.
         """
         self.masks.note(call)
         if self.context.may_trace(call) is False:
@@ -202,7 +202,7 @@ class _Attempt:
         return new or [call]
 
     def _find_replacement(self, call: Call, siblings: Sequence[Call]) -> list[Call]:
-        """Return the calls that replace a call; none if it stays, or cannot be traced."""
+        """Return the calls that replace a call; [] if it stays or cannot be traced."""
         layer, context, may_trace = call.layer, self.context, self.context.may_trace(call)
         parts = (
             self._split_custom_activation(call)
@@ -237,16 +237,16 @@ class _Attempt:
             return []
 
     def _split_custom_activation(self, call: Call) -> list[Call]:
-        """Split a custom activation, a function or a layer, off a Keras layer."""
+        """Split a Keras layer with a custom activation into the layer and the activation."""
         if type(call.layer) is layers.Activation or not has_custom_activation(call.layer):
             return []
         parts, inner = split_activation(call, self.context), call.layer.activation
-        if getattr(inner, "weights", ()):  # A copied layer would not be built.
+        if getattr(inner, "weights", ()):  # A copy would have no weights yet.
             parts[-1] = dataclasses.replace(parts[-1], layer=inner)
         return parts
 
     def _inline(self, call: Call, expansion: Call | None, siblings: Sequence[Call]) -> list[Call]:
-        """Return the calls inside a layer.
+        """Trace a layer, and return the calls inside it.
 
         Raises:
             CannotTrace, OnlyTrains: if it cannot be traced.
@@ -271,7 +271,7 @@ class _Attempt:
     def _note_refusal(self, call: Call, expansion: Call | None, error: CannotTrace) -> None:
         layer = call.layer
         if isinstance(error, ReadsWeights) and self.agreed.borrowed.note(layer, error.variables):
-            return  # The next attempt traces the layer with the owners of these weights.
+            return  # The next attempt traces the layer together with the owners of these weights.
         if self._is_entire_model(call):
             raise ValueError(
                 f"The subclassed model '{call.name}' cannot be traced: {error}. Express "
@@ -284,10 +284,10 @@ class _Attempt:
             self.opaque[call.name] = self.refused[layer] = str(error)
 
     def _reads_masks(self, call: Call) -> bool:
-        """Return whether any call of a layer reads a mask. All calls are then traced alike."""
+        """Return whether any call of a layer reads a mask. If so, all calls are traced alike."""
         self._masked.update([call.layer] if reads_mask(call) else ())
         return call.layer in self._masked
 
     def _is_entire_model(self, call: Call) -> bool:
-        """Return whether a call is a subclassed model. Layers inside it keep their names."""
+        """Return whether a call is a subclassed model, whose inner layers keep their names."""
         return self.graph.calls == [call] and isinstance(call.layer, keras.Model)

@@ -1,4 +1,4 @@
-"""Unrolls recurrent layers without a row, such as custom cells or an LSTM that returns states.
+"""Unrolls recurrent layers without an operator, such as custom cells.
 
 The steps become calls of the cell, which is traced like a custom layer.
 """
@@ -28,20 +28,20 @@ from keras_qat.ops.recurrent.unrolled import RELU
 from keras_qat.ops.registry import match
 
 CELLS = layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell, layers.StackedRNNCells
-"""Keras' cells. They are traced."""
+"""Cells of Keras, which are traced."""
 
 UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
-"""Layers whose steps may become calls of their cell. Subclasses stay unchanged."""
+"""Layers that can be unrolled. Subclasses stay unchanged."""
 
 
 def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
-    """Return a function that computes a recurrent layer step by step; None if it has a row.
+    """Return a function that computes a recurrent layer step by step; None if it has an operator.
 
-    The function has the arguments of the layer. `anyway` returns it even if there is a row.
+    The function has the arguments of the layer. With `anyway`, it is returned in both cases.
     """
     layer = call.layer
     if type(layer) is layers.Bidirectional:
-        if not hasattr(layer.forward_layer, "cell"):  # It is a custom layer that is not recurrent.
+        if not hasattr(layer.forward_layer, "cell"):  # The inner layer is not a recurrent layer.
             return functools.partial(_run_both_ways, layer)
         inner = Call(layer.forward_layer, call.args, call.kwargs, [], call.name)
         is_needed = anyway or find_float_reason(call) or _starts_out_of_range(inner)
@@ -56,9 +56,9 @@ def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None
 
 
 def _starts_out_of_range(call: Call) -> bool:
-    """Return whether an initial state may be out of range, so the layer's row would clip it.
+    """Return whether an initial state may be out of range, so the layer's operator would clip it.
 
-    An input of the model is assumed to be a state that the layer itself has returned.
+    An input of the model is assumed to be a state that the layer returned before.
     """
     low, high = BOUNDS.get(getattr(call.layer, "activation", None), (-1.0, 1.0))
     facts = Facts()
@@ -71,11 +71,11 @@ BOUNDS: dict[Any, tuple[float, float]] = {
     **dict.fromkeys((*SIGMOID.functions, HARD_SIGMOID), (0.0, 1.0)),
     **dict.fromkeys(RELU, (0.0, np.inf)),
 }
-"""Activation -> the smallest and largest result."""
+"""Activation -> (smallest, largest) result."""
 
 
 def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
-    """Find lower and upper bounds of a tensor from its layers."""
+    """Find the lower and upper bound of a tensor, given the layers that compute it."""
     call = value.producer
     if call is None:
         return 0.0, 0.0
@@ -96,7 +96,7 @@ def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
 def find_refused_cells(
     traced: Iterable[layers.Layer], refused: Mapping[layers.Layer, str]
 ) -> dict[layers.Layer, str]:
-    """Return traced recurrent layers with a cell that stayed opaque -> the reason."""
+    """Return layer -> reason, for traced recurrent layers whose cell stayed opaque."""
     return {
         layer: refused[cell]
         for layer in traced
@@ -107,10 +107,10 @@ def find_refused_cells(
 
 
 def combine_gates(cell: layers.Layer) -> contextlib.AbstractContextManager[None]:
-    """Return a block in which one of Keras' cells multiplies by the weights of all gates at once.
+    """Return a context manager in which a Keras cell multiplies by all gates' weights at once.
 
-    An LSTM then adds its bias to the product of the inputs, and one operator computes both. Dropout
-    is applied before the steps.
+    An LSTM then adds its bias to the product of inputs, so one operator computes both. Dropout is
+    applied before the steps.
     """
     if type(cell) not in CELLS or type(cell) is layers.StackedRNNCells:
         return contextlib.nullcontext()
@@ -118,7 +118,7 @@ def combine_gates(cell: layers.Layer) -> contextlib.AbstractContextManager[None]
         return swap_attributes(cell, call=functools.partial(_run_lstm_step, cell))
     if (
         type(cell) is layers.GRUCell and not cell.reset_after
-    ):  # Otherwise Keras would split off an empty tensor.
+    ):  # If the cell combines gates, Keras would split off an empty tensor.
         return swap_attributes(cell, implementation=1, dropout=0.0)
     return swap_attributes(cell, implementation=2, dropout=0.0)
 
@@ -136,16 +136,17 @@ def _run_lstm_step(
 
 
 def _run_steps(layer: layers.RNN, inputs: Any, mask: tf.Tensor | None = None, **_: object) -> Any:
-    """Call the cell of a layer for each step of a sequence, from zeros or from initial states.
+    """Call the cell of a layer for each step of a sequence.
 
-    The sequence may be a structure of tensors, such as values and the time between them. At steps
-    with a False mask the states do not change, and the output is the previous output or zeros.
+    The sequence may be a structure of tensors, such as values and the time between them. If the
+    mask of a step is False, the states do not change, and the output is the previous output or
+    zeros.
     """
-    # Keras lists states after the sequence. Any other structure is a sequence.
+    # In a list, Keras passes states after the sequence. Any other structure is a sequence.
     sequence, *states = inputs if isinstance(inputs, list) else [inputs]
     cell = layer.cell
     sizes = cell.state_size if tf.nest.is_nested(cell.state_size) else [cell.state_size]
-    if getattr(layer, "dropout", 0):  # One mask for all steps.
+    if getattr(layer, "dropout", 0):  # All steps drop the same inputs.
         sequence = layers.SpatialDropout1D(layer.dropout, name="dropout")(sequence)
     columns = [tf.unstack(x, axis=1) for x in tf.nest.flatten(sequence)]
     steps = [tf.nest.pack_sequence_as(sequence, row) for row in zip(*columns, strict=True)]
@@ -190,7 +191,7 @@ def _make_initial_states(
 def _run_both_ways(
     layer: layers.Bidirectional, inputs: Any, mask: tf.Tensor | None = None, **_: object
 ) -> Any:
-    """Call both layers of a Bidirectional, each with half of the states, and merge the results."""
+    """Call both layers of a Bidirectional, each with half of the states, and merge the outputs."""
     x, *states = tf.nest.flatten(inputs)
     half, merge = len(states) // 2, layer.merge_mode
     parameters = inspect.signature(layer.forward_layer.call).parameters
@@ -216,4 +217,4 @@ MERGED: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "mul": lambda x, y: x * y,
     "ave": lambda x, y: (x + y) * 0.5,
 }
-"""`merge_mode` -> the function that merges."""
+"""`merge_mode` -> the function that merges two tensors."""

@@ -1,4 +1,4 @@
-"""Makes Keras layers of convolutions, matrix products and lookups with weights or constants."""
+"""Converts convolutions, matrix products and lookups with weights or constants to Keras layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from keras_qat.ops.movement import read_window
 from keras_qat.ops.slicing import GATHER_ARGUMENTS
 
 SUMS = {"bias_add": ("value", "bias"), "add": ("x", "y")}
-"""Operation that adds -> its two terms."""
+"""Operation that adds -> names of its two terms."""
 
 _OF_CONVOLUTIONS = ("input", "filters", "strides", "padding", "data_format", "dilations")
 _OF_MATMUL = ("a", "b", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
@@ -36,7 +36,7 @@ OF_DEPTHWISE = (
     *("depthwise_regularizer", "depthwise_constraint"),
 )
 OF_POINTWISE = ("use_bias", "bias_regularizer", "bias_constraint", "activity_regularizer")
-"""Options that the convolutions copy from a separable convolution under the same names."""
+"""Options that both convolutions have in common with a separable convolution."""
 
 
 class _Product(NamedTuple):
@@ -50,7 +50,7 @@ class _Product(NamedTuple):
 
 
 def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Turn every product with a weight, and the bias that is added, into a Keras layer."""
+    """Convert every product with a weight, together with a following bias, to a Keras layer."""
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     shared, replaced = _find_shared_weights(graph), dict[Call, list[Call]]()
     for call in graph.calls:
@@ -94,8 +94,8 @@ def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
 def split_product(call: Call, context: LoweringContext) -> list[Call]:
     """Replace a product with a constant by a layer that does not train.
 
-    A convolution with a tensor that is no constant, or with a weight that several operations read,
-    becomes a product of patches and that tensor.
+    A convolution with another tensor, or with a weight that several operations read, becomes a
+    product of patches and that tensor.
     """
     product = _read_product(call)
     if product is None or not call.output.is_float:
@@ -110,13 +110,13 @@ def split_product(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _freeze(values: ArrayLike) -> dict[str, Any]:
-    """Return the options of a layer that holds a constant."""
+    """Return options for a layer whose weight is a constant."""
     weight = tf.Variable(np.asarray(values, np.float32), trainable=False)
     return {"weights": [weight], "trainable": False}
 
 
 def _multiply_patches(product: _Product, shape: Sequence[int | None]) -> tf.Tensor:
-    """Compute a convolution by a product of patches and a matrix."""
+    """Compute a convolution as a product of patches and a matrix."""
     x, kernel, layer_class, options = product
     require(layer_class is layers.Conv2D and options["groups"] == 1 and None not in shape[1:])
     y, sizes = make_symbol(x), list(kernel.shape)
@@ -129,9 +129,9 @@ def _multiply_patches(product: _Product, shape: Sequence[int | None]) -> tf.Tens
 
 
 def make_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
-    """Turn a constant with more than two axes into a weight that does not train.
+    """Convert a constant with more than two axes to a weight that does not train.
 
-    A product with several constant matrices then becomes a product of two tensors.
+    A product with several constant matrices then is a product of two tensors.
     """
     arguments = [*call.args, *call.kwargs.values()]
     constants = [leaf for leaf in arguments if getattr(read_array(leaf), "ndim", 0) > 2]
@@ -146,7 +146,7 @@ def make_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def make_embedding(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace `tf.gather` of a constant's rows by an Embedding that does not train."""
+    """Replace `tf.gather` from a constant table by an Embedding that does not train."""
     table, indices, *options = get_operands(call, *GATHER_ARGUMENTS)
     table, shape = read_array(table), call.output.shape[1:]
     if table is None or not table.ndim or any(options) or not call.output.is_float:
@@ -195,7 +195,7 @@ def split_separable(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _find_shared_weights(graph: Graph) -> set[WeightTensor]:
-    """Return the weights that several operations read. Each layer would train its own copy."""
+    """Return the weights that several operations read. Layers would train separate copies."""
     operations: dict[WeightTensor, set[layers.Layer]] = {}
     for call in graph.calls:
         for value in filter(_is_weight, call.inputs):
@@ -217,18 +217,18 @@ def _get_settings(prefix: str, weight: Value) -> dict[str, Any]:
 
 
 def _is_plain(source: WeightTensor) -> bool:
-    """Return whether a tensor is a trainable weight itself, not computed from weights."""
+    """Return whether a tensor is a trainable weight, not a tensor computed from weights."""
     return source.expression is None and not source.frozen
 
 
 def _is_weight(value: object) -> bool:
-    """Return whether a value is a weight, or computed only from weights."""
+    """Return whether a value is a weight, or depends only on weights."""
     producer = value.producer if isinstance(value, Value) else None
     return producer is not None and isinstance(producer.layer, WeightTensor)
 
 
 def _find_bias(call: Call, product: Value) -> Value | None:
-    """Return the weight that a call adds to a product, with one value for each channel."""
+    """Return the bias that a call adds to a product: a weight with one value per channel."""
     if get_kind(call) not in SUMS:
         return None
     x, bias = get_operands(call, *SUMS[get_kind(call)])
@@ -277,7 +277,7 @@ def _read_convolution(call: Call, depthwise: bool = False) -> _Product | None:
 
 
 def _read_transposed_convolution(call: Call) -> _Product | None:
-    """Read a transposed convolution, if it has the size that the Keras layer returns."""
+    """Read a transposed convolution, if its output has the same size as the Keras layer's."""
     x, kernel, strides, padding, layout, dilations = get_operands(call, *_OF_CONVOLUTIONS)
     kernel = _read_kernel(kernel)
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
@@ -305,7 +305,7 @@ def _read_transposed_convolution(call: Call) -> _Product | None:
 
 
 def _make_dense(x: object, kernel: Value | NDArray[np.generic] | None) -> _Product | None:
-    """Return the product with a matrix of weights, or with a constant matrix."""
+    """Return the product with a weight or a constant that is a matrix; None for other kernels."""
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
         return None
     if not isinstance(x, Value) or len(kernel.shape) != 2 or x.shape[-1:] != kernel.shape[:1]:
@@ -334,4 +334,4 @@ CONVOLUTIONS: dict[str, Callable[[Call], _Product | None]] = {
     **dict.fromkeys(("conv1d_transpose", "conv2d_transpose"), _read_transposed_convolution),
 }
 PRODUCTS = {**CONVOLUTIONS, "matmul": _read_matmul, "tensordot": _read_tensordot}
-"""Kind of an operation -> a function that reads the product it computes."""
+"""Kind of an operation -> a function that returns its `_Product`."""

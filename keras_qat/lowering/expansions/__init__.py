@@ -1,13 +1,12 @@
-"""Expansions: TensorFlow functions that compute operations from simpler ones, by subject.
+"""Expansions: TensorFlow functions that compute an operation with simpler operations.
 
-Each file has some of these tables:
+Each file defines some of these tables, which map a kind of operation to its expansion:
 
-- `EARLY`: kind of an operation on floats -> its expansion before masks, softmax and chains of
-    elementwise operations are recognized; `EARLY_OF_INTEGERS`: the same for operations on integers.
-- `OPERATIONS`: kind of an operation -> its expansion after that; `OF_FLOATS`: the same if the
-    operation reads and returns only floats.
+- `EARLY`: expansions of float operations before masks, softmax and chains of elementwise operations
+  are recognized; `EARLY_OF_INTEGERS`: the same for integer operations.
+- `OPERATIONS`: expansions after that; `OF_FLOATS`: only if all inputs and outputs are float.
 - `LAYERS`: layer class, or its `get_class_path` -> a function of the layer and its inputs;
-  `LAYERS_ALWAYS`: the same, also for recipes that leave operations unchanged.
+  `LAYERS_ALWAYS`: the same for all recipes, even those that leave operations unchanged.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ LAYERS_ALWAYS = _collect("LAYERS_ALWAYS")
 
 
 def find_expansion(call: Call, activations: bool = True) -> Expansion | None:
-    """Return the expansion of a call after masks, norms and activations are recognized.
+    """Return the expansion of a call, except `EARLY` expansions.
 
     Args:
         call: the call.

@@ -1,4 +1,4 @@
-"""Expands arithmetic to the layers and operations that have integer kernels."""
+"""Expands arithmetic operations to layers and operations with integer kernels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _add_n(inputs: Any) -> tf.Tensor:
 
 
 def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Expand `x ** 2` and `x ** 3`. Other powers are not defined for all `x`."""
+    """Expand `x ** 2` and `x ** 3` to products."""
     exponent = unwrap(read_scalar(y))
     require(is_tensor(x))
     if exponent < 0 or exponent != int(exponent):
@@ -90,7 +90,7 @@ def _normalize(
 
 
 def _cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Drop a cast that changes nothing, such as float32 to half precision at inference."""
+    """Remove a cast without effect at inference, such as float32 to half precision."""
     dtype = tf.as_dtype(dtype)
     require(x.dtype == dtype or (x.dtype.is_floating and dtype.is_floating))
     return x
@@ -105,9 +105,10 @@ def _fill_like(
 
 
 def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.Tensor:
-    """Round a constant to the quantized values of the tensor that is compared with it.
+    """Round a constant in a comparison to the quantized values of the other operand.
 
-    Otherwise no value would equal it, for example -1.0 if the nearest quantized value is -1.003.
+    Otherwise the tensor might never equal the constant: -1.0, for example, if its nearest quantized
+    value is -1.003.
     """
     x, y = (x, y) if is_tensor(x) else (y, x)
     wanted = unwrap(read_scalar(y))
@@ -145,7 +146,7 @@ def _evaluate_polynomial(coeffs: Any, x: tf.Tensor) -> tf.Tensor:
 def _cumulative_product(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
-    """Multiply by the products of 1, 2, 4 and more earlier values, so few products are rounded."""
+    """Multiply by the products of the last 1, 2, 4, ... values, so few products are rounded."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
 
@@ -161,7 +162,7 @@ def _cumulative_product(
 
 
 def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Compute the angle in one eighth of the circle, and mirror it to the right place."""
+    """Compute the angle in one eighth of the circle, and mirror it to the other eighths."""
     require(not NO_WIDE)  # Quotients have 16 bits.
     x, y = (end if (known := read_scalar(end)) is None else known for end in (x, y))
     width, height = abs(x), abs(y)
@@ -233,7 +234,7 @@ OF_FLOATS: dict[str, Expansion] = {
     "silu": _silu,
     "divide": _divide,
     "bias_add": _bias_add,
-    # Quantized values have no NaN.
+    # Quantized values cannot be NaN.
     "multiply_no_nan": lambda x, y: tf.multiply(x, y),
     "add_n": _add_n,
     "square": lambda x: layers.Multiply()([x, x]),
@@ -243,7 +244,7 @@ OF_FLOATS: dict[str, Expansion] = {
     "sqrt": make_by_layer(SquareRoot),
     "rsqrt": make_by_layer(SquareRoot, inverse=True),
     "pow": _power,
-    # A LeakyReLU with the slope -1, which every runtime has.
+    # Every runtime has a LeakyReLU, which computes |x| with the slope -1.
     "abs": make_by_layer(layers.LeakyReLU, alpha=-1.0),
     "clip_by_value": _clip,
     "l2_normalize": _normalize,

@@ -1,8 +1,8 @@
 """Expands operations on complex numbers to operations on pairs of floats.
 
 TFLite has no integer kernels for complex numbers. A Fourier transform becomes a product with
-cosines and sines. This supports front ends of audio models: transforms of signals, movements, and
-products of spectra such as power, up to an operation that returns floats.
+matrices of cosines and sines. This supports front ends of audio models: transforms, movements and
+products of spectra, up to an operation that returns floats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keras_qat.lowering.expand_call import require, unwrap
 from keras_qat.tracing.cannot_trace import TooLarge
 
 Pair = tuple[Any, Any]
-"""Real and imaginary part; None for an imaginary part of zeros."""
+"""(real part, imaginary part). None is an imaginary part of zeros."""
 
 Transform = Callable[..., NDArray[Any]]
 """A function of `np.fft`."""
@@ -36,9 +36,9 @@ LARGEST = 2**20
 
 
 class ComplexPart:
-    """A call that turns complex numbers into floats, with all complex operations before it.
+    """A call that converts complex numbers to floats, and all complex operations before it.
 
-    Calling it computes the original operations on `floats`, the float tensors that they read.
+    Calling it runs the original operations on `floats`, the float tensors that they read.
     """
 
     def __init__(self, call: Call) -> None:
@@ -51,7 +51,7 @@ class ComplexPart:
         return self._run(tensors, _call_layer)
 
     def compute_pairs(self, *tensors: tf.Tensor) -> tf.Tensor:
-        """Compute the operations with pairs of floats."""
+        """Compute the operations with a pair of floats for each complex number."""
         return self._run(tensors, _compute)
 
     def _run(
@@ -71,7 +71,7 @@ class ComplexPart:
 
 
 def find_complex_part(call: Call) -> ComplexPart | None:
-    """Return the complex part that ends in a call; None without one or with unknown operations."""
+    """Return the complex part that ends in a call; None if there is none or it is not supported."""
     is_end = any(x.is_complex for x in call.inputs) and call.output.is_float
     if not is_end or not is_operation(call.layer):
         return None
@@ -91,7 +91,7 @@ def _list_complex_calls(end: Call) -> list[Call]:
 
 
 def _is_complex(value: Value) -> bool:
-    """Return whether a value is computed and complex, or zeros used as an imaginary part."""
+    """Return whether a value is complex and not an input, or zeros for an imaginary part."""
     return value.producer is not None and (
         value.is_complex or get_kind(value.producer) == "zeros_like"
     )
@@ -103,7 +103,7 @@ def _call_layer(call: Call, results: Mapping[Value, Any]) -> list[Any]:
 
 
 def _compute(call: Call, results: Mapping[Value, Any]) -> list[Any]:
-    """Return the results of a call, with pairs in place of complex tensors."""
+    """Return the results of a call. Complex tensors are pairs."""
     kind, values = get_kind(call), [x for x in call.inputs if x.is_complex]
     if kind == "zeros_like":
         return [(tf.zeros_like(results[values[0]][0]), None) if values else None]
@@ -118,7 +118,7 @@ def _compute(call: Call, results: Mapping[Value, Any]) -> list[Any]:
 
 
 def _compute_separately(call: Call, results: Mapping[Value, Any], index: int) -> list[Any]:
-    """Return the results of a call for the real or for the imaginary part of its inputs."""
+    """Return the results of a call for the real (0) or imaginary (1) parts of its inputs."""
 
     def select(value: Value) -> Any:
         pair = results[value]
@@ -130,7 +130,7 @@ def _compute_separately(call: Call, results: Mapping[Value, Any], index: int) ->
 
 
 def _to_pair(x: Pair | ArrayLike | None) -> Pair:
-    """Return a pair unchanged, and a constant as a pair."""
+    """Convert a constant to a pair. A pair stays unchanged."""
     if isinstance(x, tuple):
         return x
     require(x is not None)
@@ -154,7 +154,7 @@ def _join(real: tf.Tensor, imag: tf.Tensor) -> Pair:
 
 
 def _multiply(x: Any, y: Any, product: Callable[[Any, Any], Any] = operator.mul) -> Pair:
-    """Return a product of complex tensors, given the product of two floats."""
+    """Return a product of complex tensors. `product` computes the product of two float tensors."""
     (a, b), (c, d) = _to_pair(x), _to_pair(y)
 
     def multiply(left: tf.Tensor, right: tf.Tensor) -> Any:
@@ -172,7 +172,7 @@ def _require_imag(x: Pair) -> tf.Tensor:
 
 
 def _magnitude(x: Pair) -> Any:
-    """Compute larger * f(smaller / larger) of both parts, because squares need more bits."""
+    """Compute the magnitude as larger * f(smaller / larger), because squares need more bits."""
     real, imag = x
     if imag is None:
         return tf.abs(real)
@@ -214,7 +214,7 @@ def _stft(
     window_fn: Callable[..., Any] | None = tf.signal.hann_window,
     pad_end: bool = False,
 ) -> Pair:
-    """Convolve a signal with windowed waves."""
+    """Compute the transform as a convolution with windowed cosines and sines."""
     *channels, size = signals.shape[1:]
     step, rows = int(frame_step), int(frame_length)
     require(None not in signals.shape[1:])
@@ -256,9 +256,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "abs": _magnitude,
     "angle": lambda input: tf.atan2(_require_imag(input), input[0]),
 }
-"""Kind of an operation -> a function that computes the same with pairs."""
+"""Kind of an operation -> a function that computes it with pairs."""
 
 SEPARABLE = MOVES.union(("pad", "reduce_mean", "reduce_sum"))
-"""Kinds that compute the real and the imaginary part separately, in the same way."""
+"""Kinds of operations that treat real and imaginary parts separately and alike."""
 
 KNOWN = {*RULES, "zeros_like", *SEPARABLE}

@@ -1,6 +1,6 @@
-"""Expands copies of a tensor for each example, as of a class token, to a sum with zeros.
+"""Expands copies of a tensor for each example, such as of a class token, to a sum with zeros.
 
-All sizes are then known before the file runs, which runtimes need.
+Sizes then need not be computed at run time, which some runtimes do not support.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from keras_qat.lowering.read_operations import read_uniform
 from keras_qat.ops.movement import read_integers
 
 COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
-"""Operation that copies -> names of its arguments after the tensor."""
+"""Operation that copies a tensor -> names of its other arguments."""
 
 SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
-"""Operation that fills a tensor -> name of the argument that has its sizes."""
+"""Operation that fills a tensor -> name of its argument for the sizes."""
 
 
 def _copy(*args: object, **kwargs: object) -> tf.Tensor:
@@ -84,7 +84,7 @@ def _fill(*args: object, **kwargs: object) -> tf.Tensor:
 
 
 def _eye(*args: object, **kwargs: object) -> tf.Tensor:
-    """Return a unit matrix for each example, as in code for masks."""
+    """Return an identity matrix for each example, as used for masks."""
     call = _find_call(args, kwargs)
     *sizes, batch = get_operands(call, "num_rows", "num_columns", "batch_shape")
     rows, columns = (
@@ -97,14 +97,14 @@ def _eye(*args: object, **kwargs: object) -> tf.Tensor:
 
 
 def _find_call(args: object, kwargs: object) -> Call:
-    """Return the expanded call, from whichever argument is a tensor."""
+    """Return the expanded call, which any tensor among the arguments knows."""
     tensor = next(filter(is_tensor, tf.nest.flatten((args, kwargs))), None)
     require(tensor is not None)
     return get_call(tensor)
 
 
 def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
-    """Call an operation with integers instead of known sizes."""
+    """Call an operation with integers instead of tensors for known sizes."""
     numbers = {value: size for value, size in sizes.items() if isinstance(size, int)}
     args, kwargs = map_values(
         lambda value: numbers[value] if value in numbers else make_symbol(value),
@@ -114,9 +114,9 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return how many rows of the measured tensor each copy corresponds to; None if unknown.
+    """Return how many rows of the tensor whose shape is read belong to one copy; None if unknown.
 
-    This is one, or the `size` of the copied table if examples and heads are merged.
+    This is 1, or the `size` of the copied table if examples and heads are merged.
     """
     like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):
@@ -131,9 +131,9 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
     """Return zeros of shape [examples, *inner].
 
     Args:
-        sizes: contains the number of examples, from `tf.shape` of a tensor.
-        inner: sizes of the other axes. Their product is the number of rows per example in the
-            measured tensor.
+        sizes: the sizes, whose number of examples comes from `tf.shape` of a tensor.
+        inner: sizes of the other axes. Their product is the number of rows per example in that
+            tensor.
     """
     batch = next(find_measured_tensors(flatten_values(sizes)), None)
     if batch is None or not batch.shape:
@@ -150,9 +150,9 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
 
 
 def _repeat_inside(kind: str, x: tf.Tensor, counts: list[Any]) -> tuple[Any, list[Any]]:
-    """Return a constant with all copies except those for the batch, and the remaining counts.
+    """Copy a constant along all axes except the batch. Return it and the remaining counts.
 
-    The constant is None if it is not known.
+    If `x` is not a constant, the first result is None.
     """
     values, known = read_array(x), read_integers(counts) if counts else ()
     if values is None or known is None:

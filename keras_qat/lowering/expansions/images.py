@@ -39,14 +39,14 @@ def _resize(
 
 
 def _old_resize(images: tf.Tensor, *args: object, **options: object) -> tf.Tensor:
-    """Resize a single pixel like TensorFlow 1. Larger images would differ."""
+    """Expand TensorFlow 1's resize for images of one pixel, for which it equals TensorFlow 2's."""
     before, sizes = images.shape, get_call(images).output.shape[1:3]
     require(len(before) == 4 and tuple(before[1:3]) == (1, 1) and None not in sizes)
     return layers.Resizing(*sizes, interpolation="nearest")(images)
 
 
 def _convert_type(image: tf.Tensor, dtype: tf.DType, saturate: bool = False) -> tf.Tensor:
-    """Cast pixels, and multiply them by 1 / 255."""
+    """Convert integer pixels to floats from 0 to 1."""
     require(image.dtype in (tf.uint8, tf.int8, tf.uint16, tf.int16) and dtype == tf.float32)
     real = tf.cast(image, dtype="float32", name="cast")
     return tf.multiply(real, 1.0 / image.dtype.max)
@@ -57,7 +57,7 @@ def _extract_patches(
 ) -> tf.Tensor:
     """Use `tf.nn.space_to_depth`, or crops if patches overlap.
 
-    If patches do not begin at every pixel, a strided pooling of one pixel selects some of them.
+    If patches have strides, a strided max pooling with windows of one pixel selects them.
     """
     windows = [read_window(option, 2) for option in (sizes, strides, rates)]
     require(all(windows) and None not in images.shape[1:3])
@@ -87,7 +87,7 @@ def _extract_patches(
 
 
 def _resize_layer(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Use `tf.image.resize` for methods that TFLite's kernels do not have."""
+    """Use `tf.image.resize` for methods that TFLite does not support."""
     call = get_call(x)
     options, sizes = read_resize_options(call), list(call.output.shape[1:3])
     require(len(x.shape) == 4 and options["channels_last"])
@@ -100,7 +100,7 @@ def _resize_layer(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _random_crop(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
-    """Crop in training. At inference, crop to the new aspect ratio and resize."""
+    """Expand RandomCrop: crop randomly in training, crop the center and resize at inference."""
     require(len(x.shape) == 4 and None not in x.shape[1:])
     (rows, columns), (height, width) = x.shape[1:3], (layer.height, layer.width)
     kept = min(rows, columns * height // width), min(columns, rows * width // height)
@@ -172,7 +172,7 @@ def _crop_center(image: tf.Tensor, central_fraction: float) -> tf.Tensor:
 
 
 def _rotate(image: tf.Tensor, k: int = 1) -> tf.Tensor:
-    """Rotate images by `k` quarters of a circle, against the clock."""
+    """Rotate images counterclockwise by `k` times 90 degrees."""
     require(len(image.shape) == 4)
     turned = tf.transpose(image, (0, 2, 1, 3)) if k % 2 else image
     axes = [[], [1], [1, 2], [2]][k % 4]

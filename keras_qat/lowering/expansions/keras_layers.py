@@ -1,7 +1,7 @@
-"""Expands convolutions and pooling of volumes, and a few other layers.
+"""Expands 3D convolutions and pooling, and a few other layers.
 
-A convolution of volumes becomes convolutions of images. The slices that a kernel covers become the
-channels of one image.
+A 3D convolution becomes convolutions of images. The slices under the kernel become the channels of
+one image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keras_qat.ops.movement import read_window
 def _pool_volumes(
     layer: keras.layers.Layer, x: tf.Tensor, *, pooling: Callable[..., Any]
 ) -> tf.Tensor:
-    """Pool every slice, and then along the slices."""
+    """Pool within each slice, and then across slices."""
     (_, depth, _, _, channels), padding = x.shape, layer.padding
     _, new_depth, *new_sizes, _ = layer.compute_output_shape(x.shape)
     require(None not in (new_depth, *new_sizes))
@@ -86,7 +86,7 @@ LAYERS: dict[type, Expansion] = {
 
 
 def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
-    """Return a function of the input that computes a Keras layer from its weights, or None."""
+    """Return a function that computes a Keras layer from its input and weights, or None."""
     layer = call.layer
     expand = EARLY_LAYERS.get(type(layer))
     if expand is None or None in call.inputs[0].shape[1:] or layer.activity_regularizer is not None:
@@ -95,7 +95,7 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
     if not is_last or layer.compute_dtype in ("float16", "bfloat16"):
         return None
     if expand is _convolve_steps and len(call.inputs[0].shape) == layer.rank + 2:
-        return None  # It has a row.
+        return None  # It has an operator.
     return lambda inputs: expand(layer, inputs)
 
 
@@ -117,7 +117,7 @@ def convolve_volumes(
     dilations: Any,
     complete: Callable[[Any], Any] = lambda y: y,
 ) -> tf.Tensor:
-    """Convolve volumes with a kernel, and complete the result slice by slice."""
+    """Convolve volumes with a kernel. `complete` is applied to each slice of the result."""
     (_, depth, height, width, channels), (taps, *size, inputs, filters) = x.shape, kernel.shape
     (step, *strides), (gap, *dilations) = strides, dilations
     length = (taps - 1) * gap + 1

@@ -1,7 +1,7 @@
-"""Expands products of matrices, `tf.einsum`, and linear operations, also of signals.
+"""Expands matrix products, `tf.einsum` and linear operations.
 
-A cumulative sum is a product with a triangular matrix of ones. A resize is a product with the
-weights of old pixels in new pixels. `split_layers` makes layers of products with constants.
+A cumulative sum is a product with a triangular matrix of ones. A resize is a product with a matrix
+of interpolation weights. `split_layers` converts products with constants to layers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _frame(
 
 
 def _overlap_and_add(signal: tf.Tensor, frame_step: int) -> tf.Tensor:
-    """Add frames in pieces of `frame_step` values, each shifted to its place."""
+    """Split frames into pieces of `frame_step` values, shift each to its position, and add them."""
     (count, size), step = signal.shape[-2:], int(frame_step)
     rank = len(signal.shape)
     require(rank > 2 and None not in signal.shape[1:])
@@ -63,7 +63,7 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
         return tf.einsum(rest, tf.einsum(first, *inputs[:2]), *inputs[2:])
     if len(inputs) == 1:
         (term,) = terms
-        # The batch stays in front.
+        # The batch stays the first axis.
         require(len(set(term)) == len(term) and output[:1] == term[:1])
         summed = [term.index(axis) for axis in term if axis not in output]
         kept = [axis for axis in term if axis in output]
@@ -88,7 +88,7 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
 
 
 def _squeeze_constant(x: Any, term: str, other: str) -> tuple[Any, str]:
-    """Drop the axes of a constant, given by their letters, that broadcast to another tensor's."""
+    """Remove the axes of a constant that broadcast to axes of the term `other`."""
     constant = read_array(x)
     if constant is None:
         return x, term
@@ -97,7 +97,7 @@ def _squeeze_constant(x: Any, term: str, other: str) -> tuple[Any, str]:
 
 
 def _sum_axes(x: tf.Tensor, term: str, axes: list[str]) -> tf.Tensor:
-    """Sum over axes, given by their letters, but not over the batch."""
+    """Sum over axes, which are letters of `term`. The batch must not be among them."""
     if not axes:
         return x
     positions = tuple(map(term.index, axes))
@@ -112,7 +112,7 @@ def _without(term: str, axes: list[str]) -> str:
 
 
 def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
-    """Return one equation for the first two tensors, and one for their result and the others."""
+    """Split an equation: the first for two tensors, the second for their result and the rest."""
     terms, output = _read_equation(equation, ranks)
     needed = set(output).union(*terms[2:])
     middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
@@ -122,13 +122,13 @@ def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
 def _multiply_by_constant(
     x: tf.Tensor, term: str, factor: np.ndarray, own: str, output: str
 ) -> tf.Tensor:
-    """Return the `tf.einsum` of a tensor and a constant, given the letters of their axes."""
+    """Return the `tf.einsum` of a tensor and a constant, whose axes are `term` and `own`."""
     require(all(len(set(axes)) == len(axes) for axes in (term, own)))
     require(set(own) <= {*term, *output} and set(term) <= {*own, *output})
     summed = [axis for axis in own if axis in term and axis not in output]
     added = [axis for axis in own if axis not in term]
     shared = [axis for axis in own if axis in term and axis in output]
-    if summed and shared:  # A product for each entry of the axis.
+    if summed and shared:  # One product for each entry of the shared axis.
         axis, position = shared[0], term.index(shared[0])
         require(position > 0 and (x.shape[position] or MOST_PRODUCTS + 1) <= MOST_PRODUCTS)
         without = ",".join(axes.replace(axis, "") for axes in (term, own))
@@ -140,7 +140,7 @@ def _multiply_by_constant(
         ]
         return tf.stack(parts, output.index(axis))
     if summed:
-        require(len(own) > 2 or len(summed) > 1)  # All others are products with a matrix.
+        require(len(own) > 2 or len(summed) > 1)  # Others already are products with a matrix.
         axes = [[letters.index(axis) for axis in summed] for letters in (term, own)]
         y, axes_of_y = tf.tensordot(x, factor, axes), [a for a in term if a not in summed] + added
     else:
@@ -155,7 +155,7 @@ def _multiply_by_constant(
 
 
 def _read_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Return the terms and the output of an equation, with letters in place of "..."."""
+    """Return the terms and the output of an equation, in which letters replace "..."."""
     left, arrow, output = equation.replace(" ", "").partition("->")
     require(bool(arrow))
     unused = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
@@ -170,7 +170,7 @@ def _read_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def multiply_by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a linear operation along the last axis as a product with its matrix."""
+    """Return an expansion of a linear operation along the last axis to a product with a matrix."""
 
     def multiply(x: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
         require(x.shape[-1] is not None)
@@ -188,13 +188,13 @@ def _keep_band(input: tf.Tensor, num_lower: int, num_upper: int) -> tf.Tensor:
 
 
 def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
-    """Move the axes to sum over to the end, for a product with a matrix or a vector."""
+    """Expand `tf.tensordot`: move summed axes to the end, and multiply by a matrix or vector."""
     count = axes if isinstance(axes, int) else 0
     given = [range(-count, 0), range(count)] if count else map(tf.nest.flatten, axes)
     summed, rows = (
         [axis % len(x.shape) for axis in part] for x, part in zip((a, b), given, strict=True)
     )
-    require(0 < len(rows) == len(summed) and 0 not in summed)  # The batch stays in front.
+    require(0 < len(rows) == len(summed) and 0 not in summed)  # The batch stays the first axis.
     kept, others = (
         [axis for axis in range(len(x.shape)) if axis not in part]
         for x, part in ((a, summed), (b, rows))
@@ -218,7 +218,7 @@ def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
 
 
 def _multiply_outer(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Multiply a column of integers by a row, as spatial transformers do to copy them."""
+    """Expand the product of a column and a row of integers, which copies integers."""
     require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
     return a * b
 
@@ -240,7 +240,7 @@ EARLY: dict[str, Expansion] = {
 
 
 def _einsum_dense(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Before the product, sum over the axes that neither the kernel nor the output has."""
+    """Sum over the axes that neither the kernel nor the output has, before the product."""
     inputs, kernel, output = re.split(",|->", layer.equation)
     summed = [axis for axis in inputs.replace("...", "") if axis not in kernel + output]
     require(summed and layer.built)
@@ -255,11 +255,11 @@ EARLY_OF_INTEGERS: dict[str, Expansion] = {"matmul": _multiply_outer}
 
 
 _UNIT = "1"
-"""Letter of the axis of size 1 that turns a vector into a matrix."""
+"""Letter of an added axis of size 1, which turns a vector into a matrix."""
 
 
 def _multiply_along(x: tf.Tensor, axis: int, matrix: np.ndarray, name: str = "") -> tf.Tensor:
-    """Multiply by a matrix, [size of the axis, size of the result], along one axis."""
+    """Multiply one axis of `x` by a matrix of shape [old size, new size]."""
     matrix = matrix.astype(np.float32)
     last = len(x.shape) - 1
     if axis % len(x.shape) == last:
@@ -280,7 +280,7 @@ def expand_product(
     adjoint_b: bool = False,
     **options: object,
 ) -> tf.Tensor:
-    """Multiply a constant matrix by a tensor, on its right-hand side."""
+    """Expand the product of a constant matrix and a tensor, in this order."""
     matrix = unwrap(read_array(a))
     require(matrix.ndim == 2 and is_tensor(b) and len(b.shape) > 2)
     require(not transpose_b and not adjoint_b)
@@ -288,7 +288,7 @@ def expand_product(
 
 
 def expand_einsum(equation: str, *inputs: Any, **options: object) -> tf.Tensor:
-    """Multiply a tensor by a constant matrix or vector that share one axis."""
+    """Expand a `tf.einsum` of a tensor and a constant matrix or vector with one common axis."""
     terms, output = equation.replace(" ", "").split("->")
     require(len(inputs) == 2 and "..." not in equation and sum(map(is_tensor, inputs)) == 1)
     position = 0 if is_tensor(inputs[0]) else 1
@@ -322,9 +322,9 @@ def _cumulative_sum(
 
 
 def expand_resize(images: tf.Tensor, size: Any, **options: object) -> tf.Tensor:
-    """Resize by two products: with one matrix along rows, and one along columns.
+    """Expand a resize to two products with matrices, along rows and along columns.
 
-    The matrices are results of the operation for images with one row or column of ones.
+    Resizing images with a single row or column of ones computes the matrices.
     """
     call = get_call(images)
     require(len(images.shape) == 4 and images.dtype.is_floating)

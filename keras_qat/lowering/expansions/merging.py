@@ -1,4 +1,4 @@
-"""Expands layers and operations that merge tensors: into pairs, and to inputs with one range."""
+"""Expands layers and operations that merge tensors, into merges of two, or of one range."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from keras_qat.ops.registry import find_op
 
 
 def _align_axes(expansion: Expansion | None = None) -> Expansion:
-    """Return an expansion of a merging layer that first gives all tensors the same rank.
+    """Return an expansion of a merging layer that first reshapes all tensors to the same rank.
 
-    Keras adds axes after the first one; operators would add them before it. A list of one tensor is
-    passed on.
+    Keras adds axes after the batch, but operators would add them before it. A list of one tensor is
+    returned unchanged.
     """
 
     def expand(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -> tf.Tensor:
@@ -47,7 +47,7 @@ def _align_axes(expansion: Expansion | None = None) -> Expansion:
 
 
 def _merge_pairs(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
-    """Merge n tensors by n - 1 calls, as TFLite's operators merge two."""
+    """Merge n tensors with n - 1 calls, because TFLite's operators merge two."""
     require(len(inputs) > 2)
     first, *middle, last = inputs
     for index, x in enumerate(middle, start=1):
@@ -64,7 +64,7 @@ def _average(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
 
 
 def _custom_scale(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
-    """Compute `a + scale * b`, as InceptionResNetV2's CustomScaleLayer does."""
+    """Expand InceptionResNetV2's CustomScaleLayer, `a + scale * b`."""
     a, b = inputs
     return layers.Add()([a, layers.Rescaling(layer.scale, name="scale")(b)])
 
@@ -81,7 +81,7 @@ def _dot(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
 
 
 def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Cast integers such as pixels first; add an axis if there is one value per example."""
+    """Expand a Rescaling: cast integers such as pixels first, and add a channel axis if missing."""
     if not x.dtype.is_floating:
         return layer(tf.cast(x, dtype=layer.compute_dtype, name="cast"))
     require(len(x.shape) == 1)
@@ -90,7 +90,7 @@ def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _multiply_matrices(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Stack lists of tensors. Otherwise give the second factor a symmetric range."""
+    """Stack lists of tensors. For other arguments, make the second factor's range symmetric."""
     pair = [a, b]
     if not any(isinstance(factor, (list, tuple)) for factor in pair):
         return _convert_second_factor(tf.matmul, a, b, *flags, **options)
@@ -114,9 +114,9 @@ def _limit(
     merge: Callable[..., Any],
     operation: Callable[..., Any],
 ) -> tf.Tensor:
-    """Include the constant in the tensor's range, if it may be a result.
+    """Expand a maximum or minimum of a tensor and a constant so that the constant is in its range.
 
-    A result of a maximum is at least the constant, which may exceed all values of the tensor.
+    The constant may be outside the tensor's range, but is a possible result.
     """
     tensor, limit = (x, read_array(y)) if is_tensor(x) else (y, read_array(x))
     farthest = 0.0 if limit is None else float(sign * np.max(sign * limit))
@@ -130,10 +130,10 @@ def _limit(
 
 
 def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
-    """Put a Rescaling(1) on fixed-range inputs that are merged with other ranges.
+    """Insert a Rescaling(1) after inputs with a fixed range, if other inputs have other ranges.
 
-    For example, a sigmoid and another tensor that are concatenated share one range in TFLite. The
-    Rescaling changes the range exactly, but QUANTIZE would round again.
+    For example, if a sigmoid and another tensor are concatenated, they must share one range in
+    TFLite. The Rescaling converts the range exactly, but QUANTIZE would round again.
     """
     answers: dict[Value, Any] = {}
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
@@ -144,9 +144,9 @@ def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: ob
 
 
 def _convert_second_factor(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
-    """Put a Rescaling(1) on the right-hand side of a product if its range begins at 0.
+    """Insert a Rescaling(1) before a product's second input, if its fixed range begins at 0.
 
-    A softmax is an example. XNNPACK requires a range that is symmetric around 0.
+    A softmax has such a range, but XNNPACK requires a range that is symmetric around 0.
     """
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
     require(len(tensors) == 2)
@@ -158,7 +158,7 @@ def _convert_second_factor(layer: Callable[..., Any], *args: object, **kwargs: o
 def _call_with_rescaled(
     layer: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Any], chosen: list[Any]
 ) -> tf.Tensor:
-    """Call a layer or operation with a Rescaling(1) on some of its inputs."""
+    """Call a layer or operation. A Rescaling(1) is applied to the `chosen` inputs first."""
     rescaled: dict[int, Any] = {}
     for x in chosen:
         if len(x.shape) >= 2 and id(x) not in rescaled:
@@ -170,7 +170,7 @@ def _call_with_rescaled(
 
 
 def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] | None]:
-    """Find the fixed range of a tensor, also if layers that keep the range follow."""
+    """Find the fixed range of a tensor. Layers that keep the range may follow its operator."""
     call = value.producer
     op = find_op(call) if call else None
     if call is not None and op is not None and isinstance(op.output, SharedRange):

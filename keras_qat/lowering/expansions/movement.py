@@ -26,9 +26,9 @@ from keras_qat.ops.slicing import SLICE, items_for_axes
 
 
 def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf.Tensor:
-    """Gather from each example separately.
+    """Expand `tf.gather_nd` to a `tf.gather` from each example.
 
-    The first of the indices counts the examples if `batch_dims` is 0, as in
+    If `batch_dims` is 0, the first index must be the number of the example, as in
     `tf.gather_nd(images, tf.stack([examples, rows, columns], -1))`.
     """
     require(is_tensor(params) and is_tensor(indices) and read_scalar(batch_dims) in (0, 1))
@@ -47,7 +47,7 @@ def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf
 
 
 def _list_columns(indices: tf.Tensor) -> list[Any]:
-    """Return the entries along the last axis: the stacked tensors if possible, or slices."""
+    """Return the entries of the last axis: the tensors that were stacked, or slices."""
     value, last, count = get_value(indices), len(indices.shape) - 1, indices.shape[-1]
     call = value.producer
     if call is not None and get_kind(call) == "stack":
@@ -60,7 +60,7 @@ def _list_columns(indices: tf.Tensor) -> list[Any]:
 
 
 def _repeat(input: tf.Tensor, repeats: Any, axis: Any = None) -> tf.Tensor:
-    """Repeat each row by a constant count."""
+    """Expand `tf.repeat` with a constant number of repetitions for each entry."""
     counts = read_array(repeats)
     axis = 0 if axis is None and len(input.shape) == 1 else axis
     if counts is None or counts.ndim != 1 or not isinstance(axis, int):
@@ -78,7 +78,7 @@ def slice_axis(x: tf.Tensor, axis: int, begin: int, end: int, name: str) -> tf.T
 
 def _getitem(tensor: tf.Tensor, slice_spec: Any) -> tf.Tensor:
     if sum(item is Ellipsis for item in tf.nest.flatten(slice_spec)) == 1:
-        # No configuration holds an Ellipsis.
+        # Configurations of layers cannot contain an Ellipsis.
         items = items_for_axes(slice_spec, len(tensor.shape))
         return tf.__operators__.getitem(tensor, tuple(items))
     call = get_call(tensor)
@@ -91,7 +91,7 @@ def _getitem(tensor: tf.Tensor, slice_spec: Any) -> tf.Tensor:
 
 
 def _strided_slice(input_: tf.Tensor, begin: Any, end: Any, strides: Any = ()) -> tf.Tensor:
-    """Slice all examples, without gaps."""
+    """Expand a strided slice without strides that keeps the batch."""
     require(not any(map(is_tensor, (begin, end, strides))))
     ends = (*begin, *end[1:], *strides)
     require(all(isinstance(number, int) for number in ends) and not begin[0])
@@ -108,7 +108,7 @@ def _strided_slice(input_: tf.Tensor, begin: Any, end: Any, strides: Any = ()) -
 
 
 def _reshape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Reshape to known sizes instead of sizes from `tf.shape`."""
+    """Reshape to integers instead of sizes from `tf.shape`, if they are known."""
     require(any(map(is_tensor, tf.nest.flatten(shape))) and is_tensor(tensor))
     sizes = get_call(tensor).output.shape[1:]
     require(None not in sizes)
@@ -122,7 +122,7 @@ def _roll(input: tf.Tensor, shift: Any, axis: Any) -> tf.Tensor:
 
 
 def _sort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
-    """Sort along the last axis by taking the largest of all values."""
+    """Expand a sort along the last axis to `tf.math.top_k` of all values."""
     rank, size = len(values.shape), values.shape[-1]
     require(axis in (None, -1, rank - 1) and size is not None and rank > 1)
     require(values.dtype.is_floating)
@@ -131,7 +131,7 @@ def _sort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf
 
 
 def _softmax_of_stack(logits: tf.Tensor, axis: Any = None) -> tf.Tensor:
-    """Compute a softmax along the first axis, along which tensors were stacked."""
+    """Expand a softmax along the first axis of stacked tensors."""
     require(axis == 0 and logits.shape[0] is not None)
     order = [*range(1, len(logits.shape)), 0]
     return tf.transpose(tf.nn.softmax(tf.transpose(logits, order)), np.argsort(order).tolist())
@@ -163,7 +163,7 @@ def _argsort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") ->
 
 
 def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
-    """Sort along another axis than the last."""
+    """Transpose for a sort along another axis than the last."""
     rank = len(values.shape)
     order = list(range(rank))
     require(isinstance(axis, int) and 0 < axis % rank < rank - 1)
@@ -172,7 +172,7 @@ def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCEND
 
 
 def _choose(condition: tf.Tensor, x: tf.Tensor = None, y: tf.Tensor = None) -> tf.Tensor:
-    """Choose by a constant condition. It does not support masks before a softmax (large values)."""
+    """Expand `tf.where` with a constant condition, unless its values are large, as in masks."""
     condition = np.asarray(condition)
     numbers = [read_scalar(end) for end in (x, y)]
     require(condition.dtype == bool and (x is not None and y is not None))
@@ -190,7 +190,7 @@ def _pad(
 
 
 def _boolean_mask(tensor: tf.Tensor, mask: tf.Tensor, axis: Any = None) -> tf.Tensor:
-    """Gather by a constant mask, or by a mask that is the same for each example."""
+    """Expand `tf.boolean_mask` with a constant mask to `tf.gather`."""
     if is_tensor(mask):
         example = unwrap(find_example(get_value(mask)))
         require(tensor.dtype.is_floating and example.ndim and not axis)

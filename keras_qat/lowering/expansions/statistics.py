@@ -1,7 +1,7 @@
-"""Expands sums, variances, norms and normalizing layers.
+"""Expands sums, variances, norms and normalization layers.
 
-Sums and norms become means, products and roots. Layers then normalize along the last axes, like
-operators.
+Sums and norms become means, products and roots. Normalization layers are transposed to normalize
+along the last axes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from keras_qat.lowering.expand_call import Expansion, is_tensor, require
 from keras_qat.ops.movement import read_axes
 
 IN_INTEGERS = layers.LayerNormalization, layers.GroupNormalization
-"""Layers that are expanded only if they are computed in integers."""
+"""Layers that are expanded only if an override requests integers."""
 
 
 def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Normalize along the last axes, between two Permutes."""
+    """Expand a normalization along other axes: Permute, normalize the last axes, Permute back."""
     rank = len(x.shape)
     axes = [axis % rank for axis in tf.nest.flatten([layer.axis])]
     others = [axis for axis in range(rank) if axis not in axes]
@@ -40,9 +40,9 @@ def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _normalize_batch(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
-    """Normalize along the last of two axes.
+    """Expand a BatchNormalization so that it normalizes the last of two axes.
 
-    For images, Keras would use an operation that updates the moving variance differently.
+    For images, Keras' operation would update the moving variance differently.
     """
     shape, rank = x.shape, len(x.shape)
     axes = sorted(axis % rank for axis in tf.nest.flatten([layer.axis]))
@@ -67,14 +67,14 @@ LAYERS: dict[type, Expansion] = {
 
 
 def scale(x: tf.Tensor, factor: float, **options: object) -> tf.Tensor:
-    """Multiply by a number: if there are channels, by a layer that other passes can fold."""
+    """Multiply by a number, with a Rescaling if possible, because other passes can fold it."""
     if len(x.shape) > 1 and x.shape[0] is None:
         return layers.Rescaling(factor, **options)(x)
     return tf.multiply(x, np.float32(factor), **options)
 
 
 def _read_axes(x: tf.Tensor, axis: Any) -> list[int]:
-    """Return the axes to reduce. Their sizes have to be known."""
+    """Return the axes to reduce. Raise `CannotExpand` if their sizes are unknown."""
     axes = list(read_axes(axis, len(x.shape)) or ())
     require(axes and None not in [x.shape[axis] for axis in axes])
     return axes
@@ -91,7 +91,7 @@ def _sum(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> t
 def _merge(
     input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False, *, merge: Callable[..., Any]
 ) -> tf.Tensor:
-    """Merge a list of tensors, instead of stacking them along axis 0 and reducing that."""
+    """Merge a list of tensors, instead of stacking them along axis 0 and reducing this axis."""
     require(isinstance(input_tensor, (list, tuple)) and len(input_tensor) > 1)
     require(axis in (0, [0], (0,)) and not keepdims and all(map(is_tensor, input_tensor)))
     return merge()(list(input_tensor))
@@ -118,7 +118,7 @@ def _norm(
 
 
 def _center_and_log_sum(x: tf.Tensor, axis: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return x minus its largest value, and the logarithm of the sum of its exponentials."""
+    """Return d = x - max(x), and log(sum(exp(d)))."""
     below = x - tf.reduce_max(x, axis, keepdims=True)
     return below, tf.math.log(tf.reduce_sum(tf.exp(below), axis, keepdims=True))
 
@@ -142,10 +142,10 @@ _LOG_OF_ONE_MORE = '["softplus", ["negative", ["abs", "x"]]]'
 def _cumulative_log_sum_exp(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
-    """Add the values 1, 2, 4 and more places earlier: log(exp(a) + exp(b)) = max(a, b) + rest.
+    """Combine each value with the values 1, 2, 4, ... positions before it.
 
-    The rest is between 0 and log(2), so 8 bits always suffice. The first result of an exclusive sum
-    would be the logarithm of 0. It is replaced by the lowest other result.
+    The logarithm of exp(a) + exp(b) is max(a, b) + rest, and 8 bits suffice for the rest, 0 to
+    log(2). The first result of an exclusive sum, log(0), becomes the lowest other result.
     """
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and (x.shape[axis] or 0) > 1)
     axis, size = axis % len(x.shape), x.shape[axis]
