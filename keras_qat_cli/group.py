@@ -245,7 +245,9 @@ class Settings(NamedTuple):
     multiple=True,
     help="Import a module with custom layers first.",
 )
-@click.option("--trust", is_flag=True, help="Run code in model files, such as Lambda layers.")
+@click.option(
+    "--trust", is_flag=True, help="Run code in model files, such as Lambda layers and SavedModels."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
 @click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 @click.version_option(package_name="keras-qat")

@@ -133,21 +133,28 @@ def load(path: Path, trust: bool = False, compiled: bool = False) -> Any:
 
     Args:
         path: the file or directory.
-        trust: whether to run code in the file, such as `Lambda` layers.
+        trust: whether to run code in the file, such as `Lambda` layers and the graph of a
+            SavedModel.
         compiled: whether to load the loss and metrics too.
 
     Raises:
-        ValueError: if Keras cannot load the model, with advice.
+        ValueError: if Keras cannot load the model, or without `trust` for a SavedModel, with
+            advice.
     """
     from keras_qat import keras
     from keras_qat.keras2.safe_loading import check_code, serialization
 
+    if path.is_dir() and not trust:
+        raise ValueError(
+            f"{path} is a SavedModel, whose graph can read and write files while it runs. If you "
+            f"trust it, pass --trust: keras-qat --trust COMMAND ..."
+        )
     try:
         if _is_of_keras_3(path):
             import keras as keras_3
 
             return keras_3.models.load_model(str(path), compile=compiled, safe_mode=not trust)
-        if not trust and not path.is_dir():
+        if not trust:
             check_code(json.loads(_configuration(path)))
         with serialization.SafeModeScope(not trust):
             return keras.models.load_model(str(path), compile=compiled, safe_mode=not trust)

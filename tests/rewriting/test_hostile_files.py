@@ -13,7 +13,7 @@ import keras_qat
 from keras_qat_cli import models
 from tests.cli.running import run
 from tests.helpers import images, keras, observe
-from tests.networks.small import functional, layers
+from tests.networks.small import functional, layers, tiny_net
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +175,13 @@ def test_code_that_is_asked_for(ending, tmp_path):
     assert not harm.exists()
     models.load(path, trust=True)
     assert harm.exists()
+
+
+def test_graphs_of_saved_models_are_asked_for(tmp_path):
+    """They can read and write files, and no check of a configuration finds that."""
+    tiny_net().save(tmp_path / "model", save_format="tf")
+    assert "--trust" in run("plan", tmp_path / "model", code=2)
+    models.load(tmp_path / "model", trust=True)
 
 
 DAMAGES = {
