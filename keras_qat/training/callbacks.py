@@ -1,8 +1,8 @@
 """Keras callbacks that delay quantization, and freeze statistics, ranges and weights.
 
 Except for `FreezeOscillations`, they only set thresholds. The layers count training steps and
-compare them with the thresholds. So a change happens at the exact step with any
-`steps_per_execution`, and a model that is saved during a delay continues it when loaded.
+compare the count with the thresholds. Therefore a change happens at the exact step, even with
+`steps_per_execution`, and a model that is saved during a delay continues it after loading.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "QuantDelay"
 
 
 class StepCallback(keras.callbacks.Callback):
-    """A callback that reads no logs of steps, so Keras need not copy them to the host."""
+    """A callback that does not read logs of steps, so Keras need not copy them to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class StepCallback(keras.callbacks.Callback):
 
 
 class ListedCallback(keras.callbacks.Callback):
-    """A callback that knows all callbacks of `fit`, or of a custom training loop.
+    """A callback with access to all callbacks of `fit`, or of a custom training loop.
 
-    Keras does not pass its `CallbackList` to callbacks, but the list calls their `set_model`.
+    Keras does not pass its `CallbackList` to callbacks, but the list calls `set_model`.
     """
 
     def __init__(self) -> None:
@@ -92,11 +92,11 @@ class _Threshold(ListedCallback):
 
 
 def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
-    """Returns the model of a callback: the trained one, unless `model` was passed.
+    """Returns the model of a callback: its argument `model`, or the trained model.
 
     Raises:
-        ValueError: if that model is not quantization-aware, or trains other models. The message
-            repeats `argument`, the callback's first argument.
+        ValueError: if the model is not quantization-aware, or trains other models. The message
+            contains `argument`, the callback's first argument.
     """
     model = callback.model if callback.within is None else callback.within
     model = model.student if isinstance(model, Distiller) else model
@@ -118,10 +118,11 @@ def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
 
 
 class QuantDelay(_Threshold):
-    """Trains in float until training step `steps`, then with fake quantization.
+    """Trains in float before training step `steps`, and with fake quantization from then on.
 
-    Ranges are observed from the first step on. Steps are counted from 1, over all calls of `fit`
-    and across saving and loading: with 2_000, the 2 000th step is the first quantized one.
+    Ranges are observed from the first step on. Steps are counted from 1 over all calls of `fit`,
+    including those before saving and loading. With 2_000, the 2,000th step is the first quantized
+    step.
 
     Args:
         steps: the first quantized training step (batch). 0 and 1 quantize all steps.
@@ -154,9 +155,9 @@ class QuantDelay(_Threshold):
 class FreezeBatchNorm(_Threshold):
     """Freezes the statistics of BatchNormalization at training step `steps`.
 
-    From then on training uses the moving statistics, which no longer change, in place of the
-    batch's; gamma and beta continue to train. This applies only to BatchNormalization that is
-    folded into a layer.
+    From then on, training uses the moving statistics, which no longer change, instead of the
+    batch's statistics. Gamma and beta continue to train. Only BatchNormalization that is folded
+    into a layer is frozen.
 
     Args:
         steps: the first training step (batch) with frozen statistics, counted from 1.
@@ -179,8 +180,8 @@ class FreezeBatchNorm(_Threshold):
 class FreezeRanges(_Threshold):
     """Freezes the ranges of activations at training step `steps`.
 
-    The weights then adapt to ranges that no longer change, and a step is faster. The ranges of
-    weights continue to follow the weights.
+    The weights then adapt to constant ranges, and a step is faster. The ranges of weights continue
+    to follow the weights.
 
     Args:
         steps: the first training step (batch) with frozen ranges, counted from 1. With 0 or 1 the
@@ -202,16 +203,16 @@ class FreezeRanges(_Threshold):
 class FreezeOscillations(StepCallback):
     """Freezes low-bit weights that oscillate between two levels.
 
-    A weight near the middle between two levels jumps back and forth, and the statistics of
-    BatchNormalization fit neither level. Once a weight has turned back in more than a share
-    `threshold` of the steps, it stays at the level where it was most of the time. This applies to
-    weights of 4 bits and fewer with a range per channel. Resumed training starts without frozen
-    weights.
+    A weight near the middle between two levels switches back and forth, and the statistics of
+    BatchNormalization fit neither level. If a weight switches back in more than the share
+    `threshold` of the steps, it is frozen at its most frequent level. This applies to weights with
+    at most 4 bits and one range per channel. Resumed training starts without frozen weights.
 
     Args:
-        threshold: a weight freezes if it turns back in more than this share of steps. The two
-            shares apply to the first and to the last epoch, with a cosine between them.
-        momentum: momentum of the moving average of turns, which spans about 1 / momentum steps.
+        threshold: a weight is frozen if it switches back in more than this share of steps. The
+            first share applies to the first epoch and the second to the last, with a cosine
+            schedule between them.
+        momentum: momentum of the moving average, which spans about 1 / momentum steps.
         model: the quantization-aware model, if `fit` trains another model that calls it, such as
             one with its own `train_step` for distillation or adversarial training.
 
@@ -264,13 +265,13 @@ class FreezeOscillations(StepCallback):
 
     @property
     def frozen(self) -> float:
-        """The share of the watched weights that are frozen."""
+        """The share of frozen weights among those that can freeze."""
         frozen = [weights.frozen.numpy() for weights in self._watched]
         return float(sum(map(np.sum, frozen)) / max(sum(map(np.size, frozen)), 1))
 
 
 def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
-    """Warns about callbacks that may keep an epoch before the end of a delay as the best one."""
+    """Warns about callbacks that may select an epoch before quantization begins as the best."""
     done = steps_done(model)
     left = delay.steps - done
     if left <= 1:
@@ -300,7 +301,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
 
 
 def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
-    """Return how a float epoch that remains the best affects a callback; "" if it does not."""
+    """Return what a callback may do wrong if a float epoch remains the best; "" if nothing."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.EarlyStopping):
         is_late = quantized is not None and callback.start_from_epoch >= quantized - 1
@@ -323,7 +324,7 @@ class Oscillations:
         zeros = tf.zeros_like(levels)
         self.levels, self.direction, self.mean = map(tf.Variable, (levels, zeros, levels))
         self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
-        """`frozen` is 1 where a weight stays at its mean level."""
+        """1 for each weight that is frozen, otherwise 0."""
 
     def update(self, threshold: Any) -> None:
         """Updates the statistics after a training step, and freezes weights that oscillate."""

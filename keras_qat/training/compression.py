@@ -28,7 +28,7 @@ __all__ = ["Cluster", "Constant", "Polynomial", "Prune"]
 
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """Schedule with a constant sparsity from a given training step on.
+    """Pruning schedule with a constant sparsity from a given training step on.
 
     Args:
         sparsity: share of weights that are zero, at least 0 and below 1.
@@ -51,7 +51,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """Schedule that raises the sparsity quickly at first, then slowly.
+    """Pruning schedule that increases the sparsity, quickly at first and slowly at the end.
 
     Args:
         sparsity: share of weights that are zero at the end, at least 0 and below 1.
@@ -103,11 +103,12 @@ class Prune(StepCallback):
             `Constant`, `Polynomial`, or any function of the step.
         pattern: "weights" prunes weights one by one, "channels" entire output channels, by their
             norm. "2:4", for example, keeps the 2 largest of each 4 weights along the input
-            channels; it prunes whenever the schedule is above 0, and skips depthwise convolutions
-            and layers with input channels that are no multiple of 4.
-        every: number of steps between choices of the pruned weights. In between, zeros stay zeros.
-        layers: names of the layers to prune. None prunes all with weights, but "channels" then
-            skips layers that compute the model's outputs.
+            channels. It prunes at each step with a sparsity above 0, and skips depthwise
+            convolutions and layers whose number of input channels is not a multiple of 4.
+        every: number of steps after which the pruned weights are selected again. In between, zeros
+            stay zeros.
+        layers: names of the layers to prune. None prunes all layers with weights, but "channels"
+            then skips layers that compute the model's outputs.
 
     Raises:
         ValueError: if the pattern is unknown, a sparsity is out of range, or `every` is below 1; at
@@ -168,9 +169,8 @@ class Prune(StepCallback):
 
 
 Chooser = Callable[[np.ndarray, tuple[int, ...], float], Any]
-"""Returns a mask of 1 for weights that stay and 0 for pruned ones, or None if the pattern does not
-fit. Its arguments are magnitudes, axes of the output channels, counted from the end, and the
-sparsity."""
+"""A function (magnitudes, axes of output channels, sparsity) that returns a mask, which is 0 for
+pruned weights and 1 for others; None if the pattern does not fit."""
 
 
 def _make_chooser(pattern: str) -> Chooser:
@@ -188,7 +188,7 @@ def _make_chooser(pattern: str) -> Chooser:
 
 
 def _mask_smallest(sizes: np.ndarray, share: float) -> np.ndarray:
-    """Return 0 for the smallest elements, which are this share of all, and 1 for the others."""
+    """Return 0 for the smallest elements, up to a share of all elements, and 1 for the others."""
     mask = np.ones(sizes.size, np.float32)
     mask[np.argsort(sizes, axis=None, kind="stable")[: round(share * sizes.size)]] = 0
     return mask.reshape(sizes.shape)
@@ -201,7 +201,7 @@ def _mask_channels(sizes: np.ndarray, axes: tuple[int, ...], share: float) -> np
 
 
 def _mask_blocks(sizes: np.ndarray, axes: tuple[int, ...], keep: int, block: int) -> Any:
-    """Return 1 for the largest in each block of input channels; None if blocks do not fit."""
+    """Return 1 for the largest weights in each block of input channels; None if it does not fit."""
     free = [axis for axis in (-2, -1) if axis not in axes]
     if not free or sizes.shape[free[0]] % block:
         return None
@@ -213,23 +213,23 @@ def _mask_blocks(sizes: np.ndarray, axes: tuple[int, ...], keep: int, block: int
 
 
 ROUNDS = 20
-"""Rounds of k-means, after which hardly any weight changes its cluster."""
+"""Iterations of k-means. After these, hardly any weight changes its cluster."""
 
 
 class Cluster(StepCallback):
-    """Makes the weights of each layer of a float model share a few values, which `fit` trains.
+    """Clusters the weights of each layer of a float model, so they have only a few values.
 
-    At the first step weights are assigned to clusters by k-means. After that, each cluster is
-    trained as one weight: it changes by the mean change of its members. Their changes partly
-    cancel, so use about ten times the learning rate of fine-tuning. Weights that are zero, as after
+    The first step assigns weights to clusters with k-means. After that, `fit` trains each cluster
+    as one weight, which changes by the mean change of its members. These changes partly cancel, so
+    use about ten times the learning rate of fine-tuning. Weights that are zero, such as after
     `Prune`, stay zero. Quantize the model afterwards with a recipe that preserves clusters:
     `recipes.int8().preserve("clusters")`. Only compressed files get smaller.
 
     Args:
-        clusters: the number of values in each layer, 2 or more. Zeros of a pruned layer count as
-            one.
+        clusters: the number of values in each layer, at least 2. The zeros of a pruned layer are
+            one value.
         begin: the first step with clusters, counted from 0.
-        layers: names of the layers to cluster; None for all with weights.
+        layers: names of the layers to cluster; None for all layers with weights.
 
     Raises:
         ValueError: if `clusters` is below 2; at `fit` if the model is quantized already, or has no
@@ -278,7 +278,7 @@ class Cluster(StepCallback):
 
 
 def assign_clusters(weights: np.ndarray, clusters: int) -> np.ndarray:
-    """Returns the cluster of each weight, from 1 on, by k-means; 0 for weights that are zero."""
+    """Returns the cluster of each weight by k-means, from 1 on; 0 for weights that are zero."""
     members = np.zeros(weights.shape, np.int32)
     values = weights[weights != 0]
     if not values.size:
@@ -337,7 +337,7 @@ def find_output_layers(model: keras.Model) -> set[Any]:
 
 
 def _weight_axes(layer: keras.layers.Layer) -> dict[str, tuple[int, ...]]:
-    """Return the axes of output channels of each weight, except tables and single factors."""
+    """Return {path of weight: axes of output channels} without tables and factors per channel."""
     op = find_row(layer)
     is_product = op is not None and op.is_weighted and not op.is_table and not op.is_affine
     return dict(op.weights) if op is not None and is_product else {}

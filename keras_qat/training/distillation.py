@@ -15,7 +15,7 @@ from keras_qat.training.schedule import check_quantized
 from keras_qat.training.steps.optimizers import check_optimizer
 
 Distance = Callable[[Any, Any], Any]
-"""Function of the teacher's and the student's output that returns their distance, a scalar."""
+"""A function (teacher's output, student's output) -> distance, a scalar."""
 
 
 class Distiller(keras.Model):
@@ -31,9 +31,9 @@ class Distiller(keras.Model):
         distance: the distance between outputs: "logits", the Kullback-Leibler divergence of class
             logits; "probabilities", the same for probabilities; "squared", the mean squared
                 difference; or a function of the teacher's and the student's output.
-        temperature: the divisor of the logits, at least 1. If it is higher, wrong classes have more
-            weight.
-        share: the share of the distance in the loss; the loss of `compile`, if any, has the rest.
+        temperature: the divisor of the logits, at least 1. A higher temperature gives wrong classes
+            more weight.
+        share: the weight of the distance in the loss. The loss of `compile` has the rest.
 
     Raises:
         ValueError: if the student is not quantized, or another argument is unknown or out of range.
@@ -86,7 +86,7 @@ class Distiller(keras.Model):
         return self.student(inputs, training=training)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """Makes the function that trains a batch, as Keras documents it."""
+        """Returns the function that trains a batch, as Keras documents it."""
         check_learned_ranges(self.student)
         check_optimizer(self, self.student.trainable_variables)
         return super().make_train_function(force)

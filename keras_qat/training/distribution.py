@@ -1,8 +1,8 @@
-"""Training on several replicas (`tf.distribute`), which all keep the same observations.
+"""Training on several replicas (`tf.distribute`), which all have the same ranges and statistics.
 
-Each replica sees its share of the batch. Ranges and the moving statistics of BatchNormalization are
-averaged over the replicas within the training step. So every replica holds the exported values.
-Reading them needs no collective operation, which all replicas would have to join at once.
+Each replica computes its share of the batch. Ranges and moving statistics of BatchNormalization are
+averaged over the replicas in each training step. Every replica then has the exported values, and
+reading them needs no collective operation.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def share_of_replica(rows: tf.Tensor) -> tuple[Any, int]:
 def run_on_replicas(
     strategy: tf.distribute.Strategy, function: Callable[..., Any], *args: Any
 ) -> Any:
-    """Runs a function on all replicas of a strategy, and returns its result, equal on all of them.
+    """Runs a function on all replicas of a strategy, and returns its result.
 
-    The function ends with `mean_over_replicas`.
+    The function must end with `mean_over_replicas`, so its result is equal on all replicas.
     """
     if strategy.num_replicas_in_sync == 1:
         return function(*args)
@@ -49,7 +49,7 @@ def run_on_replicas(
 
 
 def combine_moments(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[Any, Any, Any]:
-    """Computes mean, variance and count of the values of all replicas."""
+    """Returns the mean, variance and count of the values of all replicas, given each replica's."""
     context = _replica_context()
     if context is None:
         return mean, variance, count
@@ -60,13 +60,13 @@ def combine_moments(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[A
 
 
 def agree(weights: Iterable[Any]) -> None:
-    """Averages the moving averages of Keras' layers over the replicas, at the end of a step.
+    """Averages the moving averages of Keras layers over the replicas, at the end of a step.
 
-    Moving averages are linear, so the average over replicas is the average of the entire batch.
+    Moving averages are linear, so the result equals the moving average of entire batches.
     """
     if _replica_context() is None:
         return
-    observed = [  # They were made within `observe_alike`.
+    observed = [  # Variables that were created within `observe_alike`.
         weight
         for weight in weights
         if weight.synchronization == tf.VariableSynchronization.ON_READ
@@ -80,7 +80,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope for making layers with moving averages that `agree` keeps equal."""
+    """Returns a scope in which to create layers whose moving averages `agree` keeps equal."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (
@@ -93,9 +93,9 @@ def observe_alike() -> AbstractContextManager[None]:
 
 
 def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
-    """Stacks the values of the workers of a cluster, in the order of the workers.
+    """Stacks the values of all workers of a cluster, in the order of the workers.
 
-    All workers have to call it, with arrays of one shape. Without a cluster there is one array.
+    All workers must call it, with arrays of the same shape. Without a cluster, there is one array.
 
     Args:
         model: the model, with the strategy of the cluster.
@@ -106,13 +106,13 @@ def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
         return own[None]
     gathered = _gather(strategy)(tf.constant(own.reshape(-1)))
     replicas = strategy.experimental_local_results(gathered)
-    of_workers = np.asarray(replicas[0])[:: len(replicas)]  # Replicas repeat their worker's values.
+    of_workers = np.asarray(replicas[0])[:: len(replicas)]  # A worker's replicas repeat its values.
     return of_workers.reshape(len(of_workers), *own.shape)
 
 
 @functools.cache
 def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
-    """Return a graph that stacks a vector from each replica, for vectors of any length."""
+    """Return a traced function that stacks one vector from each replica."""
 
     def on_replica(vector: tf.Tensor) -> Any:
         return tf.distribute.get_replica_context().all_gather(vector[None], axis=0)
@@ -129,7 +129,7 @@ def is_cluster(strategy: tf.distribute.Strategy) -> bool:
 
 
 def get_worker(strategy: tf.distribute.Strategy) -> tuple[int, int]:
-    """Returns the number of this worker in its cluster, and how many there are."""
+    """Returns the index of this worker in its cluster, and the number of workers."""
     if not is_cluster(strategy):
         return 0, 1
     resolver = strategy.cluster_resolver
@@ -140,13 +140,13 @@ def get_worker(strategy: tf.distribute.Strategy) -> tuple[int, int]:
 
 
 def strategy_scope(model: keras.Model) -> AbstractContextManager[Any]:
-    """Returns the scope of the strategy that a model was made in, unless one is entered already."""
+    """Returns the scope of a model's strategy; an empty context if a scope is already active."""
     if tf.distribute.has_strategy():
         return contextlib.nullcontext()
     return model.distribute_strategy.scope()
 
 
 def _replica_context() -> Any:
-    """Return the context of this replica if there are several, else None."""
+    """Return the replica context if there are several replicas, else None."""
     context = tf.distribute.get_replica_context()
     return None if context is None or context.num_replicas_in_sync == 1 else context

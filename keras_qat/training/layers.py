@@ -27,9 +27,9 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
-    """Return the input and the maximum of the ReLU that computed `x`, or `x` and None.
+    """Return the input and the maximum of the ReLU that computed `x`; otherwise `x` and None.
 
-    A quantizer that clips at zero computes the ReLU itself, so training need not keep its output.
+    A quantizer that clips at zero also computes the ReLU, so training need not store its output.
     """
     op_type = "" if tf.executing_eagerly() else x.op.type
     ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(op_type)
@@ -38,17 +38,18 @@ def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
 
 @backend.register
 class Quantize(ScheduledLayer):
-    """Fake-quantizes activations that no wrapper quantizes, such as merges and inputs.
+    """Fake-quantizes activations that no wrapper quantizes, such as inputs and sums.
 
-    One layer may be called on several tensors that share a range, each in a separate `slot`.
+    If several tensors share a range, one layer is called on each of them, with a separate `slot`.
 
     Args:
         spec: `QuantSpec` or `FixedSpec`.
         slots: how many tensors share the range.
         tensors: names of these tensors in the float model, for reports.
-        rounds: False to observe the range without rounding, for files with integer outputs.
+        rounds: whether to round. Otherwise the layer only observes the range, for files with
+            integer outputs.
 
-    Shapes: any; the output has the input's shape.
+    Shapes: any. The output has the input's shape.
     """
 
     def __init__(
@@ -114,12 +115,12 @@ class QuantizeWrapper(ScheduledLayer):
         layer: the layer. Its `call` is used, so every option of the layer works.
         weights: path of each weight in `layer` -> axes of its output channels, counted from the
             end, e.g. `{"kernel": (-1,)}`.
-        weight_spec: specification of the weights; None leaves them in float.
+        weight_spec: specification of the weights; None if they stay in float.
         batch_norm: the BatchNormalization after the layer, or None. Exports fold it.
         batch_norm_frozen: whether `batch_norm` always uses its moving statistics.
-        fold: how `batch_norm` and weight quantization are combined, a name in `fold_modes.FOLDS`.
+        fold: how `batch_norm` and weight quantization are combined, a key of `fold_modes.FOLDS`.
         activation: the activation layer after `batch_norm`, or None.
-        output_spec: specification of the output; None to leave the output unquantized here.
+        output_spec: specification of the output; None if this layer does not quantize it.
         tensor: name of the output in the float model, for reports.
         inner_specs: specifications of the tensors inside a recurrent layer, by name.
         state_bits: bits of the hidden state of an LSTM between steps, 8 or 16.
@@ -167,7 +168,7 @@ class QuantizeWrapper(ScheduledLayer):
 
     @property
     def sublayers(self) -> list[Any]:
-        """The float layers inside, in the order of computation."""
+        """The wrapped float layers, in the order of computation."""
         layers = (self.layer, self.batch_norm, self.activation)
         return [layer for layer in layers if layer is not None]
 
@@ -192,7 +193,7 @@ class QuantizeWrapper(ScheduledLayer):
         }
         self.output_quantizer = None
         self.ceiling = None
-        """Maximum of the ReLU that the output quantizer computes as well."""
+        """Maximum of the ReLU that the output quantizer also computes."""
         if self.output_spec is not None:
             self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
             if self.activation is not None and self.output_quantizer.clips_at_zero:
@@ -254,13 +255,13 @@ class QuantizeWrapper(ScheduledLayer):
 
 
 def _restore_shape(shapes: Any) -> Any:
-    """Convert lists of sizes, which Keras 2.15 reads from files, to a shape or shapes."""
+    """Convert lists of sizes, which Keras 2.15 reads from files, to one or several shapes."""
     is_one = all(size is None or isinstance(size, int) for size in shapes)
     return tf.TensorShape(shapes) if is_one else [tf.TensorShape(shape) for shape in shapes]
 
 
 def _make_layer(layer: Any) -> Any:
-    """Make a layer from its configuration. Layers and None are returned unchanged.
+    """Create a layer from its configuration. Layers and None are returned unchanged.
 
     Raises:
         ValueError: for any other argument.
@@ -277,8 +278,8 @@ def _make_layer(layer: Any) -> Any:
 class QuantizeWeights(ScheduledLayer):
     """Computes a layer in float with fake-quantized weights.
 
-    It is for layers without an int8 operator, such as many recurrent ones. The file stores their
-    weights in 8 bits and computes with the same weights as training.
+    It is for layers without an int8 operator, such as many recurrent layers. The file stores their
+    weights in 8 bits, and computes with the same weights as training.
 
     Args:
         layer: the layer. Its `call` is used, with any arguments, states and masks.

@@ -1,9 +1,9 @@
-"""A graph for each phase of training.
+"""Traces a separate graph for each phase of training.
 
-A graph for all phases would branch in every layer: on whether it quantizes yet, and on whether its
-BatchNormalization is frozen. Such a graph takes several times longer to trace and to optimize than
-the float model's. `fit`, `evaluate` and `predict` know the phase beforehand, so each phase gets a
-graph without branches. Custom training loops branch.
+A graph for all phases would have branches in every layer, because quantization and frozen
+statistics may begin at any step. Tracing and optimizing it would take several times longer than for
+a float model. `fit`, `evaluate` and `predict` know the phase of the next step, so each phase has a
+graph without branches. Custom training loops have branches.
 """
 
 from __future__ import annotations
@@ -34,53 +34,53 @@ from keras_qat.training.steps.custom_training import is_undisturbed
 from keras_qat.training.steps.optimizers import check_optimizer, join_updates
 
 FIRST_STEPS = 300
-"""The graph with a switch still serves this many steps after a change.
+"""The graph with a switch is used for this many more steps after a change.
 
-They are a little slower, because they observe frozen ranges, or quantize without effect. For so few
-steps this costs less than tracing another graph."""
+Its steps are a little slower, because they also compute what the switch discards. For so few steps
+this costs less than tracing another graph."""
 
 SMALL_NORMS = 2**15
-"""Results for both kinds of statistics are computed if all BatchNormalizations together compute at
-most this many values of an example.
+"""Both results of BatchNormalization, with the batch's and with frozen statistics, are computed if
+all BatchNormalizations together have at most this many values per example.
 
-This slows a small model's step down a little, and would slow down a large model a lot."""
+This slows down the steps of a small model a little, but would slow down a large model much more."""
 
 SWITCHED = "by a variable"
-"""The state in a `Phase` that a variable decides while the graph runs."""
+"""Value of a field of `Phase` that a variable decides while the graph runs."""
 
 MOST_RANGES = 3
-"""Most sets of frozen ranges that get a training graph with constants."""
+"""Maximum number of sets of frozen ranges for which a graph with constant ranges is traced."""
 
 Step = Callable[[Any], Any]
 """A function of Keras that runs the next batches of an iterator."""
 
 
 class PhasedModel:
-    """A Keras model that traces its functions once for each phase that occurs."""
+    """A Keras model that traces its functions once for each phase."""
 
     _checked_data: bool = False
     _phase_finder: PhaseFinder | None = None
     looks: Mapping[str, int] = MappingProxyType({})
-    """Keras' function -> how often its first batch was checked against the ranges."""
+    """Function of Keras -> number of times that its first batch was compared with the ranges."""
     undisturbed: bool = False
-    """Whether this is a `fit` that only changes weights by training steps within an epoch."""
+    """Whether `fit` is running, and only training steps change weights within an epoch."""
     _settled_at: int | None = None
-    """The number of training steps done when inference last read the weights."""
+    """The number of completed training steps when inference last read the weights."""
 
     def make_train_function(self, force: bool = False) -> Step:
-        """Makes the function of `fit` and `train_on_batch`, as Keras documents it."""
+        """Returns the function of `fit` and `train_on_batch`, as Keras documents it."""
         return self._make_phased("train", super().make_train_function, force)  # type: ignore[misc]
 
     def make_test_function(self, force: bool = False) -> Step:
-        """Makes the function of `evaluate` and `test_on_batch`, as Keras documents it."""
+        """Returns the function of `evaluate` and `test_on_batch`, as Keras documents it."""
         return self._make_phased("test", super().make_test_function, force)  # type: ignore[misc]
 
     def make_predict_function(self, force: bool = False) -> Step:
-        """Makes the function of `predict` and `predict_on_batch`, as Keras documents it."""
+        """Returns the function of `predict` and `predict_on_batch`, as Keras documents it."""
         return self._make_phased("predict", super().make_predict_function, force)  # type: ignore[misc]
 
     def reset_metrics(self) -> None:
-        """Resets metrics, as Keras documents it. `fit` begins an epoch with it."""
+        """Resets metrics, as Keras documents it. `fit` calls it at the start of an epoch."""
         self._forget_phase()
         super().reset_metrics()  # type: ignore[misc]
 
@@ -91,8 +91,8 @@ class PhasedModel:
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains as Keras documents it.
 
-        The first call warns about arrays that do not fit the model, and about values lost in its
-        ranges.
+        The first call warns about arrays that do not fit the model, and about values that are lost
+        in the ranges.
         """
         given = kwargs.get("callbacks", args[4] if len(args) > 4 else None)
         given = tf.nest.flatten(getattr(given, "callbacks", given))
@@ -118,14 +118,14 @@ class PhasedModel:
         return history
 
     def settle(self, phase: Phase | None) -> None:
-        """Prepares inference whenever the weights may have changed."""
+        """Prepares inference after weights may have changed."""
 
     def choose_inference(self, phase: Phase | None) -> tuple[int, bool]:
-        """Returns a key that changes when inference has to be traced again."""
+        """Returns a key that changes if inference must be traced again."""
         return 0, False
 
     def _make_phased(self, name: str, make: Callable[..., Step], force: bool) -> Step:
-        """Make a function that runs Keras' function for the phase, traced on first use."""
+        """Return a function that runs the Keras function for the current phase."""
         attribute = f"{name}_function"
         trains = name == "train"
         check_process(self)
@@ -176,7 +176,7 @@ class PhasedModel:
 
 
 def check_learned_ranges(model: keras.Model) -> None:
-    """Raises a `ValueError` if ranges that training learns have no values to start from."""
+    """Raises a `ValueError` if learned ranges have no initial values."""
     blind = [x for x in list_quantizers(model) if x.learns and not x.is_calibrated()]
     if blind:
         raise ValueError(
@@ -186,7 +186,7 @@ def check_learned_ranges(model: keras.Model) -> None:
 
 
 def check_frozen_ranges(model: keras.Model) -> None:
-    """Raises a `ValueError` if ranges are frozen from the next step on without any data."""
+    """Raises a `ValueError` if ranges are frozen from the next step on but have seen no data."""
     if not all(
         layer.step.numpy() + 1 >= layer.thresholds()["freeze_ranges_from"].numpy()
         for layer in list_scheduled_layers(model)
@@ -202,7 +202,7 @@ def check_frozen_ranges(model: keras.Model) -> None:
 
 
 def _can_switch_weights(layer: ScheduledLayer) -> bool:
-    """Whether one or two operations quantize the layer's weights, with a gradient of ones."""
+    """Whether quantizing the layer's weights needs few operations and does not change gradients."""
     return getattr(layer, "fold", "per_channel") == "per_channel" and all(
         quantizer.observer is None and quantizer.learned is None
         for quantizer in layer.weight_quantizers.values()
@@ -210,7 +210,7 @@ def _can_switch_weights(layer: ScheduledLayer) -> bool:
 
 
 def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
-    """Whether BatchNormalizations can be computed with both statistics, and in little time."""
+    """Whether all BatchNormalizations can compute both results, and quickly."""
     size = 0
     for layer in layers:
         for norm in (getattr(layer, name, None) for name in ("layer", "batch_norm")):
@@ -223,11 +223,11 @@ def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
 
 
 def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
-    """Returns the least number of executions after this one that are in the same phase.
+    """Returns how many of the next executions are certainly in the same phase.
 
     Args:
-        counters: for each layer, its training steps so far and its thresholds.
-        most_steps: the most training steps that a layer counts in an execution.
+        counters: for each layer, its number of training steps and its thresholds.
+        most_steps: the maximum number of training steps that a layer counts per execution.
     """
     changes = (
         change - step
@@ -240,7 +240,7 @@ def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
 
 
 def get_phase_finder(model: keras.Model) -> PhaseFinder:
-    """Returns the `PhaseFinder` of a model. There is only one, because its functions are traced."""
+    """Returns the `PhaseFinder` of a model, which is created once, because it is traced."""
     if getattr(model, "_phase_finder", None) is None:  # Keras does not track it.
         object.__setattr__(model, "_phase_finder", PhaseFinder(model))
     return model._phase_finder
@@ -250,11 +250,11 @@ class PhaseFinder:
     """Finds the phase of all layers of a model during the next execution.
 
     It reads the layers' weights each time, so any code may set them. Between undisturbed steps of
-    `fit` it does not read, because a GPU has to finish a step before its weights can be read.
+    `fit` it does not, because reading weights from a GPU waits until a step is finished.
     """
 
     steps: int = -1
-    """The sum of all layers' training steps when they were last read."""
+    """The sum of all layers' training steps at the last reading."""
 
     def __init__(self, model: keras.Model) -> None:
         layers, quantizers = list(list_scheduled_layers(model)), list_quantizers(model)
@@ -296,8 +296,8 @@ class PhaseFinder:
 
         Args:
             batches: the iterator of its data.
-            undisturbed: whether, since the last execution with the same iterator, only training or
-                code that calls `forget` or `set_thresholds` has changed weights.
+            undisturbed: whether weights have not changed since the last execution with the same
+                iterator, except by training, or by code that calls `forget` or `set_thresholds`.
         """
         found_for = batches, sum(layer.changes for layer in self._layers)
         if undisturbed and self._found_for == found_for and self._executions_alike > 0:
@@ -311,14 +311,14 @@ class PhaseFinder:
 
         Args:
             training: whether the execution trains.
-            changed: whether anything but training may have changed ranges since the last call.
+            changed: whether ranges may have changed since the last call, except by training.
         """
         if not self._layers:  # The recipe quantizes nothing.
             return Phase(training, True, True, True)
         step, *weights = self._counters().numpy().reshape(-1, 3).T
         steps, self.steps = self.steps, int(step.sum())
         counters = np.stack([step, *split_thresholds(*weights).values()], axis=1)
-        states = set(map(tuple, counters.tolist()))  # A single phase, unless layers differ.
+        states = set(map(tuple, counters.tolist()))  # One element, unless layers differ.
         most_steps = self._most_calls * backend.get_steps_per_execution(self._model) * training
         self._executions_alike = count_alike(states, most_steps) if training else 0
         gates: dict[str, Any] = {}
@@ -347,7 +347,7 @@ class PhaseFinder:
         return phase._replace(**switches)
 
     def _is_switched(self, name: str, distances: list[tuple[int, int]], has_begun: bool) -> bool:
-        """Whether a variable decides a state: from the first step until soon after its change.
+        """Whether a variable decides a state, from the first step until soon after its change.
 
         Args:
             name: the state that changes.

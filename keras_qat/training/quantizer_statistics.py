@@ -1,4 +1,4 @@
-"""Statistics of quantizers: how many values they clip, and how large their errors are."""
+"""Statistics of quantizers: the share of clipped values, and the quantization noise."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class QuantizerStatistics:
 
     Args:
         quantizer: its name, tensors and range.
-        histogram: the values before it, computed in float.
-        is_weight: whether the quantizer is of a weight.
-        below, above: share of the values beyond the lower and the upper end of the range.
-        sqnr: signal to quantization noise ratio of this tensor alone, in dB; None without a range,
-            or if the noise or the signal is zero.
+        histogram: the values before quantization, computed in float.
+        is_weight: whether it quantizes a weight.
+        below, above: share of the values below the lower and above the upper end of the range.
+        sqnr: signal to quantization noise ratio in dB if only this tensor is quantized; None
+            without a range, or if the noise or the signal is zero.
     """
 
     quantizer: Quantizer
@@ -66,7 +66,7 @@ def compute_statistics(
 ) -> list[QuantizerStatistics]:
     """Computes the statistics of all quantizers that the data reach, in the order of the layers.
 
-    Arguments and errors are those of `calibrate`. The model does not change.
+    The arguments and errors are the same as in `calibrate`. The model does not change.
     """
     check_quantized(model)
     observed = Observed(model, counts=True, fixed=True)
@@ -133,17 +133,16 @@ MINIMUM, MAXIMUM = "3 range, minimum", "4 range, maximum"
 class LogQuantization(keras.callbacks.Callback):
     """Logs the range, saturation and quantization noise of each quantizer to TensorBoard.
 
-    There are four charts. "1 signal to noise, dB", of a tensor alone, and "2 share beyond the
-    range" need `data`; "3 range, minimum" and "4 range, maximum" do not. Each tensor is a run, so
-    the run selector of TensorBoard filters tensors by name. The step of an entry is the epoch, as
-    for the metrics of `keras.callbacks.TensorBoard`.
+    There are four charts. "1 signal to noise, dB" and "2 share beyond the range" need `data`, but
+    "3 range, minimum" and "4 range, maximum" do not. Each tensor is a run, so TensorBoard's run
+    selector filters tensors by name. The step of an entry is the epoch, as for metrics.
 
-    The accuracy of the exported file needs no callback: `evaluate`, and so `val_accuracy`, compute
-    the same quantized values as the file.
+    The accuracy of the exported file needs no callback, because `val_accuracy` already is the
+    accuracy of the file.
 
     Args:
-        log_dir: directory of the log, which may be the one of `keras.callbacks.TensorBoard`. The
-            runs are in its subdirectory `quantization`.
+        log_dir: directory of the log, for example the same as for `keras.callbacks.TensorBoard`.
+            The runs are in its subdirectory `quantization`.
         data: a few dozen inputs as for `calibrate`; None logs only the ranges.
         every: the number of epochs between entries.
         model: the quantization-aware model, if `fit` trains another model that calls it, such as
@@ -151,7 +150,8 @@ class LogQuantization(keras.callbacks.Callback):
 
     Raises:
         ValueError: if `every` is not an integer of at least 1; at `fit` if the model is not
-            quantized, trains other models without `model` being given, or the data does not fit it.
+            quantized, if it trains other models and `model` is not given, or if the data does not
+            fit it.
 
     Example:
         >>> log = keras_qat.callbacks.LogQuantization("logs", x_train[:64])
@@ -182,7 +182,7 @@ class LogQuantization(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if (epoch + 1) % self.every:
             return
-        # As tf.summary.scalar writes them, which needs TensorBoard to be installed.
+        # The same entries as tf.summary.scalar writes, but without importing TensorBoard.
         metadata = tf.compat.v1.SummaryMetadata(data_class=1)
         metadata.plugin_data.plugin_name = "scalars"
         for run, chart, value in self._scalars(find_model(self, self.log_dir)):
@@ -210,5 +210,5 @@ class LogQuantization(keras.callbacks.Callback):
 
 
 def _run(quantizer: Quantizer) -> str:
-    """Return the name of a quantizer's run: the tensors that it quantizes."""
+    """Return the name of a quantizer's run, which contains the tensors that it quantizes."""
     return "+".join(quantizer.quantizes)

@@ -1,4 +1,4 @@
-"""Listings of a model's quantizers, with their tensors, specifications and ranges."""
+"""Lists a model's quantizers, with their tensors, specifications and ranges."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Quantizer:
     """A quantizer of a model, with its range.
 
     Args:
-        name: unique in the model: the layer's name, then `output` or the weight's name.
-        quantizes: the tensors of the float model that it quantizes.
-        spec: its specification.
-        minimum: the lower end of its range; an array for one range per channel.
-        maximum: the upper end.
+        name: unique name, such as `layer/output` or `layer/kernel`.
+        quantizes: names of the tensors in the float model that it quantizes.
+        spec: the specification.
+        minimum: the lower end of the range; an array if there is one range per channel.
+        maximum: the upper end of the range.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Quantizer:
 
     @property
     def calibrated(self) -> bool:
-        """Whether it has a range. Without a range it passes values through."""
+        """Whether it has a range. Without a range, it does not quantize."""
         is_initial = isinstance(self.spec, QuantSpec) and self.spec.initial_range is not None
         has_range = is_initial or np.any(self.maximum > self.minimum)
         return bool(np.all(np.isfinite([self.minimum, self.maximum])) and has_range)
 
 
 class Quantizers(list[Quantizer]):
-    """List of a model's quantizers. The name of a layer or a tensor also works as an index."""
+    """A list of quantizers that also accepts the name of a layer or a tensor as index."""
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Quantizer: ...
@@ -62,7 +62,7 @@ class Quantizers(list[Quantizer]):
         """Returns a quantizer by its index, or a list for a slice, a layer or a tensor.
 
         Raises:
-            KeyError: if nothing of that name is quantized; it lists similar names.
+            KeyError: if nothing with this name is quantized. The message lists similar names.
         """
         if not isinstance(index, str):
             return super().__getitem__(index)
@@ -83,8 +83,8 @@ def quantizers(model: keras.Model) -> Quantizers:
         model: a quantization-aware model.
 
     Returns:
-        One entry for each quantizer, with its tensor, specification and range. Indexed by the name
-        of a layer or a tensor, the list returns its quantizers.
+        A list of quantizers, each with its tensors, specification and range. If its index is the
+        name of a layer or a tensor, the list returns the quantizers of that layer or tensor.
 
     Raises:
         ValueError: if the model is not quantization-aware.
@@ -104,17 +104,17 @@ def quantizers(model: keras.Model) -> Quantizers:
 
 
 def list_activation_quantizers(model: keras.Model) -> list[Quantizer]:
-    """Lists the quantizers of activations, which takes less time than `quantizers`."""
+    """Lists the quantizers of activations only, which is faster than `quantizers`."""
     return [x for layer in list_scheduled_layers(model) for x in _activation_quantizers(layer)]
 
 
 def list_layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[Quantizer]]:
-    """Lists the quantizers of a layer: of its weights, and of activations."""
+    """Returns a layer's quantizers: a list for weights, and a list for activations."""
     return _weight_quantizers(layer), _activation_quantizers(layer)
 
 
 def get_quantized_weight(layer: keras.layers.Layer, name: str) -> Any:
-    """Returns the weight of a layer that the quantizer of this name quantizes."""
+    """Returns the weight that a layer's quantizer with this name quantizes."""
     if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
         return get_weight(layer.layer, name)
     return fold_kernel(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)

@@ -1,4 +1,4 @@
-"""Checks whether a model is ready to be trained further or exported, with advice if not."""
+"""Checks whether a model can be exported or trained further, and gives advice if it cannot."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from keras_qat.training.schedule import (
 DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
 
 TRAINING_ONLY = ("dropout", "rate", "seed", "momentum", "initializer", "regularizer", "constraint")
-"""Suffixes of settings that inference does not depend on."""
+"""Suffixes of settings that do not affect inference."""
 
 VALUES = (tf.Tensor, tf.Variable, np.ndarray)
-"""Types of values that `adapt` or `assign` may change. They are no settings."""
+"""Types of values that `adapt` or `assign` may change, so they are not settings."""
 
 NONE = object()
-"""Stands for the setting of a layer that lacks the attribute."""
+"""Placeholder for the setting of a layer without the attribute."""
 
 Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
-"""Layers, each with the attributes that hold its constructor's arguments."""
+"""Layer -> attribute -> value, for the arguments of its constructor."""
 
 UNEQUAL = 0.02
-"""Largest relative difference of the ends of a symmetric range: a step of 7 bits."""
+"""Maximum relative difference between the ends of a symmetric range: a step of 7 bits."""
 
 EXAMPLES_PER_BATCH = 32
-"""Calibration examples that count as one batch when training continues."""
+"""Number of calibration examples that count as one batch when training continues."""
 
 
 def check_before_export(
@@ -55,7 +55,7 @@ def check_before_export(
     directory: bool = False,
     but_not: Collection[str] = (),
 ) -> None:
-    """Raises an error early if a model is not quantized or `path` cannot be written.
+    """Raises an error if a model is not quantized or `path` cannot be written.
 
     Args:
         model: the model to export.
@@ -110,7 +110,7 @@ def check_exportable(model: keras.Model) -> None:
 
 
 def _is_finite(weight: tf.Variable) -> bool:
-    """Whether a weight is finite. If its sum is finite, it is, and the sum is quick to compute."""
+    """Whether a weight is finite. It checks the sum first, which is fast."""
     if not weight.dtype.is_floating:
         return True
     values = np.asarray(weight.value())  # This makes no copy.
@@ -166,13 +166,13 @@ def check_settings(model: keras.Model) -> None:
 
 
 def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
-    """Returns sentences on why a model's file would differ from its training."""
+    """Returns sentences that explain why a model's file would differ from its training."""
     sentences = (_explain_delay(model, graph), _explain_initial(model), _explain_asymmetry(model))
     return [sentence for sentence in sentences if sentence]
 
 
 def _explain_delay(model: keras.Model, graph: Graph) -> str:
-    """Return a sentence if quantization is off or has not begun, as in an early checkpoint."""
+    """Return a sentence if quantization is off or has not begun; else ""."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
         for layer in list_scheduled_layers(model)
@@ -197,7 +197,7 @@ def _explain_delay(model: keras.Model, graph: Graph) -> str:
 
 
 def _explain_initial(model: keras.Model) -> str:
-    """Return a sentence if ranges are still the initial ones of the recipe."""
+    """Return a sentence if ranges are still the recipe's initial ranges; else ""."""
     ranges = [quantizer.untouched_range for quantizer in list_quantizers(model)]
     blind = [ends for ends in ranges if ends is not None]
     if not blind:
@@ -211,9 +211,9 @@ def _explain_initial(model: keras.Model) -> str:
 
 
 def _explain_asymmetry(model: keras.Model) -> str:
-    """Return a sentence if ranges that have to be symmetric around zero are not.
+    """Return a sentence if ranges that should be symmetric around zero are not; else "".
 
-    Keras loads the weights of another recipe if they have the same shapes.
+    Keras loads weights of another recipe without an error if they have the same shapes.
     """
     for layer in list_scheduled_layers(model):
         for quantizer in layer.quantizers:
@@ -232,7 +232,7 @@ def _explain_asymmetry(model: keras.Model) -> str:
 
 
 def describe_difference(model: keras.Model) -> str:
-    """Returns a sentence if outputs differed from the float model's in `quantize_model`."""
+    """Returns a sentence if outputs differed from the float model in `quantize_model`; else ""."""
     names = getattr(model, "differing_outputs", "")
     if not names:
         return ""

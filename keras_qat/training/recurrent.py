@@ -1,9 +1,8 @@
 """Recurrent layers in training: fake quantization inside the steps of `step_math.py`.
 
-An LSTM fake-quantizes its states from step to step. Other layers are unrolled in files, so all
-tensors of a step are fake-quantized. Layers with `stateful=True` keep their states in the variables
-of Keras' layers. Training, inference and `reset_states` share these, because float32 holds every
-integer state of a TFLite kernel.
+An LSTM fake-quantizes its states after each step. Other layers are unrolled in files, so all
+tensors of a step are fake-quantized. Layers with `stateful=True` keep states in the float32
+variables of Keras layers, which represent every integer state of a TFLite kernel exactly.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.recurrent_steps import run_steps
 
 Round = Callable[[str, tf.Tensor], tf.Tensor]
-"""Function that fake-quantizes a tensor to a named range."""
+"""A function (name of a range, tensor) -> fake-quantized tensor."""
 
 Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""Function that multiplies inputs and a kernel."""
+"""A function (inputs, kernel) -> product."""
 
 
 class _InTraining:
-    """The arithmetic of a step in training, which collects tensors by the name of their range.
+    """A `step_math.Arithmetic` for training, which records tensors by the name of their range.
 
     Args:
-        multiply: multiplies a hidden state by a named part of the recurrent weights.
-        quantize: fake-quantizes a tensor inside a step.
+        multiply: function that multiplies a hidden state by a part of the recurrent weights.
+        quantize: function that fake-quantizes a tensor inside a step.
     """
 
     def __init__(self, multiply: Round, quantize: Round) -> None:
@@ -100,11 +99,11 @@ def simulate_unrolled(
 ) -> tf.Tensor:
     """Computes a recurrent layer with quantized weights, and observes the tensors of its steps.
 
-    Tensors inside a step are rounded to the ranges that were set before the call. The first
-    training batch has none, and is rounded to its own.
+    Tensors inside a step are rounded to the ranges before the call. In the first training batch,
+    they are rounded to the ranges of this batch.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
-    observes = phase.calibrated and phase.training is not False  # Else empty ranges do not apply.
+    observes = phase.calibrated and phase.training is not False  # Otherwise ranges may be empty.
     if observes and any(x.current_range() == (0, 0) for x in inner.values()):
         ranges = _find_first_ranges(layer, inner, x, weights, phase, ranges)
     applies = {name: x.applies(phase, *ranges[name]) for name, x in inner.items()}
@@ -114,7 +113,7 @@ def simulate_unrolled(
             return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
         own = get_fixed_params(name)
         if any(own is params for params in NEVER_CLIPPED):
-            return x  # Its scale is finer than its operands', and its range never clips.
+            return x  # Its scale is finer than its operands' scales, and its range never clips.
         low, high = (
             tf.constant(float((end - own.zero_point) * own.scale))
             for end in (own.lowest, own.highest)
@@ -138,7 +137,7 @@ def _find_first_ranges(
     phase: Phase,
     ranges: dict[str, Any],
 ) -> Any:
-    """Returns the ranges; without data, the ranges of this batch in float instead of empty ones."""
+    """Returns `ranges`, or if they are empty, the ranges of this batch computed in float."""
 
     def compute_in_float() -> dict[str, Any]:
         states = [tf.identity(state) for state in layer.states] if layer.stateful else []
@@ -171,11 +170,11 @@ def simulate_steps(
 
     Args:
         layer: the layer.
-        x: its input, or a list of the input and the initial state, or of the input and its mask.
-        weights: the weights to compute with, by their paths.
+        x: the input, or a list of the input and the initial state, or of the input and its mask.
+        weights: the weights by their paths.
         phase: the phase of the call.
-        quantize_inputs: fake-quantizes the products of all inputs.
-        quantize: fake-quantizes a tensor inside a step.
+        quantize_inputs: function that fake-quantizes the products of all inputs.
+        quantize: function that fake-quantizes a tensor inside a step.
     """
     cell, dtype, part_of = layer.cell, layer.compute_dtype, find_weight_parts(layer)
     x, *initial_state = tf.nest.flatten(x)
@@ -250,11 +249,11 @@ def simulate_steps(
 
 
 _MASK = "mask"
-"""Name of the mask among the products of inputs, which are named after parts of the weights."""
+"""Key of the mask in the dict of the steps' inputs, whose other keys are parts of the weights."""
 
 
 def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
-    """Return the functions that multiply inputs and hidden states by a kernel."""
+    """Return the functions that multiply inputs, and hidden states, by a kernel."""
     if not isinstance(layer, CONV_LSTMS):
         return tf.matmul, tf.matmul
     return partial(layer.cell.input_conv, padding=layer.cell.padding), layer.cell.recurrent_conv
@@ -270,14 +269,14 @@ def _apply(linear: Linear, x: tf.Tensor, kernel: tf.Tensor) -> Any:
 
 
 def _select(part: Part, kernel: tf.Tensor, bias: tf.Tensor | None) -> list[Any]:
-    """Return a part of a kernel, and of its bias if there is one."""
+    """Return the columns of a part of the kernel, and of the bias if there is one."""
     return [select_columns(x, part) for x in (kernel, bias) if x is not None]
 
 
 def _multiply(
     linear: Linear, masks: Any, part: Part, x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor
 ) -> Any:
-    """Multiply `x` by a part of the weights and add its bias. Each block may have a mask."""
+    """Multiply `x` by a part of the weights and add the bias. Blocks may have dropout masks."""
     if masks is None:
         y = _apply(linear, x, kernel)
     else:
@@ -304,7 +303,7 @@ def get_biases(
 ) -> tuple[Any, Any]:
     """Returns a layer's biases for the inputs and for the hidden state; each may be None.
 
-    The bias for the inputs includes the offsets of its components, as `bias` must too.
+    The bias for the inputs, and the argument `bias`, include the offset of each part.
     """
     if bias is None:
         bias, offset = layer.cell.bias, compute_offsets(layer)
@@ -323,7 +322,7 @@ def get_biases(
 def simulate_lstm(
     layer: keras.layers.Layer, x: tf.Tensor, weights: dict[str, Any], phase: Phase, bits: int = 8
 ) -> Any:
-    """Computes an LSTM with given weights, and fake-quantizes its states from step to step."""
+    """Computes an LSTM with given weights, and fake-quantizes its states after each step."""
     limits = HIDDEN.wide if bits == 16 else (HIDDEN.minimum, HIDDEN.maximum)
     highest = float(CELL.highest * CELL.scale)
 
@@ -331,7 +330,7 @@ def simulate_lstm(
         if name == "hidden":
             low, high = map(tf.constant, limits)
             return fake_quant.fake_quantize_if(phase.quantizing, x, low, high, bits)
-        # The cell has 16 bits, whose steps are so fine that only its limits matter.
+        # The cell state has 16 bits, so it is only clipped.
         return (
             tf.raw_ops.ClipByValue(t=x, clip_value_min=-highest, clip_value_max=highest)
             if name == "cell"
@@ -342,13 +341,13 @@ def simulate_lstm(
 
 
 def list_states(model: keras.Model) -> list[Any]:
-    """Returns the variables that hold the states of a model."""
+    """Returns the variables for the states of a model."""
     layers = [layer for layer in list_layers(model) if isinstance(layer, keras.layers.RNN)]
     return [state for rnn in layers if rnn.stateful for state in tf.nest.flatten(rnn.states)]
 
 
 def kept_batch(states: Sequence[Any]) -> int | None:
-    """Returns the number of sequences in a model's states; None without states."""
+    """Returns the batch size of a model's states; None without states."""
     return int(states[0].shape[0]) if states else None
 
 
@@ -383,7 +382,7 @@ class Stream:
 
 @contextlib.contextmanager
 def restore_states(states: list[Any]) -> Iterator[None]:
-    """Runs a block, which may be traced, and restores the states afterwards."""
+    """Returns a context manager that restores the states after its block, which may be traced."""
     before = [tf.identity(state) for state in states]
     try:
         yield

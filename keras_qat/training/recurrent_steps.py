@@ -1,9 +1,9 @@
-"""Runs the steps of recurrent layers, and differentiates all steps at once.
+"""Runs the steps of recurrent layers, with a faster gradient than TensorFlow's loops.
 
-TensorFlow's own gradient of a loop stores every tensor of a step, and repeats every operation
-backwards in each step. But only the products with the recurrent weights combine channels, and the
-rest of a step is elementwise. So the derivatives of the elementwise rest are computed for all steps
-at once, and the gradient's loop only multiplies by these and by the weights.
+TensorFlow's gradient of a loop stores every tensor of a step, and runs every operation backwards in
+each step. But all operations except the products with recurrent weights are elementwise. Their
+derivatives are computed for all steps at once, so the loop of the gradient only multiplies by these
+derivatives and the weights.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ import tensorflow as tf
 Tensors = Mapping[str, Any]
 
 Step = Callable[[Callable[[str, tf.Tensor], Any], Tensors, tuple[Any, ...]], tuple[Any, Any]]
-"""Computes a step, or all steps at once if steps are the first axis of the tensors.
+"""A function that computes a step, or all steps at once if the first axis of tensors is the steps.
 
-It receives a function that multiplies states by a named part of the recurrent weights, the `values`
-of the step and the states. It returns the next states and named tensors to observe."""
+Its arguments are a function (name of a part, states) -> product, the `values` of the step and the
+states. It returns the next states, and the tensors to observe by name."""
 
 Multiply = Callable[..., Any]
-"""Multiplies states by weights. It receives the name of a part, the states, the kernel of the part
-and possibly its bias."""
+"""A function (name of a part, states, the part's kernel, its bias if any) -> product."""
 
 
 def run_steps(
@@ -36,17 +35,17 @@ def run_steps(
     states: Sequence[Any],
     unroll: bool,
 ) -> tuple[list[Any], dict[str, list[Any]]]:
-    """Runs all steps, and returns the states after each of them and the tensors to observe.
+    """Runs all steps. Returns the states after each step, and the tensors to observe by name.
 
     Tensors of all steps have the shape [steps, batch, ...].
 
     Args:
-        step: the step.
-        multiply: multiplies states by weights.
+        step: function that computes a step.
+        multiply: function that multiplies states by weights.
         weights: the recurrent weights of each part.
         values: the products of the inputs by the names of their parts, and possibly a mask.
         states: the states before the first step.
-        unroll: whether to repeat the operations for each step, instead of a loop.
+        unroll: whether to unroll the loop over the steps.
     """
     given = {part: values[part] for part in weights}
     arguments = dict(weights), given, tuple(states)
@@ -87,7 +86,7 @@ def _scan(
     unroll: bool,
     reverse: bool = False,
 ) -> Any:
-    """Compute `tf.scan`, or unroll it."""
+    """Compute `tf.scan`, unrolled if `unroll`."""
     if not unroll:
         return tf.scan(function, values, start, reverse=reverse)
     flat = [tf.unstack(x) for x in tf.nest.flatten(values)]
@@ -104,8 +103,8 @@ def _scan(
 class _Backward:
     """The gradient of all steps.
 
-    A step is a function of the states before it and of the products, its sources. It computes the
-    states after it and the operands of the products, its targets.
+    A step computes its targets, which are the next states and the operands of products, from its
+    sources, which are the states and the products.
     """
 
     def __init__(
@@ -134,13 +133,13 @@ class _Backward:
         with tf.GradientTape(persistent=True) as self.tape:
             self.tape.watch((self.sources, self.given))
             again, self.seen = step(recall, values, tuple(before))
-        # An operand may be the first state itself, so its derivative need not be multiplied.
+        # If an operand is the first state itself, its derivative is 1.
         self.is_state = {part for part, x in self.operands.items() if x is before[0]}
         others = {part: x for part, x in self.operands.items() if part not in self.is_state}
         self.targets = {**dict(zip(self.names, again, strict=True)), **others}
 
     def __call__(self, upstream: Sequence[Any]) -> Any:
-        """Returns the gradients of the weights, of the inputs' products and of the states."""
+        """Returns the gradients of the weights, the products of inputs, and the states."""
         slopes: dict[tuple[str, str], Any] = {}
         slopes_of_given: dict[tuple[str, str], Any] = {}
         for name, target in self.targets.items():
@@ -169,14 +168,14 @@ class _Backward:
         )
 
     def _multiply_back(self, part: str, upstream: tf.Tensor) -> Any:
-        """Return the gradient of a product's operand, which does not depend on the operand."""
+        """Return the gradient of a product's operand."""
         with tf.GradientTape() as tape:
             tape.watch(self.zeros)
             y = self.multiply(part, self.zeros, *self.weights[part])
         return tape.gradient(y, self.zeros, upstream)
 
     def _find_weights(self, part: str, upstream: tf.Tensor) -> Any:
-        """Return the gradients of the weights of a part, of all steps in one product."""
+        """Return the gradients of a part's weights, with one product for all steps."""
         with tf.GradientTape() as tape:
             tape.watch(self.weights[part])
             y = self.multiply(part, self.operands[part], *self.weights[part])
@@ -184,7 +183,7 @@ class _Backward:
 
 
 def _propagate(of: Tensors, slopes: Mapping[tuple[str, str], Any], source: str) -> Any:
-    """Return the gradient of a source from those `of` all targets; None if none depends on it.
+    """Return the gradient of a source, given the gradients `of` targets; None if it is unused.
 
     Sources have as many channels as the targets, or several blocks of this size.
     """

@@ -1,4 +1,4 @@
-"""Switches of a whole model: quantization, frozen BatchNormalization and frozen ranges."""
+"""Turns quantization on, and freezes BatchNormalization and ranges, for an entire model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def list_quantizers(model: keras.Model) -> list[ActivationQuantizer]:
 
 
 def is_quantized(model: keras.Model) -> bool:
-    """Whether a model holds quantize-aware layers."""
+    """Whether a model contains quantize-aware layers."""
     return not isinstance(model, type) and any(True for _ in list_scheduled_layers(model))
 
 
@@ -54,7 +54,7 @@ def check_quantized(model: keras.Model) -> None:
 
 
 def check_is_graph(model: keras.Model) -> None:
-    """Raises a `ValueError` if Python code calls quantize-aware layers: files cannot hold code.
+    """Raises a `ValueError` if Python code calls quantize-aware layers, so it cannot be exported.
 
     Args:
         model: a model, or a layer that is called in one.
@@ -70,9 +70,10 @@ def check_is_graph(model: keras.Model) -> None:
 
 
 def get_file_model(model: keras.Model) -> Any:
-    """Returns the exported part of a model: all of it, unless it has `file_outputs`.
+    """Returns the part of a model that is exported: the entire model unless it has `file_outputs`.
 
-    If Keras built the model from quantize-aware layers, it predicts the file's results from now on.
+    If Keras built the model from quantize-aware layers, it is changed to predict the file's
+    results.
 
     Raises:
         ValueError: if it is a subclassed model.
@@ -85,13 +86,13 @@ def get_file_model(model: keras.Model) -> Any:
 
 
 IMPORTED_IN = os.getpid()
-"""The process that imported this module. Its models were not made in an earlier process."""
+"""The id of the process that imported this module."""
 
 
 def check_process(model: keras.Model) -> None:
-    """Raises a `RuntimeError` in a fork of the process that made a model.
+    """Raises a `RuntimeError` in a fork of the process that created a model.
 
-    TensorFlow's threads do not exist in a fork, so it would wait for them forever.
+    A fork lacks TensorFlow's threads, so it would wait for them forever.
     """
     if os.getpid() == IMPORTED_IN:
         return
@@ -106,9 +107,9 @@ def check_process(model: keras.Model) -> None:
 
 
 def get_recipe(model: keras.Model) -> Any:
-    """Returns the recipe that a model, or the model of its layers, was quantized with.
+    """Returns the recipe of a quantized model, or of the model to which its layers belong.
 
-    Returns None if the quantized model that the layers were made for no longer exists.
+    Returns None if the model to which the layers belong no longer exists.
     """
     for part in [model, *getattr(model, "layers", ()), *list_scheduled_layers(model)]:
         if getattr(part, "recipe", None) is not None:
@@ -117,13 +118,13 @@ def get_recipe(model: keras.Model) -> Any:
 
 
 def set_quantization(model: keras.Model, enabled: bool = True) -> None:
-    """Switches fake quantization on or off at once. Ranges are observed in both cases.
+    """Turns fake quantization on or off. Ranges are observed in both cases.
 
-    For custom training loops; `callbacks.QuantDelay` does the same at a given step.
+    Use it in custom training loops. `callbacks.QuantDelay` turns it on at a given step.
 
     Args:
         model: a quantization-aware model.
-        enabled: on or off.
+        enabled: whether to quantize.
 
     Raises:
         ValueError: if the model is not quantized.
@@ -133,14 +134,14 @@ def set_quantization(model: keras.Model, enabled: bool = True) -> None:
 
 
 def freeze_batch_norm(model: keras.Model, frozen: bool = True) -> None:
-    """Makes BatchNormalization use its moving statistics in training, or the batch's again.
+    """Freezes or unfreezes the statistics of BatchNormalization.
 
-    Frozen statistics do not change; gamma and beta continue to train. For custom training loops;
-    `callbacks.FreezeBatchNorm` does the same at a given step.
+    While frozen, training uses the moving statistics, which do not change. Gamma and beta continue
+    to train. Use it in custom training loops. `callbacks.FreezeBatchNorm` freezes at a given step.
 
     Args:
         model: a quantization-aware model.
-        frozen: frozen or not.
+        frozen: whether to freeze.
 
     Raises:
         ValueError: if the model is not quantized.
@@ -150,13 +151,13 @@ def freeze_batch_norm(model: keras.Model, frozen: bool = True) -> None:
 
 
 def freeze_ranges(model: keras.Model, frozen: bool = True) -> None:
-    """Freezes the ranges of activations in training, or observes them again.
+    """Freezes or unfreezes the ranges of activations in training.
 
-    For custom training loops; `callbacks.FreezeRanges` does the same at a given step.
+    Use it in custom training loops. `callbacks.FreezeRanges` freezes at a given step.
 
     Args:
         model: a quantization-aware model.
-        frozen: frozen or not.
+        frozen: whether to freeze.
 
     Raises:
         ValueError: if the model is not quantized.
@@ -166,14 +167,14 @@ def freeze_ranges(model: keras.Model, frozen: bool = True) -> None:
 
 
 def steps_done(model: keras.Model) -> int:
-    """Returns the number of training steps of a model so far."""
+    """Returns the number of completed training steps of a model."""
     calls = read_model(model).count_calls()
     layers = list_scheduled_layers(model)
     return min((int(layer.step.numpy()) // calls.get(layer, 1) for layer in layers), default=0)
 
 
 def schedule(model: keras.Model, **thresholds: int) -> None:
-    """Sets the training steps, counted from 1, at which all layers of a model change over.
+    """Sets the training steps, counted from 1, at which quantization or freezing begins.
 
     Args:
         model: a quantization-aware model.
@@ -185,7 +186,7 @@ def schedule(model: keras.Model, **thresholds: int) -> None:
     check_quantized(model)
     calls = read_model(model).count_calls()
     for layer in list_scheduled_layers(model):
-        # A layer that is called k times per step counts each call, so step n begins at this count.
+        # A layer counts its calls, of which there may be several per step.
         per_step = calls.get(layer, 1)
         counts = {}
         for name, step in thresholds.items():
@@ -194,17 +195,17 @@ def schedule(model: keras.Model, **thresholds: int) -> None:
 
 
 def leave_in_float(layer: keras.layers.Layer, reason: str) -> None:
-    """Makes a layer compute in float, even if its operator has integer kernels."""
+    """Marks a layer to compute in float, even if its operator has integer kernels."""
     layer.keras_qat_float_reason = reason
 
 
 def get_float_reason(layer: keras.layers.Layer) -> str | None:
-    """Returns the reason that `leave_in_float` noted; None for any other layer."""
+    """Returns the reason passed to `leave_in_float`; None for other layers."""
     return getattr(layer, "keras_qat_float_reason", None)
 
 
 def ask_for_integers(layer: keras.layers.Layer) -> None:
-    """Makes a layer compute in integers, for operators that do so only `on_request`."""
+    """Marks a layer to compute in integers, for operators that do this only `on_request`."""
     layer.keras_qat_asked_for = True
 
 

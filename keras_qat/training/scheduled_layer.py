@@ -1,8 +1,8 @@
-"""The base class of quantize-aware layers, which know when to quantize and when to freeze.
+"""The base class of quantize-aware layers, which begin to quantize and to freeze at given steps.
 
-Each layer counts its own training steps and compares them with thresholds. Both are weights, so the
-change happens inside the training graph, at the exact step, however many steps Keras runs per
-execution. A reloaded model continues where it was.
+Each layer counts its training steps and compares the count with thresholds. Both are weights, so
+the change happens inside the training graph at the exact step, even with `steps_per_execution`. A
+loaded model continues at its step.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from keras_qat.training.fake_quantization.phase import NEVER, Flag, Phase
 from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
 
 _RANGES = 2**31
-"""The weight `freeze_from` holds two thresholds: its own, plus this times the threshold of ranges.
+"""The weight `freeze_from` is the first step with frozen statistics, plus this factor times the
+first step with frozen ranges.
 
-A separate weight would be simpler, but `.h5` files of version 0.1.0 lack it, and Keras refuses
-files with a different number of weights. `split_thresholds` separates them.
+`split_thresholds` separates both. A separate weight would be simpler, but Keras could not load
+`.h5` files of version 0.1.0, which have one weight less.
 """
 
 Count = TypeVar("Count")
@@ -39,7 +40,7 @@ Count = TypeVar("Count")
 
 
 def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Count]:
-    """Returns the thresholds that the weights of layers hold."""
+    """Returns the thresholds by name, given the weights `quantize_from` and `freeze_from`."""
     weight: Any = freeze_from
     ranges = weight % NEVER // _RANGES
     return {
@@ -51,9 +52,9 @@ def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Coun
 
 @contextlib.contextmanager
 def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[None]:
-    """Runs a block in which all calls of `layers` are in `phase`, or in any phase if None.
+    """Returns a context manager in which all calls of `layers` are in `phase`; None for any phase.
 
-    Graphs that are traced inside have no branches for other phases.
+    Graphs that are traced inside it have no branches for other phases.
     """
     for layer in layers:
         object.__setattr__(layer, "assumed", phase)  # Keras does not track it.
@@ -68,20 +69,20 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 
 
 def shapes_only() -> AbstractContextManager[None]:
-    """Runs a block in which calls of layers on symbolic tensors only compute shapes.
+    """Returns a context manager in which calls of layers on symbolic tensors only compute shapes.
 
-    Keras would otherwise trace every layer, which takes most of the time to build a model.
+    Otherwise Keras traces every layer, which takes most of the time to build a model.
     """
     return set_within(_shapes_only, True)
 
 
 def shapes_are_enough() -> bool:
-    """Whether the caller is within `shapes_only`."""
+    """Whether the context manager of `shapes_only` is active."""
     return _shapes_only.get()
 
 
 def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
-    """Shows a note if the model around a call is a plain Keras model: it differs from its file."""
+    """Shows a note if the model of a call is a plain Keras model, because its file may differ."""
     model, of_model = backend.find_calling_layer()
     if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
         return
@@ -96,33 +97,33 @@ def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
 
 
 class ScheduledLayer(keras.layers.Layer):
-    """A layer that knows the training step.
+    """A layer that counts training steps.
 
-    Its weights are `step`, the number of training steps so far; `quantize_from`, the first step
-    (counted from 1) that quantizes; and `freeze_from`, the first step with BatchNormalization's
-    moving statistics. The latter also holds the first step with frozen ranges: see `_RANGES`.
+    Its weights are `step`, the number of completed training steps; `quantize_from`, the first step
+    (counted from 1) that quantizes; and `freeze_from`, the first step with frozen
+    BatchNormalization, which also contains the first step with frozen ranges (see `_RANGES`).
 
-    It computes in float32. The layers inside follow their own dtype policies.
+    It computes in float32. Wrapped layers follow their own dtype policies.
 
     Args:
-        mixed: whether the model computes in half precision. Training then skips steps with
-            infinity or NaN, and ranges must not observe them.
+        mixed: whether the model computes in half precision. Training then skips steps with infinity
+            or NaN, which ranges must not observe.
     """
 
     recipe: Recipe | None = None
-    """The recipe of the model that it was made for, for models that users build from its layers."""
+    """The recipe of the layer's model, for models that users build from its layers."""
     made_for: Callable[[], Any] | None = None
-    """A weak reference to that model."""
+    """A weak reference to the layer's model."""
     make_exact: Callable[[Any], None]
-    """Makes a model that users built from such layers predict the results of its file."""
+    """Function that changes a model that users built, so that it predicts its file's results."""
     made_in: int = 0
-    """The id of the process that made its weights."""
+    """The id of the process that created the weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
-    """The quantizers of the weights inside, by the paths of the weights."""
+    """Path of a weight -> its quantizer."""
     changes: int = 0
-    """How often thresholds have been set."""
+    """Number of times that thresholds were set."""
     assumed: Phase | None = None
-    """The phase of all calls, if known. Not thread-local, because replicas are threads."""
+    """The phase of all calls, if known. It is not thread-local, because replicas are threads."""
 
     def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -140,7 +141,7 @@ class ScheduledLayer(keras.layers.Layer):
                 shapes = tf.nest.map_structure(lambda x: x.shape, inputs)
                 shape = self.compute_output_shape(shapes)
             return tf.raw_ops.Placeholder(dtype=self.output_dtype(inputs), shape=shape)
-        with backend.AUTOGRAPH_AS_USUAL:  # It converts the code of layers inside.
+        with backend.AUTOGRAPH_AS_USUAL:  # AutoGraph converts the code of wrapped layers.
             return self.compute(inputs, training, **kwargs)
 
     def output_dtype(self, inputs: tf.Tensor) -> tf.DType:
@@ -171,7 +172,7 @@ class ScheduledLayer(keras.layers.Layer):
             if (step := thresholds.get("freeze_from")) is not None:
                 norm = min(step, _RANGES - 1) if step < NEVER else NEVER
             self.freeze_from.assign(ranges + norm)
-        self.changes += 1  # Last, when the change can be read.
+        self.changes += 1  # After the weights have changed.
 
     @property
     def switches(self) -> list[tf.Variable]:
@@ -184,14 +185,14 @@ class ScheduledLayer(keras.layers.Layer):
         return []
 
     def yield_block_weights(self) -> Iterator[tuple[WeightQuantizer, tf.Tensor]]:
-        """Yields weights that this step quantizes, and that may share a block with others."""
+        """Yields (quantizer, weight) for weights that may be quantized together with others."""
         yield from ()
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), **({"mixed": True} if self.mixed else {})}
 
     def advance(self, training: Flag | None) -> Phase:
-        """Counts the step if this is training, and returns the phase of the call."""
+        """Counts a step in training, and returns the phase of the call."""
         training = backend.resolve_training(training)
         known = self.assumed
         if known is not None and known.training is training:

@@ -1,4 +1,4 @@
-"""Ranges of weights by the least squared error."""
+"""Computes ranges of weights with the least squared error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.schedule import list_scheduled_layers
 
 _FACTORS = np.linspace(1.0, 0.2, 81)
-"""Factors of the largest magnitude that are tried as limits."""
+"""Factors of the largest magnitude to try as limits."""
 
 
 def find_least_squares_limits(
@@ -46,8 +46,8 @@ def round_weights(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndar
 def clip_weights(model: keras.Model) -> None:
     """Clips the weights of a quantization-aware model if this reduces their rounding error.
 
-    The range of a channel follows its weights, so clipping sets the range, for training too. Ranges
-    of entire tensors, as with `recipes.contrib`, do not change.
+    The range of a channel follows its weights, so clipping determines the range, also in training.
+    Ranges of entire tensors, as with `recipes.contrib`, do not change.
     """
     for weights, quantizer in list_channel_weights(model, are_variables=True):
         value = weights.numpy()
@@ -67,9 +67,9 @@ def start_limits(model: keras.Model) -> None:
 def list_channel_weights(
     model: keras.Model, are_variables: bool = False
 ) -> Iterator[tuple[Any, WeightQuantizer]]:
-    """Yields each weight in a wrapper with one range per channel, and its quantizer.
+    """Yields (weight, quantizer) for each weight in a wrapper with one range per channel.
 
-    With `are_variables` it skips weights that are computed from others.
+    With `are_variables`, it skips weights that are computed from other weights.
     """
     for layer in list_scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper) and not (

@@ -21,11 +21,11 @@ from keras_qat.training.fake_quantization.observers import subtract_product
 from keras_qat.training.fake_quantization.phase import Phase
 
 MUCH_LESS = 0.8
-"""The covariance is faster if it needs less than this share of a convolution's products."""
+"""The covariance is used if it needs less than this share of the convolution's products."""
 
 
 def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
-    """Returns the mean and variance of each channel. A custom gradient saves passes over `z`."""
+    """Returns the mean and variance of each channel. Its custom gradient reads `z` less often."""
     axes = [axis for axis in range(len(z.shape)) if axis != channel_axis]
 
     @tf.custom_gradient
@@ -36,7 +36,7 @@ def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
             _, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
                 x=z, scale=tf.ones(channels), offset=tf.zeros(channels), mean=none, variance=none
             )
-            variance *= (count - 1) / count  # Undoes Bessel's correction.
+            variance *= (count - 1) / count  # Reverts Bessel's correction.
         else:
             mean, variance = tf.nn.moments(z, axes)
 
@@ -51,7 +51,7 @@ def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
 
 
 def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
-    """Returns the mean and covariance of columns. The gradient needs one matrix product."""
+    """Returns the mean and covariance of columns. The gradient is one matrix product."""
 
     @tf.custom_gradient
     def of(rows: tf.Tensor) -> Any:
@@ -62,7 +62,7 @@ def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
 
         def gradient(d_mean: tf.Tensor, d_covariance: tf.Tensor) -> Any:
             slope = (d_covariance + tf.transpose(d_covariance)) / count
-            # Not from `centered`: graph optimization would keep it in memory until here.
+            # `centered` is not used here, so it need not stay in memory.
             offset = d_mean / count - tf.linalg.matvec(slope, mean)
             return tf.nn.bias_add(tf.matmul(rows, slope), offset)
 
@@ -72,7 +72,7 @@ def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
 
 
 def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
-    """Whether computing the statistics from the covariance of a layer's inputs is faster.
+    """Whether it is faster to compute a layer's statistics from the covariance of its inputs.
 
     The statistics of a 1x1 convolution's outputs follow from the covariance of its inputs. With
     gradients, the convolution costs three products per weight and pixel. The covariance costs two
@@ -101,16 +101,15 @@ def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
 
 
 class CorrectedFold:
-    """One call of a layer with BatchNormalization, with or without correction.
+    """Computes one call of a layer with BatchNormalization, with or without correction.
 
     `tf.contrib.quantize` folds with the batch's variance and corrects the kernel to the moving
-    variance. The two cancel out, so the kernel is folded with the moving variance at once, as in an
-    exported file. With frozen statistics the output's correction is 1 too, and one convolution is
-    enough.
+    variance. Both cancel out, so the kernel is folded with the moving variance, as in an exported
+    file. With frozen statistics the output needs no correction, and one convolution is enough.
 
     Otherwise the operations are those of `tf.contrib.quantize`, but the factor of the correction is
     applied to the kernel instead of the output. The moving statistics are read before the step
-    updates them. So results agree with recorded runs up to rounding.
+    updates them. Therefore results equal recorded runs except for rounding.
     """
 
     def __init__(self, wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> None:
@@ -130,8 +129,8 @@ class CorrectedFold:
     def __call__(self, learning: Any) -> Any:
         """Computes the output, corrected to the batch's statistics if `learning`.
 
-        Inference and exported files compute the uncorrected output. The branch holds only terms
-        that differ, because a replica must not wait for others inside it.
+        Inference and exported files compute the uncorrected output. Only terms that differ are in
+        the branch, because a replica must not wait for others inside a branch.
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
         kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))
@@ -145,7 +144,7 @@ class CorrectedFold:
         return y + spread(offset, y, axis)
 
     def find_correction(self) -> tuple[Any, Any]:
-        """Returns the factor and offset of the batch's statistics, and updates the moving ones."""
+        """Returns factor and offset for the batch's statistics, and updates moving statistics."""
         mean, variance, count = self.moments or self.batch_moments()
         inverse = self.inverse(variance)
         self.update(mean, variance, count)
@@ -183,9 +182,9 @@ class CorrectedFold:
         return mean, variance, tf.shape(pixels)[0]
 
     def update(self, mean: tf.Tensor, variance: tf.Tensor, count: Any) -> None:
-        """Moves the moving statistics towards the batch's."""
+        """Updates the moving statistics with the batch's statistics."""
         weight = tf.constant(1.0 - self.norm.momentum)
-        # Bessel's correction turns it into an estimate of the population's variance.
+        # Bessel's correction, for an unbiased estimate of the variance.
         variance = variance * (count / tf.maximum(count - 1, 1))
         for variable, moving, batch in (
             (self.norm.moving_mean, self.mean, mean),

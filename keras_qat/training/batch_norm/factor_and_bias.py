@@ -24,12 +24,12 @@ def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> 
     a = gamma / sqrt(variance + epsilon).
 
     Args:
-        wrapper: the wrapper. Without weights it holds an affine layer: Normalization, Rescaling,
-            BatchNormalization or ConvNeXt's LayerScale.
-        dtype: the type to compute with and to return.
+        wrapper: the wrapper. Without quantized weights, its layer is affine: Normalization,
+            Rescaling, BatchNormalization or ConvNeXt's LayerScale.
+        dtype: the type of the computation and of the results.
 
     Returns:
-        The factor and the bias, each a vector or None. The factor of an affine layer replaces a
+        The factor and the bias, each a vector or None. For an affine layer, the factor is the
         kernel.
     """
     layer, norm = wrapper.layer, wrapper.batch_norm
@@ -63,7 +63,7 @@ def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> 
 def fold_normalization(
     bias: tf.Tensor, norm: keras.layers.Layer, dtype: tf.DType = tf.float32
 ) -> tuple[Any, Any]:
-    """Returns a BatchNormalization's factor at inference, and its offset including `bias`."""
+    """Returns the factor and offset of a BatchNormalization at inference, after adding `bias`."""
     factor = tf.math.rsqrt(tf.cast(norm.moving_variance, dtype) + norm.epsilon)
     if norm.scale:
         factor *= tf.cast(norm.gamma, dtype)
@@ -85,14 +85,14 @@ class Weighted(Protocol):
     """A layer with weights, the BatchNormalization after it, and the quantizers of the weights."""
 
     layer: keras.layers.Layer
-    """The Keras layer, or an affine one: BatchNormalization, Normalization, Rescaling."""
+    """The Keras layer, possibly affine: BatchNormalization, Normalization or Rescaling."""
     batch_norm: Any
     """The BatchNormalization after it, or None."""
     weight_axes: dict[str, tuple[int, ...]]
     """Path of each weight -> axes of its output channels, counted from the end; empty if affine."""
     weight_spec: QuantSpec | None
     weight_quantizers: Mapping[str, WeightQuantizer]
-    """The quantizers, by the paths of their weights, of the weights that do not stay in float."""
+    """Path of each weight that does not stay in float -> its quantizer."""
     channels: int
     """Number of channels that the layer reads."""
     state_bits: int

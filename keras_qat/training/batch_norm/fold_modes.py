@@ -5,11 +5,11 @@ scale per tensor, the quantized values of a channel depend on the factors of all
 then quantizes the folded kernel a W, with the factor a of the moving statistics, and divides by a
 again: a convolution with Q(a W) / a, then Keras' BatchNormalization.
 
-Quantization changes the norm of a channel that has only a few quantized values. The batch's
-statistics would hide this in training. So the convolution keeps the norm of W, and gamma is
-multiplied by the channel's gain: the norm after quantization divided by the norm before. Training
-then computes the same as the folded kernel, but with the batch's statistics. A channel that is
-quantized to zeros has the gain 0 and keeps the statistics of the float kernel, so it can recover.
+If a channel has only a few quantized values, quantization changes its norm. Normalizing with the
+batch's statistics would hide this in training. Therefore the convolution keeps the norm of W, and
+gamma is multiplied by the channel's gain, which is the norm after quantization divided by the norm
+before. A channel that is quantized to zeros has the gain 0 and keeps the statistics of the float
+kernel, so it can recover.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def normalize_per_channel(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) ->
 
 
 def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
-    """Calls a BatchNormalization, with the moving statistics once they are frozen.
+    """Calls a BatchNormalization. If statistics are frozen, it uses the moving statistics.
 
-    With a `Switch`, results for both kinds of statistics are computed. Frozen ones stay unchanged.
+    If a `Switch` decides, both results are computed. Frozen statistics stay unchanged.
     """
     if isinstance(phase.frozen, Switch):
         return _normalize_twice(norm, x, phase.frozen)
@@ -97,7 +97,7 @@ def is_learning(phase: Phase) -> Any:
 
 
 def fold_with_correction(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
-    """Quantizes the kernel folded with the moving variance, as `tf.contrib.quantize` does."""
+    """Folds the kernel with the moving variance and quantizes it, like `tf.contrib.quantize`."""
     if wrapper.batch_norm is None:
         return apply_quantized(wrapper, inputs, phase)
     learning = wrapper.batch_norm.trainable and is_learning(phase)
@@ -156,7 +156,7 @@ class QuantizedKernel(NamedTuple):
     Args:
         q: the quantized values, integers in float32.
         scale: the scale, a scalar.
-        gains: the gains of the output channels.
+        gains: for each output channel, the norm after quantization divided by the norm before.
     """
 
     q: Any
@@ -172,7 +172,7 @@ def quantize_folded(wrapper: Weighted) -> QuantizedKernel:
 def _get_kernel(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
     """Return the kernel of a wrapper, its factors (float32), and the axes of its output channels.
 
-    The kernel of an affine layer is 1 for each channel. Without BatchNormalization factors are 1.
+    The kernel of an affine layer is 1 for each channel. Without BatchNormalization, factors are 1.
     """
     factor, _ = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:
@@ -191,7 +191,7 @@ def fold_kernel(wrapper: Weighted) -> Any:
 
 
 def get_factors(wrapper: Weighted) -> Any:
-    """Returns the factor that folding multiplies each weight of a wrapper by."""
+    """Returns the factor by which folding multiplies each weight of a wrapper."""
     kernel, factor, axes = _get_kernel(wrapper)
     return scale_channels(tf.ones_like(kernel), axes, factor)
 
@@ -215,10 +215,10 @@ def _quantize(
 
 
 def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
-    """Returns the quantized kernel for training, scaled to the float kernel's norm, and the gains.
+    """Returns the quantized kernel, scaled to the norm of the float kernel, and the gains.
 
-    The gradient goes to the float kernel. While quantization is off, the kernel does not change and
-    the gains are 1.
+    Its gradient is that of the float kernel. While quantization is off, the kernel does not change,
+    and the gains are 1.
     """
     kernel, factor, axes = _get_kernel(wrapper)
     values, factor = tf.stop_gradient(kernel), tf.stop_gradient(factor)
@@ -235,16 +235,16 @@ def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
 
 
 def use_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
-    """Runs a block with the gamma of a BatchNormalization multiplied by the gains."""
+    """Returns a context manager in which a BatchNormalization multiplies gamma by the gains."""
     gamma = tf.convert_to_tensor(norm.gamma) if norm.scale else tf.ones_like(gains)
     gamma = straight_through(lambda gamma: gamma * tf.cast(gains, gamma.dtype), gamma)
     return backend.swap_attributes(norm, gamma=gamma, scale=True)
 
 
 def apply_gains(wrapper: Weighted, bias: tf.Tensor, gains: tf.Tensor) -> Any:
-    """Applies the gains to the bias of `compute_factor_and_bias`, or to an affine layer's output.
+    """Multiplies the bias of `compute_factor_and_bias`, or an affine layer's output, by the gains.
 
-    The offset that is added after the factor does not change. Without a factor nothing changes.
+    The offset that is added after the factor does not change. Without a factor, nothing changes.
     """
     if wrapper.batch_norm is None and wrapper.weight_axes:
         return bias

@@ -1,1 +1,1 @@
-"""Calibration: ranges from data, without training."""
+"""Calibration: computes ranges from data, without training."""

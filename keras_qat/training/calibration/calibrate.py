@@ -1,4 +1,4 @@
-"""The function `calibrate`: ranges from data without training, for post-training quantization."""
+"""The function `calibrate`, which computes ranges from data for post-training quantization."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import clip_weights
 
 _QUICK, _LARGEST = 1 << 17, 128
-"""Default batches have at most so many input values, and at most so many examples."""
+"""Default batches have at most this many input values, and this many examples."""
 
 
 @one_at_a_time
@@ -67,11 +67,11 @@ def calibrate(
 ) -> None:
     """Sets the ranges of a quantization-aware model from data, without training it.
 
-    The model can then be exported: this is post-training quantization. The ranges are observed in
-    the float model at inference: quantization, dropout and noise are off. They depend neither on
-    the batch size nor on the order of the examples. Trained weights, the statistics of
-    BatchNormalization and the training step do not change, except as `weights` describes. It warns
-    about data that seem to be prepared differently than in training, or that 8 bits do not resolve.
+    The model can then be exported (post-training quantization). The ranges are observed in the
+    float model at inference: quantization, dropout and noise are off. They do not depend on the
+    batch size or the order of the examples. Weights, BatchNormalization statistics and the training
+    step do not change, except with `weights="mse"`. It warns about data that seem to be
+    preprocessed differently than in training, or whose differences are less than a step of 8 bits.
 
     In a cluster (`MultiWorkerMirroredStrategy`) all workers have to call it, each with its share of
     the data. The ranges are the same as in one process with all data.
@@ -80,27 +80,27 @@ def calibrate(
         model: the model.
         dataset: inputs, as for `model.predict` or TFLite's converter: an array, a list or dict of
             arrays, a `tf.data.Dataset`, batched or not, a `keras.utils.Sequence`, a generator of
-            batches or the function that makes one, a list of images. Labels are ignored.
-        steps: how many batches to read; all by default. Required for an endless dataset.
+            batches or a function that returns one, a list of images. Labels are ignored.
+        steps: number of batches to read; all by default. Required for an infinite dataset.
         batch_size: examples per batch, for arrays and unbatched data; by default 32, or up to 128
             small examples if `steps` is not given.
-        method: how to choose a range: "minmax" uses the extremes, "percentile" leaves out a share
-            of the values at either end, "mse" minimizes the mean squared error, "entropy" the
+        method: how to choose a range: "minmax" uses the extremes, "percentile" excludes a share of
+            the values at both ends, "mse" minimizes the mean squared error, and "entropy" the
             Kullback-Leibler divergence. Values beyond the range are clipped. "percentile" clips the
-            inputs before it computes other ranges. It reads the data twice for this, unless the
-            data is a generator. Ranges that an operator fixes do not change.
+            inputs before it computes other ranges, so it reads the data twice, unless the data is a
+            generator. Fixed ranges, such as a softmax's, do not change.
         percentile: percentage of the values below the upper end, and above the lower end.
         weights: how to choose the ranges of weights with one range per channel: "minmax" uses the
             extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,
             which helps with 4 bits and fewer. Do not use "mse" before `learn_rounding`, which
-            chooses such ranges itself and would reproduce the clipped weights.
-        reset: whether to forget ranges from training or from an earlier call. Otherwise the new
+            chooses such ranges itself and would start from the clipped weights.
+        reset: whether to discard ranges from training or from an earlier call. Otherwise the new
             ranges are averaged with them, weighted by the number of examples.
         verbose: 1 shows progress.
 
     Raises:
         ValueError: if the model is not quantized, the method is unknown, the data is empty or does
-            not fit the model, or a tensor holds NaN or infinity.
+            not fit the model, or a tensor contains NaN or infinity.
 
     Example:
         >>> qat = keras_qat.quantize_model(model)
@@ -172,7 +172,7 @@ def _find_input_limits(
     read: Iterator[list[np.ndarray]],
     range_of: Callable[..., Range],
 ) -> dict[int, tuple[Any, Range]]:
-    """Return observer and range of each input with a separate quantizer, by input index."""
+    """Return {input index: (observer, range)} for each input with a separate quantizer."""
     quantizers = find_input_quantizers(graph)
     tallies: dict[int, Tally] = defaultdict(Tally)
     for batch in read:
@@ -194,9 +194,9 @@ def _set_range(
     reset: bool,
     values: np.ndarray | None,
 ) -> None:
-    """Set the range of an observer, or average it with its current range.
+    """Set the range of an observer, or average it with the current range.
 
-    The range counts as `count` batches. `values` of an input have to lie far from ties.
+    The range has the weight of `count` batches. If `values` are given, rounding them avoids ties.
     """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends
@@ -214,7 +214,7 @@ def _set_range(
 def _observe_weights(
     model: keras.Model, layers: list[ScheduledLayer], example: list[np.ndarray], reset: bool
 ) -> None:
-    """Update the observers of weights by one call in training, which folds weights."""
+    """Update the observers of weights with one call in training, which folds weights."""
     observers = [
         quantizer.observer
         for layer in layers
@@ -241,7 +241,7 @@ def _observe_weights(
 
 
 def _train(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a quantize-aware layer as in training, any other as at inference."""
+    """Call a quantize-aware layer with `training=True`, and any other layer without."""
     if not isinstance(call.layer, ScheduledLayer):
         return infer(call, args, kwargs)
     with compute_in_float32(call.layer), swap_attributes(call.layer, mixed=False):

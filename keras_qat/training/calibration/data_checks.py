@@ -1,4 +1,4 @@
-"""Checks whether data are prepared as in training, and whether 8 bits resolve them."""
+"""Checks whether data are preprocessed as in training, and whether 8 bits are enough for them."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from keras_qat.training.layers import Quantize
 from keras_qat.training.schedule import list_scheduled_layers
 
 _FIRST = 64
-"""Examples that show how the data are prepared."""
+"""Number of examples that show how the data are preprocessed."""
 FEW = 4
 """Calibration warns about fewer examples than this."""
 _CHECKED = 32
-"""Training examples that are checked, evenly spread over the data."""
+"""Number of training examples that are checked, evenly spread over the data."""
 _SAMPLE = 4096
-"""Most values of an example from which its deviation is computed."""
+"""Maximum number of values of an example from which its deviation is computed."""
 _VALUES, _PER_BATCH = 2**17, 2**14
-"""Most values of an input that are kept, in total and per batch."""
+"""Maximum number of stored values of an input, in total and per batch."""
 ALL_LOOKS = {"predict": 3, "test": 3}
-"""Keras' function -> the number of calls whose first batch `look_at_first_batch` checks."""
+"""Function of Keras -> the number of calls in which `look_at_first_batch` checks a batch."""
 
 
 @dataclasses.dataclass
 class InputData:
-    """The data that calibration has seen of one input.
+    """Statistics and samples of the calibration data for one input.
 
     Args:
-        index: its place among the model's inputs.
+        index: its position among the model's inputs.
         name: the input's name.
         bits: bits of the input's own quantizer; None without one.
         first: the first examples.
@@ -83,7 +83,7 @@ class InputData:
 
     @property
     def has_outliers(self) -> bool:
-        """Whether at most one value in a hundred is more than half as large as the largest."""
+        """Whether at most 1 % of the values are larger than half of the largest value."""
         return bool(np.quantile(np.abs(self.values), 0.99) < max(map(abs, self.ends)) / 2)
 
     @property
@@ -103,13 +103,13 @@ def list_float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
 
 
 def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:
-    """Returns why calibration data may be wrong, and what helps; "" if they seem right.
+    """Returns why calibration data may be wrong, and a remedy; "" if they seem right.
 
     Args:
         graph: the quantization-aware model.
         inputs: its inputs with float values.
-        examples: how many examples the ranges come from; None if earlier calls count too.
-        clips: whether ranges leave out some values.
+        examples: number of examples from which the ranges come; None after earlier calls.
+        clips: whether ranges exclude some values.
     """
     ends = {end for data in inputs for end in data.ends}
     if len(ends) == 1:
@@ -120,7 +120,7 @@ def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, c
     samples = {data.name: Sample(data.first, *data.ends) for data in inputs}
     wrong = find_wrong_preparation(graph, samples)
     reasons = [_explain_unresolved(graph, data) for data in inputs if not clips]
-    # A few outliers would make all data seem to be prepared differently.
+    # If there are outliers, they are reported first, because they distort the other checks.
     at = len(reasons) if any(data.has_outliers for data in inputs) else 0
     reasons.insert(at, wrong and f"{wrong} Then call calibrate again.")
     if examples is not None and examples < FEW:
@@ -132,7 +132,7 @@ def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, c
 
 
 def explain_array_doubt(model: keras.Model, data: object) -> str:
-    """Returns why arrays passed to `fit` seem not to fit the model; "" for any other data."""
+    """Returns why arrays passed to `fit` may not fit the model; "" if they seem right."""
     some = _select_examples(model, data)
     if not some:
         return ""
@@ -146,7 +146,7 @@ def explain_array_doubt(model: keras.Model, data: object) -> str:
 
 
 def explain_range_doubt(model: keras.Model, data: object) -> str:
-    """Returns why arrays exceed the ranges after `fit`; "" for any other data."""
+    """Returns by how much arrays exceed the model's ranges after `fit`; "" if they do not."""
     some = _select_examples(model, data)
     if not some:
         return ""
@@ -163,7 +163,7 @@ def explain_range_doubt(model: keras.Model, data: object) -> str:
 
 
 def _select_examples(model: keras.Model, data: Any) -> list[np.ndarray]:
-    """Return some examples for each input; none if the data are not arrays that fit the model."""
+    """Return some examples for each input; [] if the data are not arrays that fit the model."""
     arrays = tf.nest.flatten(data)
     if not all(isinstance(x, np.ndarray) and x.ndim and len(x) for x in arrays):
         return []
@@ -197,13 +197,13 @@ def _explain_unresolved(graph: Graph, data: InputData) -> str:
 
 
 def look_at_first_batch(model: keras.Model, name: str, batches: Iterator[Any]) -> Iterator[Any]:
-    """Warns once if the next batch is far outside of the ranges of a `PhasedModel`'s inputs.
+    """Warns once if the next batch is far outside the ranges of a `PhasedModel`'s inputs.
 
-    All other batches are read inside the traced function, and take no longer than without it.
+    Other batches are read inside the traced function as usual.
 
     Args:
         model: the model.
-        name: the function that reads the batch, one of `ALL_LOOKS`.
+        name: the Keras function that reads the batch, a key of `ALL_LOOKS`.
         batches: Keras' iterator.
 
     Returns:
@@ -222,7 +222,7 @@ def look_at_first_batch(model: keras.Model, name: str, batches: Iterator[Any]) -
     if reason := _explain_batch_doubt(model, batch):
         object.__setattr__(model, "looks", ALL_LOOKS)
         warn_caller(reason)
-    # With the type of `batches`, or the function would be traced again.
+    # The iterator must have the type of `batches`, or the function would be traced again.
     variant = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch))
     return iter(tf.data.experimental.from_variant(variant, batches.element_spec))
 

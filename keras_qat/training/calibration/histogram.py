@@ -1,12 +1,11 @@
-"""Histograms of tensors, and calibration methods that choose a range from them.
+"""Histograms of tensors, and calibration methods that choose a range from a histogram.
 
-The bin of a float is its sign, its exponent and the first 9 bits of its mantissa. So a bin above
-2^-32 is 1/512 to 1/1024 as wide as its values are large. The range need not be known beforehand:
-one pass over the data is enough, in any order and in batches of any size. Neither outliers nor a
-change of scale cost resolution.
+The bin of a float consists of its sign, its exponent and the first 9 bits of its mantissa. The
+width of a bin is 1/512 to 1/1024 of its values. One pass over the data is enough, because the range
+need not be known beforehand, and outliers do not reduce the resolution.
 
-A method receives a histogram and a specification, and returns the ends of the range. Values beyond
-the ends are clipped, so all other values get a finer scale.
+A method is a function of a histogram and a specification that returns the ends of the range. Values
+beyond the ends are clipped, so other values have a finer scale.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ from keras_qat.config.specs import QuantSpec
 from keras_qat.training.fake_quantization.phase import Flag
 
 _SHIFT = 14
-"""Lowest bits of a float32 that do not affect its bin."""
+"""Number of low bits of a float32 that do not affect its bin."""
 _ALL = 1 << (32 - _SHIFT)
 """Number of bins before `sort_bins`."""
 _SIDE = 1 << 15
-"""Bins of either sign: 512 for each of 64 powers of 2."""
+"""Number of bins for each sign: 512 for each of 64 powers of 2."""
 _FIRST = (127 - 32) << (23 - _SHIFT)
-"""The bin of 2^-32. Smaller values are in the first bin of their sign."""
+"""The bin of 2^-32. Values closer to zero are in the first bin of their sign."""
 _GOLDEN = (5**0.5 - 1) / 2
 _ENOUGH = 1 << 14
-"""Most values of an example that are counted. They are spread evenly over it."""
+"""Maximum number of counted values per example. They are evenly spread over the example."""
 
 
 def find_extremes(x: tf.Tensor) -> Any:
@@ -46,7 +45,7 @@ def find_extremes(x: tf.Tensor) -> Any:
 
 
 def count_bins(x: tf.Tensor) -> Any:
-    """Counts the values of a batch in each bin. `sort_bins` brings the counts into order.
+    """Counts the values of a batch in each bin, in the order that `sort_bins` expects.
 
     In large examples only every n-th value is counted.
     """
@@ -55,7 +54,7 @@ def count_bins(x: tf.Tensor) -> Any:
 
 
 def take_sample(x: tf.Tensor, most: int) -> Any:
-    """Returns at most `most` values of each example, evenly spread over it, as a vector."""
+    """Returns at most `most` evenly spread values of each example as a vector."""
     size = math.prod(x.shape[1:]) if x.shape[1:].is_fully_defined() else 0
     step = -(-size // most) or 1
     while step > 1 and math.gcd(step, x.shape[-1]) > 1:  # Other strides would skip some channels.
@@ -71,14 +70,14 @@ def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
 
 @partial(trace_once, signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
 def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
-    """Returns a vector: the extremes of a tensor, then at most `most` of its values.
+    """Returns a vector of the extremes of a tensor, followed by at most `most` of its values.
 
-    The function has no constants that depend on the tensor, so TensorFlow optimizes it only once.
+    No constant depends on the tensor, so TensorFlow optimizes the function only once.
     """
     values = tf.reshape(x, [-1])
     size = tf.size(values)
     indices = tf.range(tf.minimum(size, most))
-    # Multiples of the golden ratio spread evenly, and meet all channels.
+    # Multiples of the golden ratio are evenly spread, and include all channels.
     positions = tf.math.floormod(tf.cast(indices, tf.float64) * _GOLDEN, 1.0)
     spread = tf.cast(positions * tf.cast(size, tf.float64), tf.int32)
     sample = tf.gather(values, tf.where(size <= most, indices, spread))
@@ -86,7 +85,7 @@ def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
 
 
 def sort_bins(counts: np.ndarray) -> np.ndarray:
-    """Sorts the counts of `count_bins` by bin, and drops unused bins."""
+    """Sorts the counts of `count_bins` by bin, and removes bins that are never used."""
     positive, negative = (
         np.concatenate([[side[:_FIRST].sum()], side[_FIRST : _FIRST + _SIDE - 1]])
         for side in counts.reshape(2, -1).astype(np.int64)
@@ -117,7 +116,7 @@ class Histogram:
 
     @classmethod
     def of(cls, counts: np.ndarray, minimum: float, maximum: float) -> Histogram:
-        """Makes a histogram from the counts of all bins and the exact extremes."""
+        """Returns the histogram for the counts of all bins and the exact extremes."""
         (bins,) = np.nonzero(counts)
         low, high = (np.clip(EDGES[bins + end], minimum, maximum) for end in (0, 1))
         return cls(bins, low, high, counts[bins].astype(np.float64))
@@ -131,7 +130,7 @@ class Histogram:
         return Histogram(bins[starts], self.low[starts], self.high[ends], counts)
 
     def drop_zeros(self) -> Histogram:
-        """Drops the bins next to zero."""
+        """Returns the histogram without the bins next to zero."""
         is_kept = (self.bins != _SIDE) & (self.bins != _SIDE - 1)
         arrays = (self.bins, self.low, self.high, self.counts)
         return Histogram(*(array[is_kept] for array in arrays))
@@ -143,12 +142,12 @@ class Histogram:
 
     @property
     def energy(self) -> float:
-        """The sum of squares of the values, assumed to be evenly spread within a bin."""
+        """The sum of squares of the values, if they are evenly spread within a bin."""
         squares = (self.low**2 + self.low * self.high + self.high**2) / 3
         return float(np.sum(self.counts * squares))
 
     def below(self, thresholds: np.ndarray) -> np.ndarray:
-        """Counts the values below each threshold, assuming an even spread within a bin."""
+        """Counts the values below each threshold, if they are evenly spread within a bin."""
         sums = np.concatenate([[0.0], np.cumsum(self.counts)])
         # The sum does not change in a gap between two bins.
         ends = np.stack([self.low, self.high], 1).reshape(-1)
@@ -166,11 +165,11 @@ class Histogram:
 
 @dataclasses.dataclass
 class Tally:
-    """Extremes and counts of tensors that share a range, gathered in one pass over the data.
+    """Extremes and counts of all tensors that share a range.
 
     Args:
         low, high: the smallest and the largest value so far.
-        counts: how many values each bin holds, in the order of `sort_bins`; 0 if none were counted.
+        counts: number of values in each bin, in the order of `sort_bins`; 0 if none were counted.
     """
 
     low: float = np.inf
@@ -192,25 +191,25 @@ Method = Literal["minmax", "percentile", "mse", "entropy"]
 Range = tuple[float, float]
 
 _GAIN = 0.98
-"""A narrower range has to reduce the error to this share of the extremes' error. Histograms
-overestimate the latter for values that already lie on the grid, such as pixels."""
+"""A narrower range must reduce the error of the full range to this share. Histograms overestimate
+that error for values on a grid, such as pixels."""
 _MERGED = 16
-"""Bins that are merged to sum errors. A merged bin is 1/32 as wide as its values."""
+"""Number of bins to merge for sums of errors. The width of a merged bin is 1/32 of its values."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
-"""Factors of the extremes that are tried as ends, down to 1/4096."""
+"""Factors of the extremes to try as ends, down to 1/4096."""
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)
-"""Factors that are tried around the best of `_FACTORS`."""
+"""Factors to try around the best of `_FACTORS`."""
 _PER_LEVEL = 8
 """Bins per quantization level in the computation of the divergence."""
 
 
 def extremes(histogram: Histogram, spec: QuantSpec) -> Range:
-    """Returns the smallest range that holds all values and zero."""
+    """Returns the smallest range that contains all values and zero."""
     return min(0.0, float(histogram.low[0])), max(0.0, float(histogram.high[-1]))
 
 
 def percentile(histogram: Histogram, spec: QuantSpec, percent: float = 99.99) -> Range:
-    """Returns the range that leaves out a share of the values at either end."""
+    """Returns the range that excludes a share of the values at each end."""
     share = percent / 100
     low = min(0.0, histogram.quantile(1 - share))
     return low, max(0.0, histogram.quantile(share))
@@ -220,7 +219,7 @@ def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
     """Returns the range with the smallest mean squared quantization error."""
     error = functools.partial(compute_squared_error, histogram.merge(_MERGED), spec)
     full = best = np.array(_full_range(histogram, spec))
-    # The lower end is moved, then the upper one, and again; both at a time in symmetric ranges.
+    # Alternately move the lower and the upper end; move both at a time in symmetric ranges.
     moves = [(True, True)] if spec.symmetric else [(full[0] < 0, False), (False, full[1] > 0)]
     for _ in range(3):
         before = best
@@ -241,7 +240,7 @@ def _full_range(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarray) -> float:
-    """Sums the squared quantization errors, assuming that values are spread evenly within a bin."""
+    """Returns the sum of squared quantization errors, if values are evenly spread within a bin."""
     low, high = ends
     if high <= low:
         return float(np.inf)
@@ -267,7 +266,7 @@ def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | n
 
 
 def _rounding(x: np.ndarray) -> np.ndarray:
-    """Integrate the squared distance to the nearest integer from 0 to x."""
+    """Return the integral of the squared distance to the nearest integer from 0 to x."""
     nearest = np.round(x)
     return nearest / 12 + (x - nearest) ** 3 / 3
 
@@ -275,8 +274,8 @@ def _rounding(x: np.ndarray) -> np.ndarray:
 def entropy(histogram: Histogram, spec: QuantSpec) -> Range:
     """Returns the range with the smallest Kullback-Leibler divergence after quantization.
 
-    Zeros do not count, because every range holds them. With more than 8 bits it returns the
-    extremes, because there is hardly anything to gain.
+    Zeros are ignored, because every range represents 0. With more than 8 bits it returns the full
+    range, because a narrower range gains almost nothing.
 
     Source: TensorRT's calibration (Migacz 2017), extended to ranges with two ends.
     """

@@ -1,4 +1,4 @@
-"""Values that quantization loses because far larger values share their range."""
+"""Finds values that quantization loses because much larger values share their range."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 MOST_FEATURES = 16
-"""Most features of a time series that are checked one by one. Spectra may have empty bands."""
+"""Maximum number of features of a time series that are checked one by one."""
 _EXAMPLES = 64
-"""Examples with enough different values."""
+"""Number of examples that is enough to find outliers."""
 FAR = 32
-"""A range has outliers if it is more than 32 times as wide as all other values need."""
+"""A range has outliers if it is more than 32 times as wide as the range of all other values."""
 ENOUGH = 8
-"""Values without outliers need this many quantized values."""
+"""The other values need at least this many quantized values."""
 VARIED = 4
-"""Fewest different values beside the outliers: if all others are zero, outliers cost nothing."""
+"""There must be this many different other values: if all are zero, outliers do no harm."""
 MARK = 0.01
-"""A value that fills this share of a tensor is a mark, as for masked entries, not an outlier."""
+"""If a value fills this share of a tensor, it marks masked entries and is not an outlier."""
 
 
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
-    """Returns sentences on features and tensors that the ranges of a model lose.
+    """Returns sentences about features and tensors that are lost in the ranges of a model.
 
-    Without an array of examples for each input, it judges features by the statistics of the layer
-    that normalizes them.
+    `data` is an array of examples for each input. Without it, the statistics of a normalization
+    layer after the input are used.
     """
     features = _explain_by_statistics(graph) if data is None else explain_lost_features(graph, data)
     return [*features, *_explain_lost_tensors(graph)]
 
 
 def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
-    """Yields sentences on features of the data that span too little of the range of their input."""
+    """Yields sentences about features that use too little of the range of their input."""
     inputs = flatten_values(graph.inputs)
     for index, quantizer in find_input_quantizers(graph).items():
         if not has_features(data[index]) or not data[index].size:
@@ -67,7 +67,7 @@ def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[
 
 
 def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str:
-    """Returns two sentences if tensors span too little of their common range, else "".
+    """Returns two sentences if tensors use too little of their common range, else "".
 
     `ends` has the smallest and the largest value of each tensor, by name.
     """
@@ -91,9 +91,9 @@ def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str
 def find_lost_features(
     low: np.ndarray, high: np.ndarray, examples: np.ndarray, shared: Ends, bits: int
 ) -> dict[int, float]:
-    """Returns index -> span of features that use too little of the range of all features.
+    """Returns {index: span} for features that use too little of the range of all features.
 
-    Features with few different values, such as a pixel that is mostly 0, are never lost.
+    Features with few different values, such as a pixel that is mostly 0, are not included.
     """
     spans = high - low
     lost = np.flatnonzero((spans > 0) & (spans < compute_lost_span(shared, bits)))
@@ -114,7 +114,7 @@ def replace_nonfinite(x: np.ndarray) -> np.ndarray:
 
 
 def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
-    """Returns the quantizers of inputs that share their range with no tensor, by input index."""
+    """Returns {input index: quantizer} for inputs that share their range with no other tensor."""
     readers = graph.consumers()
     quantizers = {}
     for index, value in enumerate(flatten_values(graph.inputs)):
@@ -126,10 +126,9 @@ def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
 
 
 def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
-    """Returns the quantizers of scores that the library masks itself.
+    """Returns the quantizers of scores that `MaskScores` masks.
 
-    Their range is as wide as a softmax needs. Scores that are small beside this range weigh the
-    same.
+    Their ranges need no check, because they are only as wide as a softmax needs.
     """
     masked = set()
     for call in graph.calls:
@@ -141,9 +140,9 @@ def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
 
 
 def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
-    """Returns the names, in the float model, of the tensors that share a range, by their slots.
+    """Returns quantizer -> slot -> name of the tensor in the float model.
 
-    A Rescaling by 1, which only changes the range of its input, is named after its input.
+    A Rescaling by 1, which only changes the range of its input, has the name of its input.
     """
     names: dict[Quantize, dict[int, str]] = {}
     for call in graph.calls:
@@ -206,7 +205,7 @@ def _explain_lost_tensors(graph: Graph) -> Iterator[str]:
 
 
 def _explain_by_statistics(graph: Graph) -> Iterator[str]:
-    """Yield sentences on features that deviate by less than a step of their input's range."""
+    """Yield sentences about features whose deviation is less than a step of their input's range."""
     inputs = flatten_values(graph.inputs)
     quantizers = {inputs[index]: own for index, own in find_input_quantizers(graph).items()}
     for value, norm in _find_norms(graph):
@@ -218,13 +217,13 @@ def _explain_by_statistics(graph: Graph) -> Iterator[str]:
 
 
 def find_norm(graph: Graph, name: str) -> str:
-    """Returns the float model's name of the layer that normalizes an input; "" without one."""
+    """Returns the name of the layer that normalizes an input; "" if there is none."""
     norms = (norm for value, norm in _find_norms(graph) if value.name == name)
     return next((norm.name.removeprefix(PREFIX) for norm in norms), "")
 
 
 def _find_norms(graph: Graph) -> Iterator[tuple[Value, keras.layers.Layer]]:
-    """Yield inputs that a layer normalizes before any other layer, with that layer."""
+    """Yield (input, layer) if the first layer after an input normalizes it."""
     inputs = {value: value for value in flatten_values(graph.inputs)}
     for call in graph.calls:
         source = inputs.get(call.inputs[0]) if len(call.inputs) == 1 else None
@@ -235,7 +234,7 @@ def _find_norms(graph: Graph) -> Iterator[tuple[Value, keras.layers.Layer]]:
 
 
 class Outliers(NamedTuple):
-    """A tensor's values that are far from all others.
+    """The values of a tensor that are far from its other values.
 
     Args:
         value: the outermost outlier.
@@ -252,9 +251,9 @@ class Outliers(NamedTuple):
 def find_outliers(
     values: np.ndarray, extremes: tuple[float, float], ends: tuple[float, float], bits: int
 ) -> Outliers | None:
-    """Finds outliers that set a tensor's range and leave few quantized values for the rest.
+    """Finds outliers that leave few quantized values for the other values of a tensor.
 
-    The extremes may be missing in `values`, a sample of the tensor.
+    `values` is a sample of the tensor, which may not contain the extremes.
     """
     low, high = ends
     rest = np.sort(np.clip(np.append(values.astype(np.float64).ravel(), extremes), low, high))
@@ -270,7 +269,7 @@ def find_outliers(
             rest, far = above, below[0]
         outermost = max(outermost or 0.0, float(far), key=abs)
     if outermost is None or abs(outermost) < abs(high if outermost > 0 else low) / 2:
-        return None  # Something else, such as an operator, set the range.
+        return None  # The outliers did not determine the range.
     needed = max(rest[-1], 0.0) - min(rest[0], 0.0)
     share = 1 - rest.size / (values.size + 2)
     is_lost = needed * FAR < high - low and needed * (2**bits - 1) < ENOUGH * (high - low)
@@ -281,7 +280,7 @@ def find_outliers(
 
 
 def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
-    """Returns two sentences on the effect of outliers on a tensor and on remedies."""
+    """Returns two sentences about the effect of outliers on a tensor, and a remedy."""
     needed = max(far.high, 0.0) - min(far.low, 0.0)
     remaining = max(1, int(needed / (high - low) * (2**bits - 1)))
     cost = (

@@ -1,7 +1,7 @@
-"""Finds out whether data are prepared differently than the training data of a model.
+"""Checks whether data are preprocessed like the training data of a model.
 
-The first BatchNormalization or Normalization after an input holds the statistics of the training
-data. Without one, a classifier's predictions show whether it expects pixels.
+The first BatchNormalization or Normalization after an input contains statistics of the training
+data. Without such a layer, a classifier's predictions show whether it expects pixels.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FAR = 3.0
-"""Distance from the training data that is always wrong: see `_find_distances`. Data that are sorted
-by class have up to 1."""
+"""At this distance from the training data (`_find_distances`), the preprocessing is always wrong.
+Data that are sorted by class have a distance of up to 1."""
 FAR_IF_OTHER = 0.5
-"""Distance that is wrong if another preparation of the data has less than a quarter of it."""
+"""At this distance, it is wrong if other preprocessing has less than a quarter of the distance."""
 _MOST = 8.0
-"""Limit on the distance of one channel, because a dead channel must not decide."""
+"""Limit for the distance of one channel, because a dead channel must not decide."""
 _ROWS = 4096
-"""Most rows of channels from which mean and deviation are computed."""
+"""Maximum number of rows from which the mean and deviation of channels are computed."""
 _FEWEST = 4
-"""The fewest examples to judge by."""
+"""Minimum number of examples for a decision."""
 _RESCALED_TWICE = 0.02
-"""Data that spread less than this after a Rescaling layer were rescaled before it."""
+"""If data spread less than this after a Rescaling layer, they were already rescaled before it."""
 
 _SURE = 1 / np.e
-"""Predictions are sure with this median ratio of the second class's probability to the first's."""
+"""Predictions are certain if the median ratio of second to first probability is below this."""
 _COMMON = 0.8
-"""Largest share of the most common class in predictions that follow the data."""
+"""Predictions depend on the data if the share of the most common class is at most this."""
 _SAME = 1e-3
-"""The scale of the data changes nothing if probabilities differ by less than this."""
+"""The scale of the data has no effect if probabilities differ by less than this."""
 _ALIKE = 0.1
-"""Largest difference of probabilities among examples that a model hardly distinguishes."""
+"""A model hardly distinguishes examples if their probabilities differ by at most this."""
 
 Prepare = Callable[[np.ndarray], Any]
 _IMAGENET = "keras.applications.imagenet_utils.preprocess_input(x, mode="
@@ -88,11 +88,11 @@ class Sample(NamedTuple):
         return self.low >= 0 and 0.25 < 255 * self.high < 1.001  # 1 / 255 is rounded.
 
     def describe(self, name: str) -> str:
-        """Returns the input's name with its type and extremes."""
+        """Returns the input's name with the type and the extremes of the data."""
         return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
 
     def preparations(self) -> dict[str, Prepare]:
-        """Returns how such data may have been prepared for training: code -> prepared data."""
+        """Returns possible preprocessing in training: code -> function that applies it."""
         if self.is_pixels:
             count = 4 if self.x.ndim == 4 and self.x.shape[-1] == 3 else 2
             return dict(list(_OF_PIXELS.items())[:count])
@@ -104,7 +104,7 @@ class Sample(NamedTuple):
 
 
 def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
-    """Returns why data seem to be prepared differently than in training; "" if they do not."""
+    """Returns why data seem to be preprocessed differently than in training; "" if they do not."""
     layers = [call.layer for call in graph.calls]
     is_little = any(len(sample.x) < _FEWEST for sample in samples.values())
     if is_little or any(getattr(layer, "stateful", False) for layer in layers):
@@ -119,7 +119,7 @@ def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
 
 
 def _check_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[str]:
-    """Compare each input with the first statistics after it, and yield problems or ""."""
+    """Compare each input with the first normalization's statistics, and yield problems or ""."""
     sources = {value: {value.name} for value in flatten_values(graph.inputs)}
     remaining = dict(samples)
     for call in graph.calls:
@@ -144,7 +144,7 @@ def _compare(
     name: str,
     sample: Sample,
 ) -> str:
-    """Return how the input of a normalization differs from its training data."""
+    """Return how the input of a normalization differs from its training data; "" if it does not."""
 
     def measure(x: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
         (y,) = _compute(graph, [value], name, x)
@@ -176,9 +176,9 @@ def _compare(
 
 
 def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
-    """Return how much wider each channel is than in training, and how far its mean is shifted.
+    """Return how much the deviation and the mean of each channel differ from training.
 
-    The width is in doublings, the shift in standard deviations.
+    The first is log2 of the ratio of deviations. The second is in standard deviations.
     """
     statistics = find_statistics(norm)
     assert statistics is not None
@@ -204,12 +204,12 @@ def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
-    """Return the mean distance of the channels."""
+    """Return the mean distance of the channels, given the results of `_find_distances`."""
     return float(np.mean(np.maximum(np.abs(wider), np.abs(shift))))
 
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
-    """Return why data seem to be rescaled before a first layer that is a Rescaling."""
+    """Return why data seem to be rescaled already, if the first layer is a Rescaling; else ""."""
     for layer in map(get_first_layer, graph.calls):
         if isinstance(layer, keras.layers.Rescaling):
             scale = float(np.max(np.abs(layer.scale)))
@@ -223,9 +223,9 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
 
 
 def _check_classes(graph: Graph, name: str, sample: Sample) -> str:
-    """Return why data seem wrong for a classifier that expects values up to 1.
+    """Return why data seem wrong for a classifier that expects values up to 1; else "".
 
-    The data are pixels of 0 to 255, or pixels that were divided by 255 twice.
+    It checks pixels from 0 to 255, and pixels that were divided by 255 twice.
     """
     output = flatten_values(graph.outputs)[0]
     is_other = sample.is_pixels or sample.is_scaled_twice
@@ -259,7 +259,7 @@ def _probabilities(scores: np.ndarray) -> np.ndarray:
 
 
 def _compute(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
-    """Compute values that depend on the input `name` only, in float."""
+    """Compute values that depend only on the input `name`, in float."""
     calls = split_loss_only(graph.calls, values)[0]
     inputs = [
         tf.constant(x, value.dtype) if value.name == name else None

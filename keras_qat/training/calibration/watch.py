@@ -1,4 +1,4 @@
-"""Observation of the tensors before quantizers while a model computes in float."""
+"""Observes the tensors that quantizers read, while a model computes in float."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 
 _SAMPLE, _SAMPLED = 16, 256
-"""How many values of a tensor are sampled from each example, and from how many examples."""
+"""Number of sampled values per example of a tensor, and number of examples with samples."""
 
 Slot = tuple[ActivationQuantizer, int | None]
-"""A quantizer and the slot of one of its tensors; None for all of them."""
+"""A quantizer and the slot of one of its tensors; None for all tensors."""
 
 
 class Watch:
@@ -56,8 +56,8 @@ class Watch:
 
     Args:
         model: the model.
-        counts: whether to count values for histograms, besides taking the extremes.
-        fixed: whether to watch quantizers with fixed ranges too.
+        counts: whether to also count values for histograms.
+        fixed: whether to also observe quantizers with fixed ranges.
     """
 
     def __init__(self, model: keras.Model, counts: bool, fixed: bool) -> None:
@@ -137,7 +137,7 @@ class Observed:
         self.watch: Watch = watches[counts, fixed]
         self.examples = 0
         self.tallies: dict[Slot, Tally] = defaultdict(Tally)
-        """The tally of each quantizer; without counts, the tally of each slot of a quantizer."""
+        """The tally of each quantizer with `counts`, otherwise of each slot of a quantizer."""
         self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
         """Samples of the tensors of each quantizer, by slot, from the first batches."""
 
@@ -156,12 +156,12 @@ class Observed:
             tally.add(extremes[index], counts[index] if counts else 0)
 
     def share(self, model: keras.Model) -> None:
-        """Adds the observations of a cluster's other workers on their shares of the data."""
+        """Adds the observations of the other workers in a cluster."""
         self.examples = int(gather_workers(model, self.examples).sum())
         share_tallies(model, list(self.tallies.values()))
 
     def doubts(self, ranges: dict[Observer, Range]) -> Iterator[str]:
-        """Yields sentences on tensors with outliers, in the order of computation."""
+        """Yields sentences about tensors with outliers, in the order of computation."""
         graph = self.watch.graph
         masked, varying = find_masked_scores(graph), find_varying_slots(graph)
         for quantizer, by_slot in self.samples.items():
@@ -173,7 +173,7 @@ class Observed:
             layer, bits = self._find_layer(quantizer), quantizer.spec.bits
             slot = max(samples, key=lambda slot: np.max(np.abs(samples[slot]), initial=0))
             far = find_outliers(np.concatenate([*samples.values()]), (low, high), (low, high), bits)
-            # The median separates a large tensor from a tensor with a few large values.
+            # The median shows whether this tensor has outliers or is just larger than the others.
             if far and (len(samples) == 1 or far.low <= np.median(samples[slot]) <= far.high):
                 name = self._find_name(quantizer, slot)
                 yield f"The output of '{name}': {describe_outliers(far, low, high, bits)}"
@@ -211,7 +211,7 @@ class Observed:
             )
 
     def ranges(self, method: Callable[..., Range]) -> dict[Observer, Range]:
-        """Returns the range of each observer, by a calibration method or the extremes."""
+        """Returns the range of each observer, computed by a calibration method."""
         ranges: dict[Observer, Range] = {}
         for (quantizer, slot), tally in self.tallies.items():
             if slot is None:
@@ -223,7 +223,7 @@ class Observed:
 
 
 def share_tallies(model: keras.Model, tallies: list[Tally]) -> None:
-    """Replaces each worker's tallies by the tallies of all workers' data."""
+    """Replaces each worker's tallies by the tallies of all workers."""
     if not is_cluster(model.distribute_strategy):
         return
     ends = gather_workers(model, [[tally.low, tally.high] for tally in tallies])
@@ -233,7 +233,7 @@ def share_tallies(model: keras.Model, tallies: list[Tally]) -> None:
 
 
 def infer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Calls a layer as at inference, in float32."""
+    """Calls a layer with `training=False`, in float32."""
     if accepts_training(call.layer):
         kwargs = {**kwargs, "training": False}
     args, kwargs = cast_constants((args, kwargs))
@@ -249,7 +249,7 @@ def show_batches(
     title: str,
     verbose: int,
 ) -> Iterator[list[np.ndarray]]:
-    """Returns the batches of data, raises an error if they are not finite, and shows progress."""
+    """Yields batches of data, and shows progress. Raises an error if values are not finite."""
     total = count_batches(model, data, batch_size, steps)
     batches = read_batches(model, data, batch_size, steps, finite=True)
     return show_progress(batches, title, verbose, total)

@@ -1,1 +1,1 @@
-"""Ranges of quantizers: observed from tensors, learned by training, or fitted to weights."""
+"""Quantizers and their ranges, which are observed, learned, or follow the weights."""

@@ -18,14 +18,14 @@ from keras_qat.training.steps.recompute import find_source
 
 
 class ActivationQuantizer:
-    """Observes and fake-quantizes activations, per tensor.
+    """Observes the range of activations, and fake-quantizes them with one scale per tensor.
 
     Args:
         spec: `QuantSpec` or `FixedSpec`.
-        host: the layer that owns the variables. The quantizer is made while `host` is built.
+        host: the layer that owns the variables. The quantizer is created while `host` is built.
         name: prefix of the variables' names.
-        slots: how many tensors share the range, such as the inputs of a concatenation. They are
-            observed separately, and the range holds them all.
+        slots: number of tensors that share the range, such as the inputs of a concatenation. They
+            are observed separately, and the range includes them all.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ActivationQuantizer:
     ) -> None:
         self.spec = spec
         self.watched: Callable[[int, tf.Tensor], None] | None = None
-        """Called with the slot and the values of each tensor, for `calibrate`."""
+        """Function that `calibrate` sets, called with the slot and the values of each tensor."""
         self.observers: list[Observer] = []
         if isinstance(spec, specs.QuantSpec):
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
@@ -46,10 +46,10 @@ class ActivationQuantizer:
     def __call__(
         self, x: tf.Tensor, phase: Phase, slot: int | None = 0, ceiling: float | None = None
     ) -> tf.Tensor:
-        """Fake-quantizes `x`, and observes it in `slot` if this is training.
+        """Fake-quantizes `x`. In training, it also observes `x` as the tensor in `slot`.
 
-        Without a slot, `x` is an average of values that are quantized already. With a `ceiling`, it
-        quantizes a ReLU of `x` with that maximum.
+        If `slot` is None, `x` is an average of quantized values and is not observed. With a
+        `ceiling`, a ReLU with this maximum is applied to `x` first.
         """
         if phase.training is False and phase.quantizing is False:
             y = fake_quant.apply_relu(x, ceiling)
@@ -79,7 +79,7 @@ class ActivationQuantizer:
         return y
 
     def _constant_range(self, phase: Phase) -> tuple[float, float] | None:
-        """Return the range if it is a constant of the graph, else None."""
+        """Return the range if it is constant in the graph, else None."""
         if isinstance(self.spec, specs.FixedSpec):
             return float(self.spec.minimum), float(self.spec.maximum)
         if not phase.known or self.learns:
@@ -88,7 +88,7 @@ class ActivationQuantizer:
         return (minimum, maximum) if minimum < maximum else None
 
     def observe_only(self, x: tf.Tensor, phase: Phase) -> None:
-        """Observes `x` if this is training, without quantizing it."""
+        """Observes `x` in training, without quantizing it."""
         self._observe_in_phase(x, phase, 0, None)
         if self.watched is not None:
             self.watched(0, x)
@@ -104,7 +104,7 @@ class ActivationQuantizer:
 
     @property
     def learns(self) -> bool:
-        """Whether the range is learned by training."""
+        """Whether training learns the range by its gradient."""
         learned = ("learned", "learned_clipping")
         return isinstance(self.spec, specs.QuantSpec) and self.spec.observer in learned
 
@@ -126,7 +126,7 @@ class ActivationQuantizer:
         ceiling: float | None = None,
         counts: Counts = True,
     ) -> Range:
-        """Observes `x` if `training` and (without a branch) `counts`. Returns the range."""
+        """Observes `x` if `training` and `counts`, and returns the range."""
         if isinstance(self.spec, specs.FixedSpec):
             return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
         ranges = [
@@ -153,14 +153,14 @@ class ActivationQuantizer:
         return tf.logical_and(phase.quantizing, has_range)
 
     def has_range(self, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag:
-        """Whether the ends are a usable range. A quantizer that has seen no data has none."""
+        """Whether the ends are a usable range. Without data, a quantizer has no range."""
         if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
             return True
         return maximum > minimum
 
     @property
     def untouched_range(self) -> tuple[float, float] | None:
-        """The recipe's initial range until data changes the range, then None."""
+        """The recipe's initial range, if no data has changed it; else None."""
         if not isinstance(self.spec, specs.QuantSpec) or self.spec.initial_range is None:
             return None
         counters = [observer.counter for observer in self.observers]

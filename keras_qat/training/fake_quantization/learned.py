@@ -1,8 +1,8 @@
-"""Fake quantization with learned ranges: the ends of a range have a gradient.
+"""Fake quantization with learned ranges, whose ends have a gradient.
 
-With learned step size (LSQ, Esser et al. 2020, arXiv:1902.08153), values beyond an end contribute
-to its gradient, and values inside contribute by their rounding errors. With learned clipping (PACT,
-Choi et al. 2018, arXiv:1805.06085) only values beyond an end contribute.
+With a learned step size (LSQ, Esser et al. 2020, arXiv:1902.08153), values beyond an end and the
+rounding errors of values inside the range contribute to the gradient. With learned clipping (PACT,
+Choi et al. 2018, arXiv:1805.06085), only values beyond an end contribute.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from keras_qat.training.fake_quantization.phase import Flag
 
 
 def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
-    """Return the factor of an end's gradient.
+    """Return the factor by which the gradient of an end is multiplied.
 
-    LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels): scales and weights then
-    change at the same rate. An end is `levels` scales away from zero.
+    LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels), so scales and weights change
+    at the same rate. An end is `levels` times the scale.
     """
     return levels**2 / tf.sqrt(tf.cast(count, tf.float32) * levels)
 
@@ -35,13 +35,13 @@ def fake_quantize_learned(
     rounding: bool,
     fixed: Flag,
 ) -> tf.Tensor:
-    """Applies `fake_quantize` if `applies`. The ends of the range have a gradient too.
+    """Computes `fake_quantize` if `applies`, with a gradient for the ends of the range.
 
     Args:
         applies: whether to quantize.
         x, minimum, maximum, bits: as in `fake_quantize`.
         rounding: whether rounding errors contribute to the gradients of the ends, as in LSQ.
-        fixed: True for ends without a gradient.
+        fixed: whether the ends have no gradient.
     """
     levels = 2**bits - 1
 

@@ -1,7 +1,7 @@
-"""Observers, which hold the range of a quantizer and update it from the tensors in training.
+"""Observers, which store the range of a quantizer and update it in training.
 
-`update` observes a training batch, and `range` returns the current range. The variables belong to
-the layer that hosts the quantizer, so Keras saves them like any weight.
+`update` observes a training batch, and `range` returns the current range. The variables are weights
+of the layer that hosts the quantizer, so Keras saves them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ Weights change most when training begins, so an average of all batches would cli
 
 
 def select_seen(seen: Flag, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Returns `new` if a batch counts, else `old`, without a branch that GPUs wait for."""
+    """Returns `new` if a batch counts, else `old`, without a branch, for which a GPU would wait."""
     return new if seen is True else tf.where(seen, new, old)
 
 
 def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Subtracts `factor * x` from a variable by one operation, and returns the result."""
+    """Subtracts `factor * x` from a variable with one operation, and returns the result."""
     if is_in_xla():
         return variable.assign_sub(product(x, factor), read_value=True)
     tf.raw_ops.ResourceApplyGradientDescent(var=variable.handle, alpha=factor, delta=x)
@@ -48,13 +48,13 @@ def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> 
 
 
 def _add_variable(host: keras.layers.Layer, name: str, value: float = 0.0) -> tf.Variable:
-    """Add a variable to `host`. Replicas average their observations, so their values agree."""
+    """Add a variable to `host`. Replicas average observations, so its values are equal on all."""
     on_read = tf.VariableSynchronization.ON_READ
     return add_scalar(host, name, value, synchronization=on_read)
 
 
 class Observer:
-    """Holds the range of a tensor.
+    """Stores the range of a tensor.
 
     Args:
         spec: how the tensor is quantized.
@@ -65,7 +65,7 @@ class Observer:
     counter: tf.Variable | None = None
     """Counts the observed batches."""
     counters: Sequence[tf.Variable] = ()
-    """The variables that `weigh` receives."""
+    """The variables that the function `weigh` reads."""
     variables: Sequence[tf.Variable] = ()
     """The variables of the range and its counters."""
 
@@ -81,15 +81,15 @@ class Observer:
 
         Args:
             x: the batch.
-            ceiling: the maximum of the ReLU that the quantizer computes of `x`; None without one.
-            counts: whether the batch counts. A `Switch` is on once the range is frozen, and then it
-                is not empty.
+            ceiling: the maximum of the ReLU that the quantizer applies to `x`; None without a ReLU.
+            counts: whether the batch counts. If it is a `Switch`, it is on when the range is
+                frozen.
         """
         return self.range(x)
 
 
 class CurrentValue(Observer):
-    """The range of the current tensor's extremes and zero. Nothing is stored."""
+    """The range of the current tensor, including zero. Nothing is stored."""
 
     def range(self, x: tf.Tensor) -> Range:
         spec, x = self.spec, tf.stop_gradient(x)
@@ -117,7 +117,7 @@ class LastValue(Observer):
         return getattr(self.host, "mixed", False)
 
     def batch_range(self, x: tf.Tensor, ceiling: float | None) -> Range:
-        """Returns a batch's range, with zero and up to `ceiling`, averaged over replicas."""
+        """Returns a batch's range, including 0 and up to `ceiling`, averaged over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
             low, high = fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)
@@ -125,7 +125,7 @@ class LastValue(Observer):
             low, high = tf.zeros([]), tf.cast(tf.reduce_max(x), tf.float32)
             limit = math.inf if ceiling is None else ceiling
             high = tf.raw_ops.ClipByValue(t=high, clip_value_min=0.0, clip_value_max=limit)
-        if self.is_mixed:  # NaNs may yield `low` and `high` of zero. Graphs reduce `x` only once.
+        if self.is_mixed:  # `low` and `high` may be zero if `x` contains NaN.
             ends = [tf.reduce_max] if self.ignores_minimum else [tf.reduce_max, tf.reduce_min]
             is_known = tf.reduce_all(tf.math.is_finite(tf.stack([end(x) for end in ends])))
             low, high = (tf.where(is_known, end, np.nan) for end in (low, high))
@@ -147,9 +147,9 @@ class LastValue(Observer):
         )
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
-        """Sets the range to hold two values and zero, as if observed in this number of batches.
+        """Sets the range to `low` to `high`, including zero, as if observed in `batches` batches.
 
-        With `QuantSpec.off_ties` the range becomes wider by the share `wider`.
+        With `QuantSpec.off_ties`, the range is widened by the share `wider`.
         """
         spec = self.spec
         ends = fake_quant.find_range(
@@ -161,7 +161,8 @@ class LastValue(Observer):
     def is_seen(self, low: tf.Tensor, high: tf.Tensor, counts: Counts) -> Flag:
         """Whether a batch with these extremes counts.
 
-        In half precision infinity and NaN do not count: `LossScaleOptimizer` skips such steps.
+        In half precision, batches with infinity or NaN do not count, because `LossScaleOptimizer`
+        skips such steps.
         """
         if isinstance(counts, Switch):
             counts = tf.logical_not(counts.on)
@@ -174,21 +175,21 @@ class LastValue(Observer):
 
 
 class _Average(LastValue):
-    """A moving average, in which the weight of a batch depends on a counter.
+    """A moving average in which the weight of a batch depends on the number of batches.
 
     Attributes:
         decay: the decay of the average, float32.
         weigh: function of counters, decays and whether the ranges are frozen. It returns the
-            counters including this batch, and the factor that the average needs.
+            counters including this batch, and the factor for the average.
     """
 
     decay: np.float32
     weigh: staticmethod[..., tuple[tf.Tensor, tf.Tensor]]
 
     def count(self, counter: tf.Variable, seen: Flag, frozen: Flag | None = None) -> tf.Tensor:
-        """Counts a batch if it is seen, and returns the factor that `weigh` computes."""
+        """Counts a batch if it is `seen`, and returns the factor from `weigh`."""
         prepared = step_tensors.current().averages.pop(counter.ref(), None)
-        if prepared is None:  # The prepared weight is for the first batch in a step.
+        if prepared is None:  # The prepared factor is only valid for the first batch in a step.
             prepared = self.weigh(tf.convert_to_tensor(counter), self.decay, frozen)
         count, factor = prepared
         counter.assign(select_seen(seen, count, counter), read_value=False)
@@ -198,10 +199,10 @@ class _Average(LastValue):
 def compute_average_weight(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the number of batches including the next one, and its weight in the average.
+    """Returns the number of batches including the next batch, and its weight in the average.
 
-    The weight is computed in float64, so the float32 result is equal for scalars and vectors, CPUs
-    and GPUs.
+    The weight is computed in float64, so that the float32 result is equal for scalars and vectors,
+    on CPUs and GPUs.
     """
     count = batches + 1.0
     one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)
@@ -217,8 +218,8 @@ def compute_average_weight(
 class MovingAverage(_Average):
     """Exponential moving average of the batches' extremes, without bias at the start.
 
-    The n-th batch gets the weight (1 - decay) / (1 - decay^n), as in the zero-debiased average of
-    `assign_moving_average`, or 10 / max(n, 100) if that is more. The average and n are stored.
+    The n-th batch has the weight (1 - decay) / (1 - decay^n), as in the zero-debiased average of
+    `assign_moving_average`, or 10 / max(n, 100) if that is larger. The average and n are stored.
     """
 
     weigh = staticmethod(compute_average_weight)
@@ -235,7 +236,7 @@ class MovingAverage(_Average):
 
     def update(self, x: tf.Tensor, ceiling: float | None = None, counts: Counts = True) -> Range:
         low, high = self.batch_range(x, ceiling)
-        # With a switch, the weight of the batch decides instead.
+        # With a switch, a frozen range's batch has the weight 0.
         frozen = counts.on if isinstance(counts, Switch) else None
         seen = self.is_seen(low, high, counts if frozen is None else True)
         weight = self.count(self.batches, seen, frozen)
@@ -255,7 +256,7 @@ class MovingAverage(_Average):
         return self._widen_empty(*super().range(x), self.batches > 0.0)
 
     def _widen_empty(self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: Flag) -> Range:
-        """Return a range. If it `is_range` of data with equal ends, its upper end becomes 1."""
+        """Return the range. If `is_range` and both ends are equal, the upper end becomes 1."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
             longer = 1.0 if self.spec.narrow_range else 2**self.spec.bits / (2**self.spec.bits - 2)
@@ -266,10 +267,10 @@ class MovingAverage(_Average):
 def compute_known_share(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the number of batches including the next one, and their share in the average.
+    """Returns the number of batches including the next batch, and their share 1 - decay^n.
 
-    TensorFlow 1's average begins at zero and is divided by this share, 1 - decay^n. For the
-    arguments, and the reason for float64, see `compute_average_weight`.
+    TensorFlow 1's average begins at zero and is divided by this share. `compute_average_weight`
+    has the same arguments, and explains why it computes in float64.
     """
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))
@@ -278,11 +279,11 @@ def compute_known_share(
 
 
 class ShadowedMovingAverage(_Average):
-    """TensorFlow 1's zero-debiased moving average of the batches' extremes.
+    """Zero-debiased moving average of the batches' extremes, as in TensorFlow 1.
 
-    The average of the first n batches is divided by 1 - decay^n. It is computed as TensorFlow 1
-    does (`assign_moving_average` with its default `zero_debias`) and has its shadow variables, so
-    `recipes.contrib` can continue from them.
+    The average of the first n batches is divided by 1 - decay^n. It has the same arithmetic and
+    variables as TensorFlow 1's `assign_moving_average`, so `recipes.contrib` can continue training
+    from TensorFlow 1 checkpoints.
     """
 
     weigh = staticmethod(compute_known_share)
@@ -321,7 +322,7 @@ class ShadowedMovingAverage(_Average):
         known = self.count(counter, seen)
         if end == "min" and self.ignores_minimum:
             return tf.convert_to_tensor(variable)
-        # The order of operations is the same as in TensorFlow 1, so results agree to the last bit.
+        # The order of operations is that of TensorFlow 1, so results are bit-exact.
         weight = tf.constant(1.0 - self.spec.ema_decay, tf.float32)
         change = select_seen(seen, biased.read_value() - value, 0.0)
         average = subtract_product(biased, weight, change) / known
@@ -329,9 +330,9 @@ class ShadowedMovingAverage(_Average):
 
 
 class Learned(LastValue):
-    """A range that trains with the weights, and starts from the range that `calibrate` sets.
+    """A range that is trained like a weight, and starts from the range that `calibrate` sets.
 
-    Only the magnitude of a variable counts, so no training step can make the range empty.
+    The ends are absolute values of variables, so training cannot make the range empty.
     """
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
@@ -349,7 +350,7 @@ class Learned(LastValue):
         return -tf.abs(self.minimum.read_value()), high
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
-        if low == high == 0:  # An empty range would mean "no data". Zeros fit in any range.
+        if low == high == 0:  # An empty range would mean "no data".
             high = 1.0
         super().set(low, high, batches, wider)
 
@@ -359,7 +360,7 @@ class Learned(LastValue):
 
 
 def make_observer(spec: QuantSpec, host: keras.layers.Layer, name: str) -> Observer:
-    """Makes the observer that `spec` names, and adds its variables to the layer `host`."""
+    """Returns a new observer of the class that `spec` names. Its variables belong to `host`."""
     return OBSERVERS[spec.observer](spec, host, name)
 
 

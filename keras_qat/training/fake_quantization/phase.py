@@ -1,4 +1,4 @@
-"""The phase of training that a call of a quantize-aware layer is in."""
+"""The phase of a call of a quantize-aware layer: training, quantizing, frozen and so on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 Flag = bool | tf.Tensor
-"""A condition: a bool if a graph is traced for its value, or a scalar tensor."""
+"""A condition: a bool if it is known while a graph is traced, or a scalar tensor."""
 
 NEVER = 2**62
-"""A threshold that no training reaches."""
+"""A threshold that is larger than any number of steps."""
 
 
 class Phase(NamedTuple):
@@ -22,16 +22,16 @@ class Phase(NamedTuple):
 
     training: Any
     quantizing: Any
-    """Whether it quantizes."""
+    """Whether the call quantizes."""
     frozen: Any
     """Whether BatchNormalization uses the moving statistics."""
     calibrated: bool = False
     """Whether all quantizers are known to have a range."""
     fixed: Any = False
-    """Whether ranges are frozen, so training observes none. If it is a `Switch`, no range is
+    """Whether ranges are frozen, so training does not observe. If it is a `Switch`, no range is
     empty."""
     known: int = 0
-    """The index, from 1, of the frozen ranges that are constants in the graph; 0 for none."""
+    """If frozen ranges are constants in the graph, the index of the set of ranges, else 0."""
 
 
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
@@ -40,7 +40,7 @@ QUANTIZED = IN_FLOAT._replace(quantizing=True)
 
 
 def is_exact(phase: Phase | None) -> bool:
-    """Whether this is inference, and all layers quantize to ranges that they have."""
+    """Whether a phase is inference in which all layers quantize and have ranges."""
     if phase is None or phase.training is not False:
         return False
     return phase.quantizing is True and phase.calibrated

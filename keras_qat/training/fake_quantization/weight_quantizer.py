@@ -1,4 +1,4 @@
-"""Quantizers of weights, and the structure of weights that training preserves."""
+"""Quantizers of weights, and gradients that preserve zeros or clusters of weights."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.steps import step_tensors
 
 LEAST_LIMIT = 1e-12
-"""Smallest learned limit, so no training step makes a range empty."""
+"""Smallest learned limit, so training cannot make a range empty."""
 
 
 class WeightQuantizer:
     """Fake-quantizes one weight of a layer, per tensor or per output channel.
 
     Args:
-        spec: the specification. Ranges per channel are symmetric and narrow. They follow the
-            current values or are learned. A range per tensor may be such a range of a single
-                channel.
-        host: the layer that owns the variables; the quantizer is made while `host` is built.
+        spec: the specification. Ranges per channel are symmetric and narrow, and follow the current
+            values or are learned. A range per tensor may also be of this kind.
+        host: the layer that owns the variables. The quantizer is created while `host` is built.
         name: the weight's attribute name, prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.
     """
@@ -47,7 +46,7 @@ class WeightQuantizer:
         is_learned = spec.per_channel and spec.observer == "learned"
         self.observer = observers.make_observer(spec, host, name) if is_stored else None
         self.learned = self._add_limits(host, name) if is_learned and channel_axes else None
-        """The limits of the channels, if training learns them."""
+        """The variable for the limits of the channels, if training learns them."""
 
     def _add_limits(self, host: keras.layers.Layer, name: str) -> tf.Variable:
         shape = getattr(host.layer, name).shape
@@ -60,7 +59,7 @@ class WeightQuantizer:
         )
 
     def limits(self, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the largest magnitude of each output channel, shaped to broadcast."""
+        """Returns the limit of each output channel, in a shape that broadcasts."""
         if self.spec.power_of_two:
             limits = fake_quant.channel_limits(weights, self.channel_axes)
             return fake_quant.power_of_two_limits(limits, self.spec.bits)
@@ -69,19 +68,19 @@ class WeightQuantizer:
         return tf.maximum(tf.abs(self.learned), LEAST_LIMIT)
 
     def set_limits(self, limits: tf.Tensor) -> None:
-        """Sets the limits if they are learned, because other limits follow the weights."""
+        """Sets the limits if they are learned. Other limits follow the weights."""
         if self.learned is not None:
             self.learned.assign(limits)
 
     def quantize(self, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the quantized values of weights in ranges that are symmetric and narrow."""
+        """Returns the quantized values of weights, if ranges are symmetric and narrow."""
         limits = self.limits(weights)
         if self.learned is not None:
             weights = tf.clip_by_value(weights, -limits, limits)
         return fake_quant.quantize_channels(weights, limits, self.spec.bits)
 
     def __call__(self, weights: tf.Tensor, phase: Phase) -> tf.Tensor:
-        """Fake-quantizes `weights`, and observes them if this is training."""
+        """Fake-quantizes `weights`. In training, it also observes them."""
         spec, observer = self.spec, self.observer
         weights, prepared = step_tensors.current().weights.get(self, (weights, None))
         weights = tf.convert_to_tensor(weights)
@@ -107,7 +106,7 @@ class WeightQuantizer:
             return fake_quant.fake_quantize_channels(weights, self.limits(weights), spec.bits)
 
         if quantizing is True and prepared is None:
-            return quantize(weights)  # This operation has a gradient already.
+            return quantize(weights)  # This operation already has a gradient.
         switch = make_switch(quantizing)
         return straight_through(
             lambda weights: cond(switch, lambda: quantize(weights), lambda: tf.identity(weights)),
@@ -116,7 +115,7 @@ class WeightQuantizer:
 
     @property
     def can_share_block(self) -> bool:
-        """Whether the weights may be quantized in one tensor with other layers' weights."""
+        """Whether the weights may be concatenated with other layers' weights to quantize them."""
         is_plain = self.observer is None and self.learned is None and self.spec.preserve is None
         axes = self.channel_axes
         is_last = bool(axes) and axes == tuple(range(-len(axes), 0))
@@ -132,7 +131,7 @@ class WeightQuantizer:
 
 
 class CellQuantizer(WeightQuantizer):
-    """Quantizer of recurrent weights. Its ranges always follow the current values."""
+    """Quantizer of recurrent weights, whose ranges always follow the current values."""
 
     def __init__(self, spec: QuantSpec, *args: Any) -> None:
         super().__init__(dataclasses.replace(spec, observer="current_value"), *args)
@@ -155,7 +154,7 @@ def get_weight(layer: keras.layers.Layer, path: str) -> tf.Tensor:
 
 @contextlib.contextmanager
 def replace_weights(layer: keras.layers.Layer, weights: dict[str, tf.Tensor]) -> Iterator[None]:
-    """Runs a block in which a layer computes with other weights. The keys are their paths."""
+    """Returns a context manager in which a layer has other weights, given by their paths."""
     with contextlib.ExitStack() as stack:
         for path, weight in weights.items():
             owner, name = _find_owner(layer, path)
@@ -165,7 +164,7 @@ def replace_weights(layer: keras.layers.Layer, weights: dict[str, tf.Tensor]) ->
 
 
 def _find_owner(layer: keras.layers.Layer, path: str) -> tuple[Any, str]:
-    """Return the object that holds the weight at a path, and the name of the attribute."""
+    """Return the object that has the weight at a path, and the attribute's name."""
     *steps, name = path.split(".")
 
     def enter(owner: Any, step: str) -> Any:
@@ -178,7 +177,7 @@ Change = Callable[[tf.Tensor], tf.Tensor]
 
 
 def _change_gradient(weights: tf.Tensor, change: Change) -> tf.Tensor:
-    """Return the weights. `change` computes their gradient from the upstream one."""
+    """Return the weights unchanged. `change` is a function that changes their gradient."""
 
     @tf.custom_gradient
     def same(weights: tf.Tensor) -> tuple[tf.Tensor, Change]:
@@ -188,12 +187,12 @@ def _change_gradient(weights: tf.Tensor, change: Change) -> tf.Tensor:
 
 
 def keep_zeros(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weights, without a gradient for zeros, so optimizers keep them zero."""
+    """Returns the weights unchanged. Zeros have no gradient, so optimizers keep them zero."""
     return _change_gradient(weights, lambda up: up * tf.cast(weights != 0, up.dtype))
 
 
 def keep_clusters(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weights. Equal weights get the mean of their gradients, and zeros get none.
+    """Returns the weights unchanged. Equal weights share their mean gradient. Zeros have none.
 
     Optimizers then keep them equal or zero, so no mask is stored.
     """
@@ -208,4 +207,4 @@ def keep_clusters(weights: tf.Tensor) -> tf.Tensor:
 
 
 PRESERVED: dict[str, Change] = {"zeros": keep_zeros, "clusters": keep_clusters}
-"""Name in `QuantSpec.preserve` -> the function."""
+"""Value of `QuantSpec.preserve` -> function that changes the gradient."""

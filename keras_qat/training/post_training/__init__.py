@@ -1,4 +1,4 @@
-"""Post-training methods: they change weights layer by layer, without labels or training."""
+"""Post-training methods, which change weights layer by layer without labels or training."""
 
 from keras_qat.training.post_training.bias_correction import bias_correction
 from keras_qat.training.post_training.equalize import equalize

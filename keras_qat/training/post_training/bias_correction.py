@@ -1,4 +1,4 @@
-"""Bias correction: biases compensate for the mean error of quantization."""
+"""Bias correction: changes biases to compensate for the mean error of quantization."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def bias_correction(
 
     Rounded weights shift the mean of a layer's outputs. The mean difference from the float model is
     subtracted from the layer's bias, or from the offset of the BatchNormalization after it. Layers
-    are corrected from first to last, after the layers before them are quantized and corrected.
+    are corrected from first to last, with the corrected and quantized outputs of earlier layers.
 
-    A channel is corrected only if the correction works for other data: the correction from each
-    half of the examples has to bring the other half closer to the float model, also after the
+    A channel is corrected only if the correction also works for other data: the correction from
+    each half of the examples must bring the other half closer to the float model, also after the
     activation. Layers without bias and BatchNormalization, and layers that are called several
     times, do not change.
 
@@ -78,7 +78,7 @@ def bias_correction(
 def _find_shift(
     wrapper: QuantizeWrapper, variable: tf.Variable, in_float: tf.Tensor, quantized: tf.Tensor
 ) -> Any:
-    """Return the shift of each channel of a wrapper's outputs; 0 if both halves disagree."""
+    """Return the mean error of each channel of a wrapper's outputs; 0 if the halves disagree."""
     fold = fold_modes.FOLDS[wrapper.fold]
     activation = wrapper.activation or tf.identity
     middle = int(in_float.shape[0] + 1) // 2
@@ -112,7 +112,7 @@ def _find_shift(
 
 
 def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWrapper, np.ndarray]:
-    """Returns the mean float output of each wrapper of a part that has quantized weights."""
+    """Returns the mean float output of each wrapper with quantized weights in a part."""
     return {
         call.layer: _mean(call, batches, IN_FLOAT)
         for call, batches in walk(part, in_float, IN_FLOAT)
@@ -121,7 +121,7 @@ def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWra
 
 
 def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, np.ndarray]) -> None:
-    """Shifts the outputs of wrappers, from first to last, to the given means."""
+    """Corrects wrappers of a part, from first to last, so their mean outputs are `means`."""
     for call, batches in walk(part, quantized, QUANTIZED):
         if call.layer in means:
             shift_output(call.layer, means[call.layer] - _mean(call, batches, QUANTIZED))
@@ -139,7 +139,7 @@ def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
 
 
 def _find_variable(wrapper: QuantizeWrapper) -> Any:
-    """Return the variable that shifts a wrapper's outputs; None without one."""
+    """Return the variable that is added to a wrapper's outputs, its bias or beta; else None."""
     norm = wrapper.batch_norm
     if norm is None:
         return getattr(wrapper.layer, "bias", None)
@@ -147,7 +147,7 @@ def _find_variable(wrapper: QuantizeWrapper) -> Any:
 
 
 def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
-    """Adds `shift`, which has the shape of an output, to the channels on average."""
+    """Adds `shift`, which has the shape of an output, to the bias, averaged per channel."""
     norm, variable = wrapper.batch_norm, _find_variable(wrapper)
     if variable is None:
         return
@@ -160,7 +160,7 @@ def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
 
 
 def _average_over_axes(shift: np.ndarray, variable: tf.Variable) -> np.ndarray:
-    """Average a shift over the axes that the variable lacks, or that have size 1 in it."""
+    """Average a shift over axes that the variable lacks, or that have size 1 in the variable."""
     rank = len(variable.shape)
     shift = np.mean(shift, axis=tuple(range(shift.ndim - rank)))
     axes = tuple(axis for axis in range(rank) if variable.shape[axis] == 1)

@@ -1,4 +1,4 @@
-"""Cross-layer equalization: factors move between layers to make channel ranges alike."""
+"""Cross-layer equalization: moves factors between layers to make channel ranges similar."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ _BETWEEN = (
     *(_layers.AveragePooling1D, _layers.AveragePooling2D),
     *(_layers.GlobalAveragePooling1D, _layers.GlobalAveragePooling2D),
 )
-"""Layers with an output that is multiplied by a channel's factor if their input is."""
+"""Layers for which a factor of an input channel becomes a factor of the output channel."""
 _ROUNDS = 20
 
 
 @answers_unknown()
 def equalize(model: keras.Model, *, verbose: int = 0) -> Any:
-    """Equalizes the ranges of channels between layers of a float model; its outputs stay the same.
+    """Makes the ranges of channels in a float model similar, without changing its outputs.
 
     Each output channel of a layer is divided by a factor, and the weights that read this channel in
-    the next layer are multiplied by it. A ReLU between them passes the factor on. A few channels
-    with far larger weights then no longer set the range of the entire tensor. Depthwise-separable
-    networks gain most, especially with one range for all weights of a layer. Factors are powers of
-    two, so the outputs are bit-exact.
+    the next layer are multiplied by it. Afterwards, a few channels with much larger weights no
+    longer determine the range of the entire tensor. Depthwise-separable networks gain most,
+    especially with one range for all weights of a layer. Factors are powers of two, so the outputs
+    are bit-exact.
 
     It equalizes pairs of successive convolutions, depthwise convolutions and dense layers, with or
-    without BatchNormalization, and with a ReLU, pooling, padding or nothing between. It skips pairs
-    around a ReLU6, because its maximum of 6 does not scale with the factor. It skips layers with an
-    output that several layers read, as in residual networks.
+    without BatchNormalization, and with a ReLU, pooling, padding or nothing between them. It skips
+    pairs with a ReLU6 between them, because 6 does not scale with the factor. It skips layers whose
+    output is read by several layers, as in residual networks.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
-        verbose: 1 prints which layers were equalized, and why the others were not.
+        verbose: 1 prints which layers were equalized, and why others were not.
 
     Returns:
         A float model with equalized weights.
 
     Raises:
-        ValueError: if the model cannot be read, is quantized, or defines how it trains.
+        ValueError: if the model cannot be read, is quantized, or has a custom `train_step`.
 
     Warns:
         UserWarning: if nothing can be equalized.
@@ -110,7 +110,7 @@ def equalize(model: keras.Model, *, verbose: int = 0) -> Any:
 
 
 def _pairs(graph: Graph) -> Iterator[tuple[Group, Group | None, str]]:
-    """Yield successive layers, and why they cannot be equalized (an empty reason if they can)."""
+    """Yield pairs of successive layers, and why they cannot be equalized; "" if they can."""
     all_groups = find_groups(graph, affine=False)
     by_kernel = {group.kernel: group for group in all_groups}
     readers = graph.find_single_consumers()
@@ -152,7 +152,7 @@ class _Weight(NamedTuple):
 
 
 class _Layer:
-    """The weights of a group as arrays, which equalization changes in place."""
+    """The weights of a layer and its BatchNormalization as arrays, which equalization changes."""
 
     def __init__(self, group: Group, graph: Graph) -> None:
         self.axes = _KERNELS[type(group.kernel.layer)]
@@ -198,13 +198,13 @@ class _Layer:
 
 
 def _weights(call: Call, graph: Graph) -> list[_Weight]:
-    """Return the weights of a layer, or of its source layer if lowering made it."""
+    """Return the weights of a layer, or of the original layer if lowering created it."""
     variables = graph.weights.get(call.layer, call.layer.weights)
     return [_Weight(variable, variable.numpy().copy()) for variable in variables]
 
 
 def _equalize(layer: _Layer, following: _Layer) -> bool:
-    """Make the channel ranges of two successive layers alike, and return whether any changed."""
+    """Equalize the channels between two successive layers, and return whether any changed."""
     out, into = layer.largest(layer.axes), following.largest(_INPUTS)
     is_used = (out > 0) & (into > 0)
     ratio = np.where(is_used, out, 1.0) / np.where(is_used, into, 1.0)

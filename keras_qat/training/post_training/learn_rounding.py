@@ -1,4 +1,4 @@
-"""Learned rounding (AdaRound): rounds weights up or down to keep a layer's output."""
+"""Learned rounding (AdaRound): rounds each weight up or down to preserve a layer's output."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import find_least_squares_limits
 
 _BATCH = 32
-"""Most examples per training step."""
+"""Maximum number of examples per training step."""
 _NUMBERS = 2**20
-"""Most values in a tensor of one training step, because few large images are as good as many."""
+"""Maximum number of values in a tensor of one training step. Few large images are enough."""
 _STRETCH = 1.2
-"""Factor that stretches the sigmoid before it is clipped, so it can reach 0 and 1."""
+"""Factor by which the sigmoid is stretched before it is clipped, so it can reach 0 and 1."""
 _SHARP = 20.0, 2.0
-"""The power in the regularization, at the start and at the end."""
+"""The exponent in the regularization, at the start and at the end."""
 _WARM = 0.2
 """Share of the steps before regularization begins."""
 _WEIGHT = 1.0
@@ -57,38 +57,39 @@ def learn_rounding(
     seed: int = 0,
     verbose: int = 0,
 ) -> None:
-    """Learns which way to round each weight, from a few hundred examples without labels.
+    """Learns whether to round each weight up or down, from a few hundred examples without labels.
 
     Rounding to the nearest level is best for a single weight, but not for a sum of many. From the
-    first layer to the last, `learn_rounding` looks for the rounding that brings a layer's output
-    closest to the float model's, given the new weights of earlier layers. Weights move to the
-    chosen levels, so `predict`, `simulate` and files follow, and training may continue. Biases are
-    corrected as by `bias_correction`. Use it with fewer than 8 bits; 4 or fewer gain most.
+    first layer to the last, `learn_rounding` searches the rounding for which a layer's output is
+    closest to the float model's, given the new weights of earlier layers. The weights are set to
+    the chosen levels, so `predict`, `simulate` and files use them, and training can continue. It
+    also corrects biases, like `bias_correction`. Use it with fewer than 8 bits. Models with at most
+    4 bits gain most.
 
-    With blocks, the layers of a residual block are learned together, with quantized activations
-    between them, so one layer can compensate for another. A layer of a chain is a separate block.
-    Use blocks with 2 bits, and for depthwise networks.
+    With `reconstruct="block"`, the layers of a residual block are learned together, with quantized
+    activations between them, so one layer can compensate for another. A layer outside of such
+    blocks is a separate block. Use blocks with 2 bits, and for depthwise networks.
 
-    A layer or block keeps rounding to the nearest level if that has the smaller error on the data.
-    Layers that are called several times always keep it.
+    A layer or block keeps rounding to the nearest level if its error on the data is smaller. Layers
+    that are called several times always keep it.
 
-    Under a strategy the replicas share the examples of each step. In a cluster all workers have to
-    call it, with the same data. Gradients are then summed in another order than on one device, so a
-    weight between two levels may be rounded differently. All replicas round alike.
+    Under a strategy, the replicas share the examples of each step. In a cluster, all workers must
+    call it with the same data. The order in which gradients are summed then differs from a single
+    device, so a weight in the middle of two levels may be rounded differently.
 
     Args:
-        model: a calibrated quantization-aware model; its weights change. They must still be the
-            float model's, not changed by `calibrate(..., weights="mse")` or an earlier call. Zeros
-            that its recipe preserves stay zero.
+        model: a calibrated quantization-aware model; its weights change. Before, they must be those
+            of the float model, not changed by `calibrate(..., weights="mse")` or an earlier call.
+            Zeros that the recipe preserves stay zero.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
-        steps: how many batches to read; all by default. An endless dataset needs it.
+        steps: number of batches to read; all by default. Required for an infinite dataset.
         batch_size: examples per batch of arrays, 32 by default.
         iterations: training steps for each layer or block, each with 32 examples, or fewer if
             tensors are large.
         learning_rate: the learning rate of Adam.
         weights: ranges of weights: "mse" for the least squared error, "minmax" for the extremes.
-        reconstruct: "layer" or "block": the part that has to reproduce its float output.
+        reconstruct: "layer" or "block": what is learned together to reproduce its float output.
         seed: the seed for the order of the examples.
         verbose: 1 shows progress.
 
@@ -137,12 +138,12 @@ def learn_rounding(
 
 
 class Reconstruction:
-    """A part of a model with layers that learn their rounding together.
+    """A part of a model whose layers learn their rounding together.
 
     Args:
         part: the calls.
-        levels: the levels of each wrapper that learns its rounding.
-        in_float, quantized: the tensors of each batch, as passed to a `Visit`.
+        levels: the levels of each wrapper whose rounding is learned.
+        in_float, quantized: the tensors of each batch, as for a `Visit`.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class Reconstruction:
         self.outputs = [value for value in part.outputs if value.is_float]
         inputs, targets = _concatenate(quantized, part.reads), _concatenate(in_float, self.outputs)
         self.count = min(int(x.shape[0]) for x in (*inputs, *targets))
-        """Number of examples. An example has several rows if rows are steps of a sequence."""
+        """Number of examples. If rows are steps of a sequence, an example has several rows."""
         self.inputs = [self._group_by_example(x) for x in inputs]
         self.targets = [self._group_by_example(y) for y in targets]
         self.power = [max(float(tf.reduce_mean(y**2)), 1e-30) for y in self.targets]
@@ -166,7 +167,7 @@ class Reconstruction:
     def learn(
         self, iterations: int, learning_rate: float, seed: int, strategy: tf.distribute.Strategy
     ) -> None:
-        """Learns the rounding and applies it, or rounds to the nearest levels if that is better.
+        """Learns the rounding and applies it. If rounding to nearest is better, applies that.
 
         Args:
             iterations, learning_rate: the number of steps of Adam, and its learning rate.
@@ -190,16 +191,16 @@ class Reconstruction:
         return tf.reshape(x, [self.count, -1, *x.shape[1:]])
 
     def _split_by_layer(self, up: tf.Tensor) -> list[Any]:
-        """Split a vector with an entry for each weight into one array per layer."""
+        """Split a vector of all weights into one array per layer."""
         shapes = [levels.share.shape for levels in self.levels.values()]
         parts = tf.split(tf.cast(up, tf.float32), [int(np.prod(shape)) for shape in shapes])
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def _compute(self, up: tf.Tensor, inputs: list[Any]) -> list[Any]:
-        """Compute the part's float outputs, with quantized activations inside.
+        """Compute the outputs of the part, with quantized activations inside.
 
         Args:
-            up: how far each weight is above the level below, in units of the scale.
+            up: distance of each weight from the level below it, in units of the scale.
             inputs: the tensors that the part reads.
         """
         tensors: Tensors = dict(zip(self.part.reads, map(_rows, inputs), strict=True))
@@ -214,7 +215,7 @@ class Reconstruction:
         return [outputs[value] for value in self.outputs]
 
     def _quantize(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
-        """Return the outputs of a call that later calls read; `exact` holds its float outputs."""
+        """Return the outputs of a call as later calls read them. `exact` are its float outputs."""
         layer = call.layer
         if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
             return exact
@@ -234,7 +235,7 @@ class Reconstruction:
         return max(sizes)
 
     def _distance(self, outputs: list[Any], targets: list[Any]) -> Any:
-        """Sum the squared errors of outputs, each divided by the mean square of its target."""
+        """Return the sum of squared errors of outputs, each divided by its target's mean square."""
         sums = [
             tf.reduce_sum((tf.reshape(output, tf.shape(target)) - target) ** 2) / power
             for output, target, power in zip(outputs, targets, self.power, strict=True)
@@ -242,7 +243,7 @@ class Reconstruction:
         return tf.add_n(sums)
 
     def _error(self, up: np.ndarray) -> float:
-        """Return the mean distance of an example from its targets."""
+        """Return the mean distance between the outputs and their targets over all examples."""
         sums = []
         for i in range(0, self.count, _BATCH):
             inputs = [x[i : i + _BATCH] for x in self.inputs]
@@ -251,9 +252,9 @@ class Reconstruction:
         return float(np.sum(sums)) / self.count
 
     def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
-        """Make the loss: the error of some examples, and a penalty for weights between levels.
+        """Return the loss: the error of some examples, and a penalty for weights between levels.
 
-        Each replica has a share of the examples. The loss is the mean over replicas.
+        Each replica computes the loss of its share of the examples.
         """
         count, (first, last) = self.count, _SHARP
         batch = min(_BATCH, count, max(1, _NUMBERS // self._largest()))
@@ -283,12 +284,12 @@ def _concatenate(batches: list[Tensors], values: list[Value]) -> list[Any]:
 
 
 def _rows(x: tf.Tensor) -> Any:
-    """Undo `_group_by_example`."""
+    """Revert `_group_by_example`."""
     return tf.reshape(x, [-1, *x.shape[2:]])
 
 
 def _soft(logits: tf.Tensor) -> Any:
-    """Return how far each weight is moved to the level above, from 0 to 1."""
+    """Return the position of each weight between the level below (0) and the level above (1)."""
     return tf.clip_by_value(_STRETCH * tf.sigmoid(logits) - (_STRETCH - 1) / 2, 0.0, 1.0)
 
 
@@ -299,7 +300,7 @@ def _minimize(
     rate: float,
     strategy: tf.distribute.Strategy,
 ) -> Any:
-    """Minimize a loss, the mean over replicas, with Adam in one graph, and return the result."""
+    """Minimize the mean of a loss over replicas with Adam in one graph, and return the result."""
     beta_1, beta_2 = 0.9, 0.999
 
     def slope_at(x: tf.Tensor, i: tf.Tensor) -> Any:
@@ -326,7 +327,7 @@ def _minimize(
 
 
 class Levels:
-    """The weights of a wrapper, each as the level below it plus a fraction of a step."""
+    """The weights of a wrapper, each as the level below it and a fraction of a step."""
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
         self.layer = wrapper.layer
@@ -346,7 +347,7 @@ class Levels:
         scale = limits / np.float32(self.levels)
         self.scale = scale / np.where(self.factor == 0, np.float32(1), self.factor)
         steps = np.clip(folded / scale, -self.levels, self.levels)
-        # The largest weight of a channel sets the range, so it stays at the end.
+        # The largest weight of a channel determines its range, so it must not change.
         stays = np.abs(steps) >= self.levels * (1 - 1e-6)
         if self.quantizer.spec.preserve == "zeros":
             stays |= self.value == 0
@@ -355,7 +356,7 @@ class Levels:
         self.free = (~stays).astype(np.float32)
 
     def weights_at(self, up: tf.Tensor) -> dict[str, Any]:
-        """Returns the weight, `up` steps above the levels below it, by its attribute's name."""
+        """Returns {attribute: weight} for weights `up` steps above the levels below them."""
         return {self.name: (self.below + up) * self.scale}
 
     def settle(self, up: np.ndarray) -> None:

@@ -39,16 +39,16 @@ def reestimate_batch_norm(
     """Re-estimates the moving statistics of BatchNormalization as the average of some batches.
 
     Moving averages lag behind training, and low-bit weights change in large steps, so the
-    statistics may not fit the final weights. Call it before `evaluate` and the export; about 50
-    batches without labels are enough. Depthwise networks gain most. Nothing else changes.
+    statistics may not fit the final weights. Call it before `evaluate` and the export. About 50
+    batches without labels are enough. Depthwise networks gain most. Only these statistics change.
     BatchNormalization that is frozen, in the float model or by `freeze_bn_delay`, is only
-    re-estimated if it computes with the batch's statistics in training.
+    re-estimated if it uses the batch's statistics in training.
 
     Args:
         model: a calibrated or trained quantization-aware model.
         data: inputs without labels: an array, a list or dict of arrays, a `tf.data.Dataset`,
             a `keras.utils.Sequence`, or a generator of batches.
-        steps: how many batches to read; all by default. An endless dataset needs it.
+        steps: number of batches to read; all by default. Required for an infinite dataset.
         batch_size: examples per batch of arrays, 32 by default. Use the batch size of training.
         verbose: 1 shows progress.
 
@@ -76,7 +76,7 @@ def reestimate_batch_norm(
     dtypes = [x.dtype for x in model.inputs]
     sums, count = [0.0] * len(statistics), 0
     with restore_states(model.weights), contextlib.ExitStack() as stack:
-        for norm in norms:  # This sets the moving statistics to those of the last batch.
+        for norm in norms:  # The moving statistics become those of the last batch.
             stack.enter_context(swap_attributes(norm, momentum=0.0))
         for batch in show_batches(model, data, steps, batch_size, "BatchNormalization", verbose):
             watch(*map(tf.constant, batch, dtypes))
@@ -87,7 +87,7 @@ def reestimate_batch_norm(
 
 
 def _observe(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a layer as at inference, but BatchNormalization with the batch's statistics."""
+    """Call a layer at inference, except BatchNormalization, which uses the batch's statistics."""
     layer = call.layer
     learns = isinstance(layer, (QuantizeWrapper, keras.layers.BatchNormalization))
     if not learns or kwargs.get("training") is False:

@@ -1,7 +1,7 @@
-"""A pass through a quantization-aware model that may change the weights of each part.
+"""Visits each part of a quantization-aware model, to change its weights.
 
-Each part is computed in float and quantized, with all examples at once. Its weights may change
-before it is computed quantized, and later parts read the new results.
+Each part is computed for all examples, first in float and then quantized. Its weights may change in
+between, and later parts read the new results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 Visit = Callable[[Part, list[Tensors], list[Tensors]], None]
-"""Function of a part, its float inputs and outputs for each batch, and its quantized inputs."""
+"""A function of a part, its float inputs and outputs for each batch, and its quantized inputs."""
 
 
 def check_calibrated(model: keras.Model) -> None:
@@ -73,16 +73,16 @@ def sweep(
 ) -> None:
     """Calls `visit`, which may change weights, for each part of a model.
 
-    Weights are restored if it is interrupted.
+    Weights are restored if it fails or is interrupted.
 
     Args:
         model: a calibrated quantization-aware model.
         data, steps, batch_size: as in `calibrate`. All examples are held in memory, part by part.
-        visit: called for each part before its quantized pass.
+        visit: called for each part after it is computed in float, and before it is quantized.
         title: the title of the progress bar.
         verbose: 1 shows progress.
-        blocks: whether parts are blocks between tensors that all data passes through, such as a
-            residual block with the ReLU after it. Otherwise each call is a part.
+        blocks: whether a part is a block, such as a residual block with the ReLU after it.
+            Otherwise each call is a part.
     """
     check_calibrated(model)
     graph = read_model(model)
@@ -108,7 +108,7 @@ def sweep(
 
 @contextlib.contextmanager
 def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
-    """Runs a block that changes weights, and restores all of them if it is interrupted or fails."""
+    """Returns a context manager that restores all weights if its block fails or is interrupted."""
     before = model.get_weights()
     try:
         yield
@@ -118,7 +118,7 @@ def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
 
 
 def _split_graph(graph: Graph, blocks: bool) -> list[Part]:
-    """Split a model's calls into parts, one by one or block by block."""
+    """Split a model's calls into parts: blocks, or single calls."""
     counts, outputs = graph.count_calls(), set(flatten_values(graph.outputs))
     unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
     waiting = {value for value in flatten_values(graph.inputs) if unread[value]}
@@ -155,7 +155,7 @@ def _is_relu(call: Call | None) -> bool:
 
 
 def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
-    """Yields the calls of a part, each with the tensors of all batches just before it."""
+    """Yields each call of a part, with the tensors of all batches before it is computed."""
     batches = [{value: tensors[value] for value in part.reads} for tensors in inputs]
     last = {value: call for call in part.calls for value in call.inputs}
     for call in part.calls[:-1]:

@@ -1,1 +1,1 @@
-"""How Keras runs training steps, and the operations that quantizers share in a step."""
+"""Training steps: custom training, optimizers, and operations that quantizers share."""

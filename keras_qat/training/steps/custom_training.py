@@ -1,8 +1,8 @@
-"""Models with a class that defines how they train, and how quantized models inherit this.
+"""Lets quantization-aware models inherit custom training from the class of the float model.
 
 A subclass of `keras.Model` may define methods such as `train_step` and `compile`. The class of the
-quantization-aware model then derives from it, and the model gets a copy of its attributes, which
-these methods read.
+quantization-aware model then derives from this subclass, and the model gets the attributes that the
+methods read.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from keras_qat.keras2.safe_loading import safe_scope
 from keras_qat.messages import LIBRARIES, get_package
 
 PREDICTION = ("predict", "predict_step", "make_predict_function")
-"""Methods by which a class defines the result of `predict`."""
+"""Methods with which a class changes the result of `predict`."""
 
 METHODS = (
     *("fit", "train_step", "make_train_function", "compile", "compute_loss", "compute_metrics"),
     *("evaluate", "test_step", "make_test_function", *PREDICTION),
 )
-"""Methods by which a class defines how its models train, are evaluated and predict."""
+"""Methods with which a class changes training, evaluation or prediction."""
 
 HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 """Methods of a callback that run between steps."""
@@ -40,16 +40,16 @@ ASYNCHRONOUS = (
     tf.distribute.experimental.ParameterServerStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
 )
-"""Strategies with several workers: another worker may count steps, or replace a lost worker."""
+"""Strategies with several workers, on which other workers may change a model's step."""
 
 DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset)
-"""Kinds of data that are loaded without running user code during a step."""
+"""Types of data that are loaded without running user code during a step."""
 
 
 def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool:
-    """Returns whether surely no user code runs between the steps of an epoch of `fit`.
+    """Returns whether certainly no user code runs between the steps of an epoch of `fit`.
 
-    Code in a `tf.data` pipeline runs before the steps, and does not count.
+    Code in a `tf.data` pipeline is not considered.
     """
     hooks = [getattr(item, hook, item) for item in callbacks for hook in HOOKS]
     arrays = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
@@ -65,21 +65,20 @@ def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool
 
 
 def trains_itself(model: keras.Model) -> bool:
-    """Returns whether a user's class defines how the model trains, is evaluated or predicts."""
+    """Returns whether a model's class changes training, evaluation or prediction."""
     return defines(type(model), *METHODS)
 
 
 def take_training(model: keras.Model, original: keras.Model, without: Iterable[str]) -> None:
-    """Makes a functional model train as `original` does.
+    """Makes a functional model train like `original`.
 
-    The model's new class derives from its own class and from the original's. So the original's
-    methods, and those they call by `super()`, apply to the model. Both models share the original's
-    attributes.
+    The model's new class derives from its class and from the original's class. The original's
+    methods and attributes then also belong to the model.
 
     Args:
         model: the model to change.
-        original: a model of a class that defines how it trains.
-        without: the attributes that the model does not get.
+        original: a model with custom training.
+        without: names of attributes that are not copied.
     """
     left_out = dict.fromkeys(without, type(original).__name__)
     derive: Any = derive_class  # Classes are hashable, which mypy does not know.
@@ -94,9 +93,9 @@ def take_training(model: keras.Model, original: keras.Model, without: Iterable[s
 
 
 def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
-    """Returns the attributes of a model that hold weights of its lowered graph.
+    """Returns the names of a model's attributes with weights of its lowered graph.
 
-    A copy of the model has copies of these weights, and must not train the original ones.
+    A copy of the model has copies of these weights, and must not train the original weights.
     """
     layers = {
         layer for call in graph.calls for layer in (call.layer, call.source, *call.within) if layer
@@ -117,7 +116,7 @@ def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
 def get_class_config(model: keras.Model) -> dict[str, Any] | None:
     """Returns a configuration for `from_class_config`; None if Keras has none.
 
-    Its entry `config` is None for a model with the constructor `keras.Model(inputs, outputs)`.
+    Its entry `config` is None if the constructor is `keras.Model(inputs, outputs)`.
     """
     model_class, config = type(model), None
     if defines(model_class, "__init__", "get_config"):
@@ -134,10 +133,10 @@ def get_class_config(model: keras.Model) -> dict[str, Any] | None:
 
 
 def from_class_config(config: dict[str, Any], custom_objects: Any = None) -> Any:
-    """Makes a model from a configuration that `get_class_config` returned.
+    """Creates a model from the result of `get_class_config`.
 
     Raises:
-        ValueError: if the class is unknown, or cannot make a model from its configuration.
+        ValueError: if the class is unknown, or cannot create a model from its configuration.
     """
     name, registered_name = config["class_name"], config["registered_name"]
     registered = keras.utils.get_registered_object(registered_name, custom_objects)

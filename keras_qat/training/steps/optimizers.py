@@ -1,8 +1,8 @@
-"""Joint updates of vectors, such as biases, by Keras' optimizers.
+"""Lets Keras optimizers update all vectors, such as biases, as one tensor.
 
-An optimizer updates each variable by itself, with six operations or more. In a model with
-BatchNormalizations most operations of a step are such updates, each of a few values. In a small
-network they take half of the time to trace a step.
+An optimizer updates each variable separately, with at least six operations. In a model with
+BatchNormalization, most operations of a step are such updates of a few values. In a small network,
+they take half of the time to trace a step.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from keras_qat.keras2.backend import keras, swap_attributes
 
 _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
-"""Optimizers that update an element independently of its position in a tensor.
+"""Optimizers whose update of an element does not depend on its position in a tensor.
 
-Optimizers with inverse square roots depend on the position, because TensorFlow computes blocks of
-eight elements differently from the remainder."""
+Inverse square roots depend on the position, because TensorFlow computes blocks of eight elements
+differently from the remaining elements."""
 
 METHOD = "_distributed_apply_gradients_fn"
-"""The method of Keras' optimizers that updates variables, given a strategy and gradients."""
+"""Name of the method with which Keras optimizers update variables."""
 
 Pair = tuple[tf.Tensor, tf.Variable]
 """A gradient and its variable."""
@@ -32,10 +32,9 @@ Pair = tuple[tf.Tensor, tf.Variable]
 
 @contextlib.contextmanager
 def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Runs a block that traces a training step, in which the optimizer updates vectors together.
+    """Returns a context manager in which a traced training step updates all vectors together.
 
-    Replicas of a strategy update each variable by itself. So do legacy optimizers, which have
-    another method.
+    Replicas of a strategy and legacy optimizers still update each variable separately.
     """
     if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
@@ -52,7 +51,7 @@ def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]
 
 
 def update_together(optimizer: keras.optimizers.Optimizer, pairs: list[Pair]) -> list[Pair]:
-    """Updates vectors together; the result is bit-exact with separate updates.
+    """Updates vectors together. The results are identical to separate updates.
 
     Returns:
         The pairs that remain to be updated.
@@ -113,7 +112,7 @@ class _JointVariable:
 
 
 class _OptimizerView:
-    """Stands for an optimizer in its `update_step` for a `_JointVariable`."""
+    """Replaces an optimizer in its `update_step` for a `_JointVariable`."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, variables: Sequence[tf.Variable]
@@ -140,8 +139,8 @@ tf.register_tensor_conversion_function(
 def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> None:
     """Raises a `ValueError` if an optimizer has already been used with another model.
 
-    Keras' optimizers make their variables for the first weights that they update, and cannot update
-    others.
+    Keras optimizers create variables for the first weights that they update, and cannot update
+    other weights.
     """
     optimizer = trained.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)

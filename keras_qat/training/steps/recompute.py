@@ -1,9 +1,9 @@
-"""Products before quantizers, with gradients that keep no more tensors than float training.
+"""Recomputes products for gradients of quantizers, to store no more tensors than float training.
 
-The gradient of a quantizer reads its input. After a product this would keep one tensor more than
-float training does. After a swish it would keep four more: the quantized input, the sigmoid before
-and after quantization, and the product. So the gradient computes the product again. For a swish,
-the derivative is kept in place of its input.
+The gradient of a quantizer reads its input. If this is a product, training would store one tensor
+more than float training. If it is a swish, it would store four more: the quantized input, the
+sigmoid before and after quantization, and the product. Therefore the gradient computes the product
+again. For a swish, the derivative is stored instead of the input.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import tensorflow as tf
 from keras_qat.arithmetic.gradient_masks import zero_outside_range
 
 Back = Callable[[tf.Tensor], list[tf.Tensor]]
-"""Function from the gradient of a tensor to the gradients of its inputs."""
+"""A function (gradient of a tensor) -> gradients of its inputs."""
 
 
 class Source(NamedTuple):
-    """The inputs of a tensor that is not stored for gradients.
+    """The inputs from which a tensor is computed again for its gradient.
 
     Args:
-        inputs: the tensors that the gradient goes to.
-        again: recomputes the tensor, and returns it with the function of its gradient.
-        derivative: the derivative by the only input, if the forward pass computes it.
+        inputs: the tensors that receive the gradient.
+        again: function that returns the tensor and its `Back`.
+        derivative: the derivative with respect to the only input, if the forward pass computes it.
     """
 
     inputs: list[tf.Tensor]
@@ -53,9 +53,9 @@ def _is_sigmoid_of(y: tf.Tensor, gate: tf.Operation) -> bool:
 
 
 def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
-    """Return the source of `y` times its sigmoid, which the operation `gate` has `quantized`.
+    """Return the source of `y` times its sigmoid, which the operation `gate` quantizes.
 
-    If `y` is quantized to an observed range, the gradient passes its quantizer.
+    If `y` itself is quantized to an observed range, the source's input is `y` before quantization.
     """
     sigmoid = gate.inputs[0]
     low, high = (float(tf.get_static_value(end)) for end in gate.inputs[1:])
@@ -64,7 +64,7 @@ def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Sourc
     )
     derivative = quantized + tf.raw_ops.SigmoidGrad(y=sigmoid, dy=inside)
     op = _find_quantizer(y)
-    # A learned range is an input of the operation as well.
+    # A learned range is also an input of the operation.
     if (
         op is None
         or len(y.op.inputs) != 2
@@ -88,7 +88,7 @@ def _find_quantizer(y: tf.Tensor) -> tf.Operation | None:
 
 
 def _find_product_gradients(up: tf.Tensor, a: tf.Tensor, b: tf.Tensor) -> list[tf.Tensor]:
-    """Return the gradients of both factors of a product, which may have been broadcast."""
+    """Return the gradients of both factors of a product, which may be broadcast."""
     if a.shape.rank is not None and a.shape.as_list() == b.shape.as_list():
         return [up * b, up * a]
     axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(a), s1=tf.shape(b))

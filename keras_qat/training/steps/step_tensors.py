@@ -1,8 +1,8 @@
-"""Operations that all quantizers of a model share in a training step.
+"""Computes operations for all quantizers of a model together in a training step.
 
-A quantizer has a dozen operations on scalars, and a weight as many on few values. In a model with a
-hundred quantizers most operations of a step are of this kind, and each costs a GPU a launch.
-Operations that do not depend on the batch are computed for all quantizers together at its start.
+A quantizer has a dozen operations on scalars or few values, and each of them is a kernel launch on
+a GPU. In a model with a hundred quantizers, these are most operations of a step. Operations that do
+not depend on the batch are computed for all quantizers together at the start of the step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.messages import set_within
 
 QuantizedWeights = dict[Any, tuple[tf.Tensor, tf.Tensor]]
-"""`WeightQuantizer` -> its weight as read, and the quantized weight."""
+"""`WeightQuantizer` -> (its weight, the quantized weight)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +33,11 @@ class StepTensors:
     """Tensors of one training step of a model.
 
     Args:
-        graph: the graph that holds them. Graphs inside it may be saved alone, so they read none.
+        graph: their graph. Inner graphs do not use them, because they may be saved separately.
         weights: the weights that are quantized together.
-        averages: reference to an observer's counter -> the number of batches including this one,
-            and the second result of `weigh`. Valid for the observer's first batch in the step.
+        averages: reference to an observer's counter -> the results of `weigh`: the number of
+            batches including this batch, and the factor. Valid for the observer's first batch in
+            the step.
     """
 
     graph: Any
@@ -48,7 +49,7 @@ _current: ContextVar[StepTensors | None] = ContextVar("tensors of the step", def
 
 
 def current() -> StepTensors:
-    """Returns the tensors of the step that is traced; none if no step is traced."""
+    """Returns the tensors of the step that is being traced; empty ones if there is none."""
     tensors, graph = _current.get(), tf.compat.v1.get_default_graph()
     if tensors is not None and tensors.graph is graph:
         return tensors
@@ -56,7 +57,7 @@ def current() -> StepTensors:
 
 
 def compute_together(layers: Iterable[keras.layers.Layer]) -> AbstractContextManager[None]:
-    """Runs a block in which a graph of a training step calls all quantize-aware `layers`."""
+    """Returns a context manager for tracing a training step that calls quantize-aware `layers`."""
     outer, graph = _current.get(), tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or (outer is not None and outer.graph is graph):
         return contextlib.nullcontext()
@@ -86,7 +87,7 @@ def _count_batches(layers: list[keras.layers.Layer]) -> dict[Any, tuple[tf.Tenso
 def apply_to_rows(
     function: Callable[..., tuple[tf.Tensor, ...]], *rows: tuple[Scalar | tf.Variable, ...]
 ) -> list[tuple[tf.Tensor, ...]]:
-    """Applies a function to rows of scalars with operations on vectors; returns rows of results."""
+    """Applies a function to rows of scalars, stacked to vectors, and returns rows of results."""
     if len(rows) == 1:
         return [function(*rows[0])]
     vectors = function(*map(tf.stack, zip(*rows, strict=True)))
@@ -95,10 +96,9 @@ def apply_to_rows(
 
 
 def _quantize_weights(layers: list[keras.layers.Layer]) -> QuantizedWeights:
-    """Quantize weights together that differ only in the number of channels.
+    """Concatenate weights that differ only in the number of channels, and quantize them together.
 
-    Concatenating copies weights. For large weights this takes too long. On a GPU the limit is
-    higher.
+    Copying large weights would take too long, so there is a limit, which is higher on a GPU.
     """
     most = LARGE * (4 if plain_operations.has_gpu() else 1)
     groups: dict[Any, list[tuple[Any, tf.Tensor]]] = collections.defaultdict(list)
