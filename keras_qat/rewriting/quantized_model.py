@@ -21,7 +21,7 @@ from keras_qat.imports.keras3.backend import RefusesKeras3, refuse_files
 from keras_qat.integer_graph.file_inference import InferenceRuntime, check_runtime
 from keras_qat.integer_graph.keras_inference import Inference
 from keras_qat.keras2 import backend
-from keras_qat.keras2.backend import KeepsTrainable, keras
+from keras_qat.keras2.backend import KeepsTrainable, create_quickly, keras
 from keras_qat.keras2.configurations import (
     CustomObjects,
     applications_scope,
@@ -324,7 +324,7 @@ class QuantizedModel(
     @classmethod
     def _from_config(cls, config: Config, custom_objects: Config | None) -> Any:
         config, saved = split_config(config)
-        with applications_scope(), shapes_only(), use_float32(), observe_alike():
+        with applications_scope(), shapes_only(), use_float32(), observe_alike(), create_quickly():
             plain_class: Any = cls.class_before or cls
             model = super(QuantizedModel, plain_class).from_config(config, custom_objects)
         restore_model(model, config, saved, custom_objects)

@@ -13,7 +13,7 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values
 from keras_qat.graph.precision import get_policy, is_half
 from keras_qat.graph.read_model import list_symbols
 from keras_qat.graph.rebuild_model import InsertedCall, Replacement, copy_graph, rebuild_model
-from keras_qat.keras2.backend import keras
+from keras_qat.keras2.backend import create_quickly, keras
 from keras_qat.keras2.configurations import find_missing_config
 from keras_qat.keras2.layers_and_models import (
     assign_reshaped,
@@ -71,7 +71,7 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
     visitor = _Visitor(plan)
     with observe_alike():
         graph = visitor.visit()
-    with shapes_only(), observe_alike():
+    with shapes_only(), observe_alike(), create_quickly():
         model = rebuild_model(graph, functools.partial(_make_model, plan.file_outputs))
     model.keep_recipe(plan.recipe)
     model.keep_float_model(float_model)

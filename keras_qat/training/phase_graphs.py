@@ -150,13 +150,13 @@ class PhasedModel:
                     f"train it, or call keras_qat.calibrate(model, data), to see int8 results."
                 )
             if not functions and name != "predict":
-                with backend.pause_garbage_collection():
+                with backend.create_quickly():
                     backend.make_training_variables(self, iterator, training=trains)
             if not trains:
                 if self._settled_at is None and is_exact(phase):
                     iterator = look_at_first_batch(self, name, iterator)
                 if self._settled_at != finder.steps:
-                    with backend.pause_garbage_collection():  # It may trace.
+                    with backend.create_quickly():  # It may trace.
                         self.settle(phase)
                     object.__setattr__(self, "_settled_at", finder.steps)
             key = phase, *((0, False) if trains else self.choose_inference(phase))
@@ -168,7 +168,7 @@ class PhasedModel:
                 functions[key] = backend.silence_retracing(make(force=True))
                 setattr(self, attribute, run)
                 optimizer = self.optimizer if trains else None  # type: ignore[attr-defined]
-                with backend.pause_garbage_collection(), join_updates(optimizer):
+                with backend.create_quickly(), join_updates(optimizer):
                     return functions[key](iterator)  # It traces.
 
         setattr(self, attribute, run)
