@@ -1,4 +1,4 @@
-"""`diagnose`: measures the cost of quantization, its location, and the effect of remedies."""
+"""`diagnose`: measures what quantization costs, in which layers, and which remedies help."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ FITTED = 256
 """Maximum number of examples for the ranges and biases of remedies."""
 CALIBRATE = "calibrate(qat, x)"
 SUSPECTS = 3
-"""How many layers, those where the SQNR falls most, are tried with more precision."""
+"""Number of layers, with the largest drop of the SQNR, that are tried with more precision."""
 GAIN = 3.0
-"""Least gain of a listed remedy, in dB: half of the noise."""
+"""Minimum gain of a listed remedy in dB, which halves the noise."""
 BEYOND, USED = 0.01, 0.5
 """Ranges are reported if more than the first share of an input's values lies outside, or if its
 values use less than the second share of the range."""
@@ -80,9 +80,9 @@ class Diagnosis:
         examples: number of examples that were measured.
         now: quality of the unchanged model.
         problems: sentences about wrong ranges or data.
-        layers: layer -> SQNR in dB before and after it, for the layers where it falls most.
-        remedies: code -> the quality with this remedy, the best first. If `calibrate(qat, x)`
-            brings most of the gain, it comes first.
+        layers: layer -> SQNR in dB before and after it, for the layers with the largest drops.
+        remedies: code -> the quality with this remedy, the best first. If `calibrate(qat, x)` has
+            most of the gain, it comes first.
     """
 
     model: str
@@ -120,10 +120,10 @@ class Diagnosis:
 @answers_unknown()
 @one_at_a_time
 def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
-    """Finds problems of a quantized model with data, and measures remedies.
+    """Finds problems of a quantized model, and measures which remedies help.
 
-    Every second example is used to try remedies (ranges, biases), the others to measure the
-    integers of the model's file against the float model. The model does not change.
+    Half of the examples are used to try remedies, such as new ranges and biases. The other half is
+    used to compare the integer outputs of the file with the float model. The model does not change.
 
     Args:
         model: a quantization-aware model with ranges, from `quantize_model`.
@@ -132,8 +132,8 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table, with problems of the data, the quality now and with each
-        remedy that gains at least 3 dB, and the layers where the SQNR falls most.
+        A report that prints as a table: problems of the data, the quality now and with each remedy
+        that gains at least 3 dB, and the layers with the largest drops of the SQNR.
 
     Raises:
         ValueError: if the model is not quantized, has no ranges or keeps states, or the data does
@@ -159,7 +159,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
     is_tested = np.arange(len(arrays[0])) // size % 2 == 1
 
     def select(rows: NDArray[Any], count: int) -> Any:
-        """Packs at most `count` of these examples, as full batches if the batch size is fixed."""
+        """Returns at most `count` of these examples, as full batches if the batch size is fixed."""
         count = max(count // size, 1) * size
         return pack_inputs(inputs, [array[rows][:count] for array in arrays])
 
@@ -179,9 +179,9 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
     by_remedy: dict[str, Quality] = {}
     for code, treat in show_progress(tried.items(), "Remedies", verbose, len(tried), unit="remedy"):
         with silent(), warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("ignore")  # Other libraries deprecate functions.
+            warnings.simplefilter("ignore")  # Such as deprecation warnings of other libraries.
             warnings.simplefilter("always", UserWarning)
-            with contextlib.suppress(ValueError):  # It may not be allowed.
+            with contextlib.suppress(ValueError):  # The recipe may not support this remedy.
                 treated = resolve_to_export(treat())
                 by_remedy[code] = _measure(
                     run_examples(treated, tested, graph.origin.file_family), exact
@@ -196,9 +196,9 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 
 
 def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
-    """Return remedies with enough gain, the best first. Each includes a new calibration.
+    """Return remedies with enough gain, the best first.
 
-    If calibration alone brings most of the gain, it comes first: it costs nothing on the device.
+    If calibration alone has most of the gain, it comes first, because it costs nothing on a device.
     """
     gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
     calibration = gain.get(CALIBRATE, 0.0)
@@ -214,7 +214,7 @@ def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Q
 def _list_remedies(
     model: keras.Model, x: Any, suspects: list[str]
 ) -> dict[str, Callable[[], keras.Model]]:
-    """Return functions that return a treated model, by the code that does the same."""
+    """Return code of a remedy -> function that returns a model with this remedy."""
     recipe: Recipe = get_recipe(model)
 
     def recalibrate(**options: Any) -> keras.Model:
@@ -254,7 +254,7 @@ def _list_remedies(
     options = ", ".join(f"{name}={value}" for name, value in more.items())
     for layers in [[layer] for layer in suspects] + [suspects] * (len(suspects) > 1):
         overridden, code = recipe, "recipe"
-        with contextlib.suppress(ValueError):  # 16 bits apply to all layers alike.
+        with contextlib.suppress(ValueError):  # Overrides cannot change layers with 16 bits.
             for layer in layers:
                 overridden = overridden.override(layer, **more)
                 code += f".override({layer!r}, {options})"
@@ -267,7 +267,7 @@ def _list_remedies(
 def _compute_in_float(
     graph: ResolvedGraph, arrays: list[NDArray]
 ) -> tuple[list[NDArray], dict[Tensor, NDArray]]:
-    """Compute, without quantization, the outputs and all inner tensors that have ranges."""
+    """Compute the outputs, and all inner tensors that have ranges, without quantization."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
     outputs = flatten_values(calls.outputs)
@@ -293,7 +293,7 @@ def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
 def _find_falls(
     model: keras.Model, graph: ResolvedGraph, simulation: Simulation, exact: dict[Tensor, NDArray]
 ) -> dict[str, tuple[float, float]]:
-    """Return the layers where the SQNR falls most, with the SQNR before and after each."""
+    """Return layer -> SQNR before and after it, for the layers with the largest drops."""
     ratios: dict[object, float | None] = {
         tensor: compute_sqnr(values, computed)
         for tensor, values in exact.items()

@@ -98,7 +98,7 @@ def plan(
 
 
 def _add_obstacles(planned: Plan) -> Plan:
-    """Add to the reasons of float layers whether they cannot be copied or written to a file."""
+    """Add to the reasons of float layers if they cannot be copied or exported."""
     reasons, refusals = dict(planned.float_layers), dict[Hashable, str]()
     for call in planned.graph.calls:
         if reasons.get(call.name, NOT_IN_FILE) == NOT_IN_FILE:

@@ -79,23 +79,23 @@ def search_bits(
     known: Sensitivity | None = None,
     verbose: int = 0,
 ) -> FoundBits:
-    """Chooses the bits of each layer's weights within a budget, at the least cost.
+    """Chooses the bits of each layer's weights with the lowest cost within a budget of bytes.
 
-    The cost of a choice is the sum of the costs of each layer alone (`sensitivity`). Files store
-    weights of 4 bits in half a byte (`qat.pack_int4 = True`) and all others in a byte. Bits other
-    than 4 and 8 only save memory if the file is compressed, or on hardware that supports them.
+    The cost is the sum of the layers' costs from `sensitivity`. Files store a 4-bit weight in half
+    a byte (`qat.pack_int4 = True`), and any other weight in a byte. Other bits than 4 and 8 only
+    save memory if the file is compressed, or on hardware that supports them.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
         data: 50 to 500 inputs without labels, all held in memory: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
-        budget: maximum bytes of all weights; up to 1, a share of their size in 8 bits.
-        steps: number of batches to read; all by default. An endless dataset needs it.
+        budget: maximum bytes of all weights, or a share of their size in 8 bits if it is at most 1.
+        steps: number of batches to read; all by default. Required for an infinite dataset.
         batch_size: examples per batch of arrays, 32 by default.
         bits: the bits to choose from, 2 to 8.
         recipe: the recipe whose weight bits are overridden.
-        measure: computes the cost, as in `sensitivity`.
-        known: a result of `sensitivity` for these bits, to search again with another budget.
+        measure: function that computes the cost, as in `sensitivity`.
+        known: a result of `sensitivity` for these bits. Pass it to search with another budget.
         verbose: 1 shows progress.
 
     Returns:
@@ -136,7 +136,7 @@ def choose_bits(
 ) -> dict[str, int]:
     """Returns layer -> bits with the smallest sum of costs within a budget of bytes.
 
-    Uses dynamic programming: the least cost of the previous layers for each number of bytes.
+    It uses dynamic programming: the lowest cost of the previous layers for each number of bytes.
 
     Raises:
         ValueError: if even the fewest bits exceed the budget.
@@ -148,7 +148,7 @@ def choose_bits(
             f"The budget is {budget:.0f} bytes, but the weights need {fewest:.0f} with "
             f"{min(choices)} bits each. Allow more bytes or fewer bits."
         )
-    # Counts the bytes above the fewest bits, rounded up to stay within the budget.
+    # Bytes are counted from the size with the fewest bits, and rounded up.
     unit = max((budget - fewest) / _UNITS, 1e-9)
     costs = np.zeros(_UNITS + 1)
     best_choices = []

@@ -1,4 +1,4 @@
-"""`sensitivity`: the cost of fewer bits for the weights of each layer, without training."""
+"""`sensitivity`: measures the cost of fewer bits for each layer's weights, without training."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from keras_qat.training.schedule import is_quantized
 from keras_qat.training.weight_limits import find_least_squares_limits, round_weights
 
 Measure = Callable[[list[NDArray], list[NDArray]], float]
-"""Computes a cost from the float outputs and the outputs with a layer quantized: lists with an
-array of all examples for each output. Higher is worse."""
+"""A function (float outputs, outputs with one layer quantized) -> cost. Both are lists with one
+array of all examples for each output. A higher cost is worse."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Sensitivity:
 
 
 def noise(exact: list[NDArray], outputs: list[NDArray]) -> float:
-    """Returns the power of the error over the power of the output, the mean of all outputs."""
+    """Returns the power of the error divided by the power of the output, averaged over outputs."""
     ratios = [
         np.sum((y - x) ** 2, dtype=np.float64) / max(np.sum(x**2, dtype=np.float64), 1e-30)
         for x, y in zip(exact, outputs, strict=True)
@@ -113,7 +113,7 @@ def noise(exact: list[NDArray], outputs: list[NDArray]) -> float:
 
 
 def sort_bits(bits: Iterable[int]) -> list[int]:
-    """Returns numbers of bits in ascending order, without duplicates.
+    """Returns the bits in ascending order, without duplicates.
 
     Raises:
         TypeError: if it is a single number.
@@ -139,8 +139,8 @@ def sensitivity(
 ) -> Sensitivity:
     """Ranks the layers of a float model by the cost of fewer bits for their weights.
 
-    Quantizes the weights of one layer at a time, with everything else in float. `search_bits`
-    relies on the fact that small costs of several layers add up.
+    It quantizes the weights of one layer at a time, with everything else in float. `search_bits`
+    assumes that the costs of several layers add up, which is true for small costs.
 
     In a cluster (a model under `MultiWorkerMirroredStrategy`) all workers must call it with the
     same data. Each measures a share of the layers, and all return the complete result.
@@ -149,13 +149,13 @@ def sensitivity(
         model: a float model, as for `quantize_model`. It is not changed.
         data: 50 to 500 inputs without labels, all held in memory: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
-        steps: how many batches to read; all by default. An endless dataset needs it.
+        steps: number of batches to read; all by default. Required for an infinite dataset.
         batch_size: examples per batch of arrays, 32 by default.
         bits: the bits to try, 2 to 8.
         recipe: the recipe, which determines the quantized layers.
-        measure: computes a cost from the float outputs and the outputs with one layer quantized,
-            two lists of arrays. By default the power of the error over the power of the outputs;
-            with labels it may be a loss.
+        measure: function that returns the cost, given the float outputs and the outputs with one
+            layer quantized, two lists of arrays. The default is the power of the error divided by
+            the power of the outputs. If you have labels, it can be a loss.
         verbose: 1 shows progress.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Summary of a model on a device: bits, ranges, memory and work of each layer."""
+"""`summary`: bits, ranges, memory and multiply-accumulates of each layer in the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LayerSummary:
     """An operator of the model. Sizes are for one example, None if unknown.
 
     Args:
-        name: the layer in the float model.
+        name: name of the layer in the float model.
         operator: the operator's name, or "float".
         reason: why it computes in float, or "".
         shape: shape of its output.
@@ -74,11 +74,11 @@ class Summary:
     Args:
         model: the model's name.
         layers: in the order of computation.
-        peak_activation_bytes: peak memory of the tensors of one example, if each is kept until its
-            last consumer has run. An interpreter allocates about as much, plus scratch memory for
-            its kernels. None if sizes are unknown.
+        peak_activation_bytes: peak memory of the tensors of one example, if each is stored until
+            its last consumer has run. An interpreter allocates about as much, plus scratch memory
+            for its kernels. None if sizes are unknown.
         peak_layer: the layer that runs at the peak.
-        float_peak_activation_bytes: the same for the float model.
+        float_peak_activation_bytes: `peak_activation_bytes` of the float model.
         target: name of the target that the model was quantized for, or None.
     """
 

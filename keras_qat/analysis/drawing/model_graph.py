@@ -24,11 +24,11 @@ SHARED = ("#9ad0f5", "#b7e4a8", "#f7b7d2", "#cfc1f3", "#f6dd86", "#9fe3d6", "#f5
 OWN, UNSET = "#e4e9ef", "#ffffff"
 FLOAT, FLOAT_ROW, EDGE = "#d9730d", "#fdebd3", "#8a97a6"
 POINTS, LETTER, LANE = 20.0, 5.4, 13.0
-"""Height of a row, width of a letter and of an edge that passes a row, in points."""
+"""Height of a row, width of a letter, and width of a lane for edges, in points."""
 
 
 class _Row(NamedTuple):
-    """A row of the picture: an operator, an input or an output.
+    """A row of the drawing: an operator, an input or an output.
 
     Args:
         key: the node, or the name of an input or output.
@@ -46,11 +46,11 @@ class _Row(NamedTuple):
 
 
 def plot_model(model: keras.Model, to_file: str | os.PathLike[str] | None = None) -> Picture:
-    """Draws the operators of a quantization-aware model on a device, one per row.
+    """Draws the operators of a quantization-aware model's file, one per row.
 
     A row shows the layer, the operator with the bits of its weights, and the range, step and shape
-    of its output. Shared ranges have the same colour. Float operators are orange and show the
-    reason. Lines on the left lead from an operator to its consumers. Needs matplotlib:
+    of its output. Tensors that share a range have the same colour. Float operators are orange and
+    show the reason. Lines on the left lead from an operator to its consumers. It needs matplotlib:
     `pip install 'keras-qat[plot]'`.
 
     Args:
@@ -134,7 +134,7 @@ def _describe_node(node: Node, layer: LayerSummary) -> tuple[str, str, str, str,
 
 
 def _assign_lanes(rows: list[_Row]) -> dict[Node | str, int]:
-    """Return the lane of each row. Edges run down the lane of the row where they start."""
+    """Return the lane of each row, in which the edges from this row run down."""
     last = {key: index for index, row in enumerate(rows) for key in row.reads}
     lanes: dict[Node | str, int] = {}
     until: list[int] = []

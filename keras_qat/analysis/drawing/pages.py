@@ -1,4 +1,4 @@
-"""Pictures as SVG, drawn with matplotlib, and reports as one HTML page without a network."""
+"""Pictures as SVG, drawn with matplotlib, and reports as self-contained HTML pages."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def render(figure: Figure, title: str) -> Picture:
 
 
 def shorten(text: str, length: int) -> str:
-    """Leaves out the middle of a text that is longer than `length` letters."""
+    """Shortens a text to `length` letters by removing its middle."""
     if len(text) <= length:
         return text
     return f"{text[: (length - 1) // 2]}…{text[len(text) - length // 2 :]}"

@@ -42,8 +42,8 @@ def plot_quantizers(
     """Draws a histogram for each quantizer: its values, its range, and the clipped values.
 
     The values are those of the float model at inference. For weights with a range per channel, the
-    ranges are drawn below, in ascending order. If a few ranges are much larger than the others, a
-    range per tensor would lose accuracy.
+    ranges are drawn below the histogram in ascending order. If a few ranges are much larger than
+    the others, one range for the entire tensor would lose accuracy.
 
     Args:
         model: the result of `quantize_model`, trained or calibrated.

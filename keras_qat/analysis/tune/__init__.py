@@ -1,4 +1,4 @@
-"""The function `tune`: from a float model to the best file within an accuracy budget."""
+"""The function `tune`, which finds the best quantized model within an accuracy budget."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class TuneResult:
 
     Args:
         model: the best quantized model, calibrated or trained, not compiled.
-        attempts: what was tried and skipped, in order.
-        best: the attempt that `model` is from.
+        attempts: all attempts and skipped steps, in order.
+        best: the attempt whose result is `model`.
         metric: the name of the metric.
         float_value: the float model's metric.
         max_drop: the budget, in points.
         interrupted: whether Ctrl-C ended the search early.
-        directory: where the models of all attempts are saved.
-        describe: formats a value of the metric.
-        temporary: deletes a temporary directory together with the result; None if it stays.
+        directory: the directory with the models of all attempts.
+        describe: function that formats a value of the metric.
+        temporary: object that deletes a temporary directory with the result; None if it stays.
     """
 
     model: QuantizedModel
@@ -66,7 +66,7 @@ class TuneResult:
 
     @property
     def smallest(self) -> tuple[Attempt, ...]:
-        """The attempts that no other beats in drop, size and arena; the smallest file first."""
+        """The attempts that no other attempt beats in drop, size and arena, sorted by size."""
         made = [a for a in reversed(self.attempts) if a.drop is not None]
         by_cost = {(a.size or 0, a.drop or 0.0, a.arena or 0): a for a in made}
         beaten = [a for a in by_cost for b in by_cost if a != b and all(map(le, b, a))]
@@ -118,40 +118,41 @@ def tune(
 ) -> TuneResult:
     """Finds the cheapest way to quantize a model within an accuracy budget.
 
-    It tries one step after another, the cheapest first: ranges from data, corrected biases, other
-    ranges, ending the file before concatenated outputs, learned rounding, sensitive layers in
-    float, training, and 16-bit activations. It stops at the first step that meets the budget. Steps
-    that cannot help are skipped, and the table says why.
+    It tries these steps in order, the cheapest first: ranges from data, corrected biases, other
+    ranges, a file that ends before concatenated outputs, learned rounding, sensitive layers in
+    float, training, and 16-bit activations. It stops at the first step that meets the budget. The
+    table lists skipped steps with the reason.
 
-    Each attempt is judged on the validation data, by the integers that the file computes.
+    Each attempt is scored on the validation data, with the integers that the file computes.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
         train: training data: `(x, y)` or `x` as arrays, a `tf.data.Dataset`, or a
-            `keras.utils.Sequence`. Without labels, training follows the float model's outputs.
-        validation: data that `train` does not contain, in the same forms. Without labels, a model
-            is judged by how many outputs equal the float model's.
-        max_drop: how much the metric may drop. 0.5 allows 90.0 % accuracy to become 89.5 %. For a
-            metric that is not between 0 and 1, it is a percentage of the float model's value.
+            `keras.utils.Sequence`. Without labels, it trains to match the float model's outputs.
+        validation: data of the same type that `train` does not contain. Without labels, the score
+            is the share of outputs that equal the float model's.
+        max_drop: the allowed drop of the metric in points. With 0.5, an accuracy of 90.0 % may drop
+            to 89.5 %. For a metric that is not between 0 and 1, it is a percentage of the float
+            model's value.
         metric: a function of labels and predictions that is larger for better predictions. By
-            default the first metric that the model was compiled with, or its loss.
-        target: where the file is to run, as in `quantize_model`.
-        recipe: the recipe to begin with; by default the target's, or "int8".
-        minutes: time budget. A step that has begun is finished, except training. A second call with
-            the same `directory` repeats training that was cut short.
-        max_size: bytes that the file may have. The search then goes on to fewer bits.
-        min_bits: fewest bits of weights, 2 to 8. The search then goes on to the smallest file
+            default the first metric with which the model was compiled, or its loss.
+        target: the device or runtime for the file, as in `quantize_model`.
+        recipe: the recipe for the first step; by default the target's, or "int8".
+        minutes: time budget. When it is used up, the current step is finished, but training stops.
+            A second call with the same `directory` repeats training that was stopped.
+        max_size: maximum bytes of the file. If the file is larger, `tune` also tries fewer bits.
+        min_bits: minimum bits of weights, 2 to 8. With it, `tune` continues to the smallest file
             within the budget.
         directory: where to save the model of each attempt. A second call with the same arguments
-            continues there. By default a temporary directory.
+            continues there. By default, a temporary directory.
         seed: the seed for training and for learned rounding.
-        verbose: 1 prints each attempt, and on a terminal the current one while it runs.
+        verbose: 1 prints each attempt. A terminal also shows the current attempt.
 
     Returns:
         The best model and a table of attempts. Ctrl-C returns the best model so far.
 
     Raises:
-        ValueError: if the model is quantized already, an argument is out of range, the validation
+        ValueError: if the model is already quantized, an argument is out of range, the validation
             data is part of the training data, or there is no metric for the labels.
 
     Example:
@@ -225,7 +226,7 @@ def _describe_search(builder: Builder, held_out: Data, recipe: Recipe, metric: s
 
 
 def _claim(folder: Path, description: str) -> None:
-    """Note which search a directory belongs to. Raise an error if it belongs to another one."""
+    """Mark a directory as belonging to a search. Raise an error if it belongs to another search."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / MARK
     if mark.exists() and mark.read_text("utf-8") != description:

@@ -1,4 +1,4 @@
-"""Makes quantized models of a float model from settings, and trains them."""
+"""Quantizes a float model with given settings, and trains the result."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from keras_qat.training.distillation import Distiller
 from keras_qat.training.post_training import bias_correction, equalize, learn_rounding
 
 CALIBRATED, ROUNDED = 512, 256
-"""Examples for ranges and biases, and for learned rounding."""
+"""Number of examples for ranges and biases, and for learned rounding."""
 
 BATCH = 32
 SLOWER = 0.1
-"""The learning rate that training begins with, as a share of the float optimizer's."""
+"""The initial learning rate, relative to the float model's optimizer."""
 
 RATE = 1e-4
 """The learning rate for models that were not compiled."""
@@ -38,17 +38,17 @@ RATE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings that turn a float model into a quantized model.
+    """The settings with which a float model is quantized.
 
     Args:
         recipe: the recipe, with overrides for single layers.
-        equalizes: whether the float model's channels are equalized before.
+        equalizes: whether the float model's channels are equalized first.
         method: the method of `calibrate`.
-        corrects_bias: whether `bias_correction` follows.
-        learns_rounding: whether `learn_rounding` follows, which corrects biases itself.
-        outputs: tensors at which the file ends; none for the model's outputs.
-        packs: whether files hold two weights of 4 bits in a byte.
-        epochs: epochs of training after that.
+        corrects_bias: whether `bias_correction` is called.
+        learns_rounding: whether `learn_rounding` is called, which also corrects biases.
+        outputs: tensors at which the file ends; () for the model's outputs.
+        packs: whether files store two 4-bit weights in a byte.
+        epochs: number of epochs of training at the end.
     """
 
     recipe: Recipe
@@ -61,7 +61,7 @@ class Settings:
     epochs: int = 0
 
     def describe(self) -> str:
-        """Return the settings as calls."""
+        """Return the calls that apply the settings, as text."""
         steps = [] if self.recipe.name == "int8" else [self.recipe.name]
         overrides = self.recipe.overrides
         steps += [f"{one.layers} in float" for one in overrides if one.quantize is False]
@@ -130,15 +130,15 @@ def read_data(model: keras.Model, data: Any) -> Data:
 
 @dataclasses.dataclass
 class Builder:
-    """Makes quantized models of one float model.
+    """Creates quantized models from one float model.
 
     Args:
         model: the float model.
-        target: where the file is to run, or None.
+        target: the target of the file, or None.
         train: the training data.
-        judge: scores each epoch of training.
+        judge: computes the score of each epoch.
         seed: the seed of training and of learned rounding.
-        minutes: the time budget, which begins now. Training stops when it is used up.
+        minutes: the time budget, which starts now. Training stops when it is used up.
     """
 
     model: keras.Model
@@ -151,16 +151,16 @@ class Builder:
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + 60 * self.minutes
         self.is_cut_short = False
-        """Whether training of the last model was cut short."""
+        """Whether training of the last model was stopped early."""
 
     @functools.cached_property
     def equalized(self) -> keras.Model | None:
-        """The float model with equalized channels; None if that changes nothing."""
+        """The float model with equalized channels; None if no channels can be equalized."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # No layers can be equalized.
             try:
                 model = equalize(self.model)
-            except ValueError:  # A model with its own training.
+            except ValueError:  # The model has custom training.
                 return None
         before, after = self.model.get_weights(), model.get_weights()
         return None if all(map(np.array_equal, before, after)) else model
@@ -183,7 +183,7 @@ class Builder:
         return qat
 
     def _fit(self, qat: QuantizedModel, epochs: int) -> None:
-        """Train with the float model's loss; without labels, train to match the float model."""
+        """Train with the float model's loss, or without labels to match the float model."""
         keras.utils.set_random_seed(self.seed)
         x, y = self.train
         batches = -(-len(x[0]) // BATCH)
@@ -203,7 +203,7 @@ class Builder:
         self.is_cut_short = best.is_cut_short
 
     def _make_optimizer(self, steps: int) -> keras.optimizers.Optimizer:
-        """Return a fresh optimizer like the float model's, with a smaller learning rate."""
+        """Return a new optimizer like the float model's, with a smaller learning rate."""
         used = getattr(self.model, "optimizer", None)
         kind, config = keras.optimizers.Adam, {}
         if isinstance(used, keras.optimizers.Optimizer):

@@ -1,4 +1,4 @@
-"""Scores a quantized model against its float model, with a confidence interval of the drop."""
+"""Computes how much worse a quantized model is than its float model, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from keras_qat.keras2.losses import find_losses
 
 Arrays = list[np.ndarray]
 Metric = Callable[..., float]
-"""Computes a figure from labels and predictions, larger for better predictions."""
+"""A function (labels, predictions) -> metric, which is larger for better predictions."""
 
 BLOCKS = 20
-"""Number of blocks of examples that the confidence interval is estimated from."""
+"""Number of blocks of examples from which the confidence interval is estimated."""
 
 STUDENT = 2.09
 """97.5th percentile of Student's t distribution with 19 degrees of freedom."""
@@ -27,11 +27,11 @@ LARGER_IS_BETTER = (
     *("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "dice", "cosine", "r2", "kappa"),
     *("sensitivity", "specificity", "psnr", "ssim"),
 )
-"""Parts of the names of metrics that grow as a model improves. All others count as errors."""
+"""Parts of the names of metrics that are larger for better models. Other metrics are errors."""
 
 
 class Score(NamedTuple):
-    """How well a quantized model does on the validation data.
+    """The score of a quantized model on the validation data.
 
     Args:
         value: the metric.
@@ -49,9 +49,9 @@ class Score(NamedTuple):
 class Judge:
     """Compares predictions with labels or, without labels, with the float model's predictions.
 
-    A drop is in points: hundredths of a metric between 0 and 1 that grows, or otherwise percent of
-    the float model's value. Its confidence interval is computed from paired differences, because
-    both models get the same examples.
+    A drop is in points. For a metric between 0 and 1 that is larger for better models, a point is
+    0.01. For other metrics, it is 1 % of the float model's value. The confidence interval is
+    computed from paired differences, because both models read the same examples.
 
     Args:
         model: the float model, compiled if there are labels and no `metric`.
@@ -102,7 +102,7 @@ class Judge:
         return loss if self._is_share else loss / max(abs(self.float_value), 1e-12)
 
     def _measure_blocks(self, outputs: Arrays) -> list[float]:
-        """Return the metric for each block of examples; none if there are too few examples."""
+        """Return the metric for each block of examples; [] if there are too few examples."""
         count = len(self._x[0])
         blocks = np.array_split(np.arange(count), BLOCKS) if count >= 2 * BLOCKS else []
         return [
@@ -113,7 +113,7 @@ class Judge:
     def _make_metric(
         self, model: keras.Model, y: Arrays | None, metric: Metric | None
     ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
-        """Return a function of labels and outputs that computes a metric's name and value."""
+        """Return a function (labels, outputs) -> (name of the metric, value)."""
         if y is None:
             if metric is not None:
                 raise ValueError("metric= needs labels: pass validation=(x, y).")
@@ -135,10 +135,10 @@ class Judge:
 
 
 def measure_agreement(exact: Arrays, outputs: Arrays, classes: list[bool]) -> tuple[str, float]:
-    """Return the mean share of the float model's outputs that a quantized model keeps, 0 to 1.
+    """Return how far a quantized model's outputs agree with the float model's, 0 to 1.
 
-    For classes it is the share of equal decisions, for values the explained variance: 1 minus the
-    power of the error over the variance.
+    For classes it is the share of equal classes. For values it is the explained variance: 1 minus
+    the power of the error divided by the variance.
     """
     shares = []
     for x, z, is_classes in zip(exact, outputs, classes, strict=True):
@@ -155,7 +155,7 @@ def _make_compiled_metric(
 ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
     """Return a function that computes the model's first metric, or its loss if it has none.
 
-    It is computed from outputs by a model of identities, compiled like the model.
+    It evaluates outputs with a model of identities that is compiled like the model.
     """
     inputs = [keras.Input(y.shape[1:], dtype=y.dtype.name) for y in outputs]
     identities = [keras.layers.Activation("linear", name=name) for name in model.output_names]

@@ -1,4 +1,4 @@
-"""The ladder of `tune`: tries settings one after another, and keeps what was measured."""
+"""The search of `tune`: tries settings in order, and stores the results."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from keras_qat.tflite.interpreter import Refusal
 from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 EPOCHS = 5
-"""Epochs of training."""
+"""Numbers of epochs of training."""
 
 
 SHARES = (0.85, 0.75, 0.65, 0.5)
-"""Shares of the bytes of 8-bit weights that a search for smaller files tries."""
+"""Sizes to try in a search for smaller files, relative to 8-bit weights."""
 
 ENOUGH = 256
-"""Examples without labels that are enough to train with, and to find sensitive layers."""
+"""Number of examples without labels that is enough for training, and to find sensitive layers."""
 
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
 NOTABLE = 0.5
-"""Smallest difference in dB that counts if the metrics of two attempts do not differ."""
+"""Minimum difference in dB that decides if the metrics of two attempts do not differ."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Attempt:
         margin: half of the 95 % confidence interval of the drop.
         size: bytes of the file.
         arena: bytes of memory in use when TFLite Micro runs the file; None if it cannot.
-        seconds: how long it took.
+        seconds: duration of the attempt.
         outcome: "kept" with a reason, "not better", "smaller", or why the step was skipped.
     """
 
@@ -76,7 +76,7 @@ class Attempt:
     outcome: str = ""
 
     def format(self, show: Callable[[float], str]) -> str:
-        """Return the line of the table. `show` returns a value of the metric as text."""
+        """Return the line of the table. `show` is a function that formats a value of the metric."""
         if self.value is None:
             return f"{'-':>9}{'':>30}  {self.step}: skipped: {self.outcome}"
         margin = "" if self.margin is None else f"{self.margin:.2f}"
@@ -90,8 +90,8 @@ class Search:
     """The state of a search: the best settings so far, and all attempts.
 
     Args:
-        builder: makes models from settings.
-        first: the settings to begin with.
+        builder: creates models from settings.
+        first: the settings of the first attempt.
         max_drop: the budget in points.
         directory: where attempts are saved.
         verbose: 1 prints each attempt, and on a terminal the current one while it runs.
@@ -124,7 +124,7 @@ class Search:
 
     @property
     def is_late(self) -> bool:
-        """Whether time is up. It never is before the first attempt."""
+        """Whether the time is used up. It is False before the first attempt."""
         return bool(self._saved) and time.monotonic() > self.builder.deadline
 
     def load(self, attempt: Attempt) -> QuantizedModel:
@@ -158,7 +158,7 @@ class Search:
             seconds = round(time.monotonic() - start, 1)
             arena = _measure_arena(qat, contents)
             figures = {"score": score, "size": len(contents), "arena": arena, "seconds": seconds}
-            if not self.builder.is_cut_short:  # So a second call trains again.
+            if not self.builder.is_cut_short:  # Otherwise a second call must train again.
                 write_contents(json.dumps(figures), data_path)
         score = Score(*figures.pop("score"))
         outcome = outcome or self._compare(score, settings)
@@ -188,7 +188,7 @@ class Search:
         return min(within, key=SIZE) if smallest else within[0]
 
     def _compare(self, score: Score, settings: Settings) -> str:
-        """Return the outcome. Within the noise, outputs closer to float are better."""
+        """Return the outcome. If the metrics do not differ, outputs closer to float are better."""
         best = self.best_score
         if best is None:
             return "kept"
@@ -202,7 +202,7 @@ class Search:
         return "kept" if score.drop < best.drop else "not better"
 
     def _show_progress(self, step: str, settings: Settings) -> None:
-        """Show the time used, the current attempt and the best one on a terminal."""
+        """Show the elapsed time, the current attempt and the best attempt on a terminal."""
         builder, score = self.builder, self.best_score
         used = 1 - (builder.deadline - time.monotonic()) / (60 * builder.minutes)
         best = "" if score is None else f", best {builder.judge.describe(score.value)}"
@@ -236,8 +236,8 @@ class Rung:
 
     Args:
         name: its name in the table.
-        propose: returns the settings to try, given the best ones so far.
-        find_obstacle: returns why it cannot help, or "".
+        propose: function of the search that returns the settings to try.
+        find_obstacle: function of the search that returns why the step cannot help, or "".
     """
 
     name: str
@@ -246,7 +246,7 @@ class Rung:
 
 
 def _change(*changes: dict[str, Any]) -> Propose:
-    """Return a function that proposes the best settings with each of the changes."""
+    """Return a function that proposes the best settings so far with each of the changes."""
     return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
 
 
@@ -255,7 +255,7 @@ def _explain_outputs(search: Search) -> str:
 
 
 def _explain_training(search: Search) -> str:
-    """Training needs labels, or many examples to learn from."""
+    """Return why training cannot help: it needs labels or many examples; "" if it can."""
     train = search.builder.train
     is_enough = train.y is not None or len(train.x[0]) >= ENOUGH
     return "" if is_enough else "train holds neither labels nor enough examples"
@@ -284,7 +284,7 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
-    """Leave the layers with the largest falls in SQNR in float: first one of them, then all."""
+    """Leave layers with the largest drops of the SQNR in float: first one of them, then all."""
     base, x = search.best, search.builder.train.take(ENOUGH)
     layers = list(diagnose(search.load(search.best_attempt), x).layers)
     for count in sorted({1, len(layers)}) if layers else ():
@@ -317,7 +317,7 @@ LADDER = (
     Rung("training", _change({"epochs": EPOCHS}), _explain_training),
     Rung("16-bit activations", _use_16_bits, _explain_16_bits),
 )
-"""Steps towards accuracy. The last step costs speed on the device, so it comes after training."""
+"""Steps that improve accuracy. The last step makes the file slower, so it comes after training."""
 
 
 def climb(search: Search) -> None:

@@ -1,4 +1,4 @@
-"""Verification: whether an exported file and its model compute the same."""
+"""`verify`: checks whether an exported file and its model have the same outputs."""
 
 from __future__ import annotations
 
@@ -69,43 +69,44 @@ def verify(
     """Runs the quantization-aware model and its TFLite file on `x` and compares them.
 
     Args:
-        model: the model that the file was exported from.
+        model: the model from which the file was exported.
         tflite: path or contents of the file.
         x: inputs, as `model.predict` or TFLite's converter accept them: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a generator, or a function that returns one. Labels in the
             data are ignored: pass them as `y`. All inputs are held in memory. A model with states
             (`stateful=True`) and its file start from zeros and keep their states between batches.
         y: labels: class indices, one-hot vectors, or targets of the output's shape; for several
-            outputs a dict or a list. Labels decide the verdict: by the accuracy of file and float
-            model, or by their error (with the loss that the model was compiled with). None for no
-            labels.
-        per_layer: whether to compare every tensor that file and model both have: in a free run,
-            and with each layer of the file given the model's values, which shows the layer that
-            differs. Holds the tensors of one batch in memory.
+            outputs a dict or a list. With labels, the verdict compares the accuracy or the error of
+            the file with the float model's. The error is the loss with which the model was
+            compiled.
+        per_layer: whether to compare every tensor that file and model have in common: in a free run
+            of the file, and with each layer given the model's inputs, which shows the layer that
+            differs. It needs memory for the tensors of one batch.
         kernels: the kernels that run the file: "xnnpack" (of this machine; "xnnpack_arm64" on
             64-bit ARM only), "optimized" (TFLite's own), "reference" (TFLite's portable kernels),
             or "tflm" (TFLite Micro, as on microcontrollers, for files exported with
             `batch_size=1`). By default the kernels of the model's target, or "xnnpack" without a
-            target. If TFLite Micro emulates the target, as for Ethos-U, and lacks an operator,
-            "reference" runs the file and the report says so.
+            target. If TFLite Micro emulates the target, as for Ethos-U, and lacks an operator, the
+            file runs with "reference", which the report mentions.
         runtime: the package whose interpreter runs the file: "ai-edge-litert", "tensorflow" or
             "tflite-runtime", by default the first that is installed. Some versions compute some
-            operators differently (docs/measurements.md). `report.runtime` names what ran.
+            operators differently (docs/measurements.md). `report.runtime` is the package that ran.
         batch_size: number of examples per batch, unless the model or the file has a fixed batch
             size. Then the last batch is padded with its last example.
-        float_examples: number of evenly spread examples that are also computed in float, to show
-            whether the model is good. By default 32, or as many as have half a million entries. If
-            these are inconclusive, four times as many. All with labels or a fixed batch size.
+        float_examples: number of evenly spread examples that are also computed in float, to check
+            whether the model is good. By default 32, or more if they have less than half a million
+            entries, and four times as many if the result is unclear. All examples with labels or a
+            fixed batch size.
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table, and draws itself with `plot`. Its `verdict` says whether
-        file and model compute the same, and whether the model is good; if not, which layer is the
-        weakest, and why. A file of weights packed in 4 bits is compared with
-        `simulate(pack_int4=True)` unless `model.pack_int4` is set. Its `notes`, which are also
-        warnings, list reasons for differences other than rounding: a model in which quantization
-        has not begun, a file of other weights or of another model, inputs outside the ranges. If
-        the file accepts pixels, values between two pixels are rounded for both, with a note.
+        A report that prints as a table, and has a method `plot`. Its `verdict` is whether file and
+        model have the same outputs, and whether the model is good. If it is not good, it names the
+        weakest layer and the cause. If weights in the file are packed in 4 bits, it is compared
+        with `simulate(pack_int4=True)` unless `model.pack_int4` is set. Its `notes`, which are also
+        warnings, list reasons for differences other than rounding: quantization has not begun, the
+        file has other weights or belongs to another model, or inputs are outside the ranges. If the
+        file accepts pixels, other values are rounded to pixels for both, with a note.
 
     Raises:
         ValueError: if the model is not quantized, the file is damaged or belongs to another model,
@@ -154,7 +155,7 @@ def verify(
     packed_inputs = pack_inputs(graph.origin.inputs, list(inputs.values()))
 
     def compute(size: int) -> list[NDArray]:
-        """Returns the outputs that the file should compute, in batches of a size."""
+        """Returns the outputs that the file should compute, in batches of `size`."""
         if packed_weights or refused:
             return out.simulate_values(graph, packed_inputs, size, verbose)
         return out.predict(model, packed_inputs, size, verbose)
@@ -204,7 +205,7 @@ def verify(
     tensors, merged = look_inside(None, True) if per_layer else ((), ())
 
     def find_tensors() -> tuple[TensorReport, ...]:
-        """Compares the layers on a few examples, unless it is done or their names are unknown."""
+        """Compares the layers on a few examples, unless this was done or names are unknown."""
         if not tensors:
             with contextlib.suppress(UnknownLayers):
                 return look_inside(math.ceil(out.FEW / full_batches) * full_batches, False)[0]
@@ -235,7 +236,7 @@ def verify(
 def _open(
     contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
-    """Open a checked file with the requested kernels, the model's, or TFLite's if these lack some.
+    """Open a file with the requested kernels or the model's, or with TFLite's if these lack some.
 
     Returns:
         The file; the kernel family that replaces the model's, or None; the missing operators.

@@ -1,4 +1,4 @@
-"""Sentences on why file, model and float model differ, and what to do about it."""
+"""Explains why file, model and float model differ, and what to do about it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ IDEAL = 50.0
 """SQNR, in dB, of a well quantized tensor of 8 bits."""
 
 CLIPPED = 0.02
-"""If more than this share of a tensor's values is outside its range, they are not just outliers."""
+"""A larger share of values outside the range means that the range is wrong, not just outliers."""
 
 COARSE = 4.0
-"""A tensor's values must differ by this many steps of its range; 4 steps mean 23 dB."""
+"""A tensor's values must vary by at least this many steps; 4 steps are 23 dB."""
 
 SMALL_PART = 1 / 8
-"""Values that use less than this share of a range are too small for it."""
+"""If values use a smaller share of a range, they are too small for it."""
 
 LOW_SQNR = 12.0
-"""SQNR, in dB, below which a channel of an output is lost."""
+"""A channel of an output is lost below this SQNR in dB."""
 
 MOST_CHANNELS = 100
 """Outputs with more channels are not searched for small channels, because they are classes."""
@@ -43,14 +43,14 @@ FEW_VALUES = 32
 """Channels with fewer values are not judged."""
 
 LOST_PART = 1 / 32
-"""Share of a range that has 8 of its 256 levels."""
+"""Share of a range with 8 of its 256 levels."""
 
 
 # Before the comparison
 
 
 def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes) -> list[str]:
-    """Returns reasons why model and file do not belong together."""
+    """Returns reasons why the file does not belong to the model."""
     reasons = []
     if not any(tensor.is_quantized for tensor in file_graph.tensors):
         reasons.append(
@@ -156,8 +156,8 @@ def _is_untrained_norm(layer: keras.layers.Layer) -> bool:
 def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list[str]:
     """Returns a sentence for each output with channels that are too small for its range.
 
-    An example is an output of scores next to boxes in pixels. `outputs` are the name, the float
-    values and the quantized values of each.
+    An example is an output of scores concatenated with boxes in pixels. `outputs` are tuples of
+    the name, the float values and the quantized values.
     """
     sentences = []
     for name, in_float, quantized in outputs:
@@ -189,8 +189,8 @@ def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorRepor
 
     Args:
         tensors: the tensors, in the order of computation.
-        all_vary: whether all outputs vary with the examples. If so, a tensor that is the same for
-            all examples is no fault: it may be a positional embedding.
+        all_vary: whether all outputs differ between examples. If so, a tensor that is the same for
+            all examples is not a problem, such as a positional embedding.
     """
     sqnr_of: dict[str, float | None] = {}
     losses: list[tuple[float, TensorReport]] = []

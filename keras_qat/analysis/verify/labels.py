@@ -1,4 +1,4 @@
-"""Determines the purpose of a model's outputs, and the meaning of their labels."""
+"""Determines the use of a model's outputs, such as classes, and the meaning of their labels."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ EXACT = 1e-3
 """Tolerance for sums of probabilities and lengths of unit vectors, which should be 1."""
 
 MOST_NEIGHBOURS = 512
-"""Number of examples among which the nearest neighbour is searched."""
+"""Number of examples in which the nearest neighbour is searched."""
 
 NEARER = 0.2
-"""If the nearest neighbour predicts the class of this share more examples than the argmax, the
-output is a vector, not scores."""
+"""If the nearest neighbour's class is right for this larger share of examples than the argmax, the
+output is an embedding, not scores."""
 
 RARER_KEPT = 0.75
 """If less than this share of the rarer decisions (all except the most frequent) stays the same,
-only these count. For rare events, "never" is right for nearly all examples."""
+only the rarer decisions are compared, because for rare events most decisions are "no"."""
 
 FEW_RARER = 8
 """At least this many rarer decisions are needed to judge them."""
@@ -37,7 +37,7 @@ FEW_RARER = 8
 def find_use(
     exact: NDArray, loss: CompiledLoss | None, has_sigmoid: bool, inputs: Sequence[NDArray]
 ) -> Use:
-    """Returns the purpose of an output, by its last operator, its float values and its loss."""
+    """Returns the use of an output, given its float values, its loss and its last operator."""
     is_like_input = exact.shape[1:] in {x.shape[1:] for x in inputs if x.ndim > 2}
     has_entries = exact.ndim > 1 and exact.shape[-1] > 1
     is_finite = has_entries and bool(np.isfinite(exact).all())
@@ -83,8 +83,8 @@ def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
 def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bool) -> float | None:
     """Returns the share of decisions that stay the same, 0 to 1; None without decisions.
 
-    A class is the largest entry along the last axis, a decision is a value above the middle, and
-    an embedding decides which example is the nearest. For rare decisions, see `RARER_KEPT`.
+    A class is the index of the largest entry, a decision is whether a value is above the middle,
+    and for an embedding it is the nearest example. For rare decisions, see `RARER_KEPT`.
     """
     if use in ("signals", "values") or not exact.size:
         return None
@@ -112,7 +112,7 @@ def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bo
 
 
 def count_most_frequent(answers: NDArray) -> int:
-    """Returns how many answers equal the most frequent answer at their position in a row."""
+    """Returns the number of answers that equal the most frequent answer of their column."""
     positions = answers[0].size if len(answers) > 1 else 1
     _, kinds = np.unique(answers, return_inverse=True)
     kinds = kinds.reshape(-1, positions)
@@ -123,7 +123,7 @@ def count_most_frequent(answers: NDArray) -> int:
 
 
 def _compute_distances(vectors: NDArray, others: NDArray) -> NDArray:
-    """Return the squared distances from each vector to `others`, up to a constant per vector."""
+    """Return the squared distances from each vector to `others`, minus a constant per vector."""
     return np.square(others).sum(-1) - 2 * vectors @ others.T
 
 

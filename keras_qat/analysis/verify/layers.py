@@ -1,4 +1,4 @@
-"""Compares every tensor that the model and its TFLite file both have."""
+"""Compares every tensor that the model and its TFLite file have in common."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from keras_qat.training.calibration.lost_values import find_outliers
 from keras_qat.training.recurrent import Stream
 
 SAMPLE, SAMPLED = 4096, 8
-"""Number of values per batch, and number of batches, that are searched for outliers."""
+"""Number of values per batch, and number of batches, in which outliers are searched."""
 
 MOST_VALUES = 1 << 25
 """Maximum number of values of all tensors of a batch, 128 MB in float."""
 
 UNTRACED = 8
-"""Up to this many runs of all layers take less time than tracing."""
+"""Running all layers eagerly is faster than tracing for up to this many runs."""
 
 SIMULATED = 8
-"""Examples that are computed with the kernels' rounding, to distinguish rounding from errors."""
+"""Number of examples that are computed with the kernels' rounding, to tell rounding from errors."""
 
 
 def compare_layers(
@@ -46,14 +46,14 @@ def compare_layers(
     verbose: int,
     in_pieces: bool,
 ) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
-    """Runs model and file batch by batch and compares their tensors; only sums are kept.
+    """Runs model and file batch by batch, and compares their tensors.
 
-    The file runs in one piece, with every tensor as an output. With `in_pieces`, it also runs cut
-    into pieces that get the model's quantized values as inputs. Otherwise the free run is only
-    compared with the float model, which is enough to find the layer that loses most.
+    The file runs with every tensor as an output (free run). With `in_pieces`, each layer of the
+    file also runs separately with the model's quantized values as inputs. Otherwise the free run is
+    only compared with the float model, which is enough to find the layer that loses most.
 
     Returns:
-        The reports of all tensors that both have, and the layers without a tensor in the file.
+        The reports of all common tensors, and the layers without a tensor in the file.
 
     Raises:
         UnknownLayers: if the file does not name its layers, or has layers that the model lacks.
@@ -112,7 +112,7 @@ def compare_layers(
 def _make_simulation(
     resolved: ResolvedGraph, pairs: list[Pair]
 ) -> Callable[[list[NDArray]], list[NDArray]]:
-    """Return a function from inputs to the quantized values that the model computes."""
+    """Return a function of inputs that returns the quantized values of the model's tensors."""
     origin = resolved.origin
     if origin.simulates:
         simulate = make_evaluator(origin.calls, [pair.value for pair in pairs], None)
@@ -156,7 +156,7 @@ def _convert(tensor: Tensor, values: NDArray) -> NDArray:
 
 
 Figures = tuple[int, int, int, int]
-"""A batch's number of values and of identical values, and sum and maximum of differences."""
+"""For a batch: numbers of values and of identical values, sum and maximum of the differences."""
 
 
 def _compare(expected: NDArray, q: NDArray) -> Figures:
@@ -205,13 +205,13 @@ class _Sums:
         self.noise.add(exact, run, self.pair.tensor.dequantize)
 
     def compare(self, expected: NDArray, fed: NDArray | None, run: NDArray) -> None:
-        """Compares a batch with the model's values: of the separate piece, and of the free run."""
+        """Compares a batch with the model: values of the separate layer, and of the free run."""
         if fed is not None:
             self.fed.append(_compare(expected, fed))
         self.run.append(_compare(expected, run))
 
     def compare_with_simulation(self, simulated: NDArray, run: NDArray) -> None:
-        """Compares the first examples with the resolved graph, rounded like the file's kernels."""
+        """Compares the first examples with the simulation of the file's kernels."""
         if self.pair.params is not None:
             q = simulated.ravel()
             self.simulated = float(np.mean(run.ravel()[: q.size] == q))

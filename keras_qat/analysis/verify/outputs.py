@@ -44,13 +44,13 @@ Rows = NDArray | slice
 """Indices of some examples, or a slice of all."""
 
 FEW = 32
-"""Examples that show whether a model is good, or which layer of a poor model is the weakest."""
+"""Number of examples for the verdict, and to find the weakest layer of a poor model."""
 
 MORE = 4
 """Factor by which more examples are computed in float if `FEW` are inconclusive."""
 
 QUICK = 1 << 19
-"""Input elements that are computed in float if `FEW` examples have fewer."""
+"""If `FEW` examples have fewer elements, more examples up to this many are computed in float."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
 """Uses of an output for which small channels matter as much as large channels."""
@@ -85,7 +85,7 @@ def check_rows(
 ) -> None:
     """Raises a `ValueError` if an output of the file has more or fewer rows than the model's.
 
-    An example is a layer that returns the first example of each batch.
+    This happens if a layer, for example, returns only the first example of each batch.
     """
     for name, computed in zip(graph.outputs, expected, strict=True):
         if quantized[name].shape[:1] != computed.shape[:1]:
@@ -112,7 +112,7 @@ def round_to_pixels(
     inputs: Mapping[str, NDArray],
     rescaled: Mapping[str, Rescaling],
 ) -> tuple[dict[str, NDArray], dict[str, NDArray], list[str]]:
-    """Rounds inputs to pixels if the file accepts pixels. Otherwise file and model would differ.
+    """Rounds inputs to pixels if the file accepts pixels, so that file and model read the same.
 
     Returns:
         The inputs of the file; the inputs of the model for the same pixels; a sentence for each
@@ -156,9 +156,9 @@ def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling
 def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
     """Returns the model's outputs.
 
-    Integers are computed by the function that `predict` calls. A model that simulates is called
-    instead of `predict` if a custom class decodes outputs there, and on one of several workers,
-    where `predict` would wait for the others.
+    For integers it uses the function that `predict` calls. A model that uses fake quantization is
+    called directly if a custom class changes `predict`, or if there are several workers, because
+    `predict` would wait for the others.
     """
     inference = getattr(model, "exact_inference", lambda: None)()
     is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -303,10 +303,10 @@ class OutputComparison:
         )
 
     def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
-        """Return whether the examples show the cost of quantization.
+        """Return whether the examples can show the cost of quantization.
 
-        Similar examples do not, nor do examples with nearly equal probabilities, as for rare
-        events. An output may also hardly vary because its range is wrong.
+        Similar examples cannot, and neither can examples with nearly equal probabilities, as for
+        rare events.
         """
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True
@@ -323,7 +323,7 @@ def _compare_values(
     is_rounded, step = step is not None, step or float(np.ptp(expected)) / 255 or 1.0
     for rows in split_rows(expected):
         differences = np.abs(values[rows].astype(np.float64) - expected[rows]) / step
-        if is_rounded:  # Both are multiples of the step, up to float rounding.
+        if is_rounded:  # Both are multiples of the step, except for float rounding.
             differences = np.round(differences)
         same += int(np.count_nonzero(differences < 1e-3))
         # NaN is the largest difference.

@@ -1,4 +1,4 @@
-"""Shows the figures of `verify` as an HTML page, as a picture, and in Model Explorer."""
+"""Shows the results of `verify` as an HTML page, as a picture, and in Model Explorer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NINES = 6
-"""End of the axis of identical values, at which less than one in a million differs."""
+"""Number of nines at the end of the axis of identical values: one value in a million differs."""
 
 MOST_DECIBELS = 60.0
-"""End of the axis of SQNR, beyond which more makes no difference."""
+"""End of the axis of the SQNR in dB."""
 
 NOTHING = Cell("-", math.nan)
 

@@ -1,4 +1,4 @@
-"""Finds the tensors that a model and its TFLite file both have, by their names."""
+"""Finds the tensors that a model and its TFLite file have in common, by their names."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class UnknownLayers(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A tensor that file and model both have.
+    """A tensor that file and model have in common.
 
     Args:
-        name: the layer of the float model that computes it (with the number of its call); if
-            layers are merged, the layer with the weights.
-        layers: all layers that compute it from the previous tensors that both have.
+        name: the layer of the float model that computes it, with the number of the call. If layers
+            are fused, it is the layer with weights.
+        layers: all layers that compute it from the previous common tensors.
         value: the tensor of the quantization-aware model.
         ours: the tensor of the resolved graph.
         tensor: the tensor of the file.
@@ -60,7 +60,7 @@ class Pair:
 
     @property
     def has_same_range(self) -> bool:
-        """Whether quantized values stand for the same float values in file and model."""
+        """Whether quantized values represent the same float values in file and model."""
         ulps = self.scale_ulps
         if self.params is None or ulps is None:
             return True
@@ -72,8 +72,8 @@ def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair],
     """Finds the tensors of a quantization-aware model in its file, by their names.
 
     Returns:
-        The tensors that both have, in the order of computation, and the layers whose quantized
-        result is not a tensor of the file.
+        The common tensors in the order of computation, and the layers whose quantized result is not
+        a tensor of the file.
 
     Raises:
         UnknownLayers: if the file does not name its layers, or has layers that the model lacks.
@@ -165,7 +165,7 @@ def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ..
 
 
 def _get_layer_name(value: Value) -> str:
-    """Return the float model's name of the layer that computes a value, quantized or not."""
+    """Return the name in the float model of the layer that computes a value."""
     producer = value.producer
     if producer is not None and isinstance(producer.layer, Quantize):
         return _get_layer_name(producer.args[0])

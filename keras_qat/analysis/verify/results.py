@@ -1,4 +1,4 @@
-"""Figures of `verify`: signal-to-noise ratios (SQNR), and reports of outputs and tensors."""
+"""Results of `verify`: signal-to-noise ratios (SQNR), and reports of outputs and tensors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from keras_qat.io.inputs import split_rows
 from keras_qat.training.calibration.lost_values import Outliers
 
 SAME = 0.999
-"""Share of identical values from which a layer agrees with the model. The remaining values may lie
-halfway between two steps."""
+"""A layer agrees with the model if at least this share of the values is identical. Other values may
+be halfway between two steps."""
 
 MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
 """Operators that tables omit if another operator computes the same tensor."""
@@ -24,10 +24,10 @@ MOST = 150.0
 """The highest ratio, in dB, that float32 can resolve."""
 
 ROUNDING = 1e-12
-"""Share of a constant tensor's power that float32 rounding turns into variance."""
+"""Variance of a constant tensor due to float32 rounding, relative to its power."""
 
 ALIKE = 0.01
-"""Inputs are alike if at most this share of their variance is over the examples."""
+"""Inputs are alike if the variance over the examples is at most this share of the variance."""
 
 FEW_STEPS = 2.0
 """An output hardly differs if it varies over examples by at most this many steps of its range."""
@@ -193,11 +193,11 @@ class TensorReport:
     """Comparison of one tensor of the file with the model's.
 
     Args:
-        name: the layer of the float model that computes it, with the number of the call from the
-            second call on. If layers are merged, the layer with the weights.
+        name: the layer of the float model that computes it, with the number of the call if it is
+            not the first. If layers are fused, it is the layer with weights.
         layers: all layers that compute it from the previous tensors of the report.
         kernels: the file's operators that compute it; none for an input.
-        fed: agreement of these operators given the model's values as inputs, which excludes
+        fed: agreement if these operators receive the model's values as inputs, which excludes
             earlier differences; None for an input.
         run: agreement in a free run of the file.
         simulated: share of the free run's values that `keras_qat.simulate` predicts for these
@@ -214,7 +214,7 @@ class TensorReport:
             in dB. None for a tensor that is the same for all examples.
         tensor: the tensor's name in the file.
         bits: the bits of its quantized values.
-        reads: names of the tensors that it is computed from.
+        reads: names of the tensors from which it is computed.
         range: the smallest and the largest float value that its quantized values represent.
         float_range: the smallest and the largest value in the float model.
         spread: standard deviation of an entry over the examples, in the float model.

@@ -1,4 +1,4 @@
-"""Scores how well an output matches its labels, by accuracy or by an error."""
+"""Computes how well an output matches its labels: an accuracy or an error."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from keras_qat.analysis.verify.labels import (
 from keras_qat.keras2.losses import CompiledLoss
 
 MOST_CHANNELS = 100
-"""Outputs with more channels get a single score, because all channels are alike."""
+"""Outputs with more channels have a single score, because all channels are similar."""
 
 CLEAR = 0.15
-"""A gain that chance explains counts as guessing if chance is less than this share of the largest
+"""A gain within chance is called guessing only if chance is less than this share of the largest
 possible gain."""
 
 DEVIATIONS = 2.0
@@ -29,7 +29,7 @@ DEVIATIONS = 2.0
 MSE = "mean squared error"
 
 Errors = Callable[[NDArray, NDArray], NDArray | None]
-"""Computes an error for each example from labels and predictions, or None if it cannot."""
+"""A function (labels, predictions) -> error of each example, or None if it cannot compute it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Score:
         float_value: the float model's accuracy or error.
         guess: the accuracy or error of a constant guess.
         perfect: the accuracy or error of perfect answers; None if unknown.
-        chance: the difference between file and float model that chance explains.
+        chance: the largest difference between file and float model that may be due to chance.
         examples: number of examples with labels.
-        by_chance: the difference between float model and guess that chance explains.
-        channel: the channel of the output that loses most, if channels are measured separately.
+        by_chance: the largest difference between float model and guess that may be due to chance.
+        channel: the channel that loses most, if channels are measured separately.
         accuracy: the file's share of right answers; None if errors are measured.
         float_accuracy: the float model's share of right answers.
     """
@@ -167,10 +167,10 @@ def _score_classes(labels: Labels, exact: NDArray, values: NDArray) -> Score | N
 def _score_decisions(
     truth: NDArray, exact: NDArray, values: NDArray, has_sigmoid: bool, loss: CompiledLoss | None
 ) -> Score:
-    """Score yes-or-no answers. The limit is the middle of a sigmoid, or zero for logits.
+    """Score yes-or-no answers. The threshold is 0.5 for a sigmoid, or 0 for logits.
 
-    Without a loss, an output without a sigmoid may be a logit, or trained to be 0 or 1. The limit
-    with which the float model is right more often is used.
+    Without a loss, an output without a sigmoid may be a logit, or may be trained to be 0 or 1. The
+    threshold with which the float model is right more often is used.
     """
     is_known = has_sigmoid or (loss is not None and loss.kind != "custom")
     limits = [0.5 if has_sigmoid else 0.0] if is_known else [0.0, 0.5]
@@ -200,7 +200,7 @@ def _score_answers(
 
 
 def _bound_chance(differences: NDArray) -> float:
-    """Return the largest mean difference that chance explains; infinity for one example."""
+    """Return the largest mean difference that may be due to chance; infinity for one example."""
     if len(differences) < 2:
         return float("inf")
     return float(DEVIATIONS * differences.std(ddof=1) / len(differences) ** 0.5)
@@ -266,7 +266,7 @@ def _score_errors(
 
 
 def _compare_errors(measure: str, in_file: NDArray, in_float: NDArray, guessed: NDArray) -> Score:
-    """Score errors of the file, the float model and a guess, with perfect answers unknown."""
+    """Score errors of the file, the float model and a guess, without errors of perfect answers."""
     means = float(in_file.mean()), float(in_float.mean()), float(guessed.mean())
     chance, by_chance = _bound_chance(in_file - in_float), _bound_chance(guessed - in_float)
     return Score(measure, *means, None, chance, len(in_file), by_chance)

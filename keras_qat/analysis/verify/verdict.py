@@ -1,7 +1,7 @@
 """The verdict of `verify`: whether file and model agree, and whether the model is good.
 
-With labels, accuracy or error decides. Without labels, `RULES` does. `benchmarks/verdicts` tries
-the rules on healthy models and on models that are broken on purpose.
+With labels, the accuracy or the error decides. Without labels, `RULES` decides.
+`benchmarks/verdicts` tests the rules with good models and with intentionally broken models.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MEANINGS = {
 }
 
 FLIPS = 0.5, 3.0
-"""Largest mean and maximum difference from the model, in LSB, that float layers may cause."""
+"""Allowed mean and maximum difference from the model in LSB, because of float layers."""
 
 OTHER_ROUNDING = 2.0, 12.0
-"""The same if the file's kernels round differently from the model. Files with other weights have
-mean differences of 14 LSB and more."""
+"""Allowed mean and maximum difference if the kernels round differently from the model. Files with
+other weights have mean differences of 14 LSB and more."""
 
 LOST_POINTS = 0.02
 """Share of all answers, or of the error of a guess, that the quantized model may lose."""
@@ -44,19 +44,19 @@ LOST_GAIN = 0.15
 """Share of the float model's gain over a guess that a file may lose."""
 
 LOST_CUSTOM = 0.05
-"""The same for a custom loss, because its value for perfect answers is unknown."""
+"""`LOST_GAIN` for a custom loss, whose value for perfect answers is unknown."""
 
 FEW_LABELS = 20
 """With fewer labels, a model may appear to guess."""
 
 
 class Figures(NamedTuple):
-    """Figures that an output without labels must all reach.
+    """Limits that an output without labels must reach.
 
     Args:
-        sqnr: SQNR against the float model in dB; None if it does not matter.
-        same: share of decisions that stay the same, 0 to 1; None if it does not matter.
-        rows: the least number of decisions that this share is based on.
+        sqnr: SQNR against the float model in dB; None for no limit.
+        same: share of decisions that stay the same, 0 to 1; None for no limit.
+        rows: minimum number of decisions for this share.
     """
 
     sqnr: float | None = None
@@ -65,13 +65,13 @@ class Figures(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """When an output without labels is good or poor. Between both, verify asks for labels.
+    """When an output without labels is good or poor. In between, verify asks for labels.
 
     Args:
-        recognized: how verify recognizes the purpose of the output.
-        decisions: the decisions that the output leads to.
-        good: the output is good if it reaches one of these.
-        poor: it is poor if it is below one of these.
+        recognized: how verify recognizes the use of the output.
+        decisions: the decisions that depend on the output.
+        good: the output is good if it reaches one of these `Figures`.
+        poor: it is poor if it does not reach one of these.
     """
 
     recognized: str
@@ -81,11 +81,11 @@ class Rule(NamedTuple):
 
 
 CLEAN = Figures(sqnr=25)
-"""At 25 dB the noise is 0.3 % of the signal, whatever the output is used for."""
+"""With 25 dB, the noise is 0.3 % of the signal."""
 
 PURE = Figures(sqnr=30)
-"""At 30 dB, with noise of 0.1 %, classes stay the same. With more noise, `LOST_POINTS` limits the
-share of changed classes, as with labels."""
+"""With 30 dB, the noise is 0.1 %, and classes stay the same. With more noise, `LOST_POINTS` limits
+the share of changed classes, as with labels."""
 
 RULES: dict[Use, Rule] = {
     "classes": Rule(
@@ -125,12 +125,12 @@ RULES: dict[Use, Rule] = {
         (Figures(12, 0.8, 10), Figures(5, 0.9)),
     ),
 }
-"""Use of an output -> when it is good or poor without labels. Noise of 17 dB is 2 % of the signal,
-as much as `LOST_POINTS` allows with labels. Signals need more: a model that changes its input
-little adds a small signal, of which the same noise is a larger share."""
+"""Use of an output -> its rule. With 17 dB, the noise is 2 % of the signal, as `LOST_POINTS` allows
+with labels. Signals need more, because a model that changes its input only a little adds a small
+signal."""
 
 CLEARLY_GOOD = 20.0
-"""If some good examples have this SQNR in dB, all examples are good."""
+"""If some examples are good and have this SQNR in dB, all examples are good."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +140,9 @@ class Verdict:
     Args:
         words: "same and good", "same but poor", "not the same", or "same" if the examples do not
             show whether the model is good.
-        weakest_layer: if the model is poor, the layer with the most costly quantization, or "".
+        weakest_layer: if the model is poor, the layer whose quantization loses most, or "".
         likely_cause: if the verdict is not good, the cause and advice; "" if unknown.
-        reason: the deciding labels or figures, in a sentence.
+        reason: a sentence with the scores or figures that decided.
     """
 
     words: str
@@ -266,7 +266,7 @@ def is_clearly_good(output: OutputReport) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Everything found besides figures, one sentence each.
+    """Everything that was found apart from figures, one sentence each.
 
     Args:
         mismatches: reasons why the file may not belong to the model.
