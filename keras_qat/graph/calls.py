@@ -17,13 +17,13 @@ from keras_qat.keras2.backend import keras
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """A tensor of the graph: the output of a call, or an input of the model (no producer).
+    """A tensor of the graph: the output of a call, or an input of the model without a producer.
 
-    Unlike calls, values are not frozen: a value and its producer refer to each other, and shapes
-    are inferred after both exist.
+    Unlike calls, values can be changed, because a value and its producer refer to each other, and
+    shapes are inferred later.
 
     Args:
-        masked: whether the tensor carries a Keras mask.
+        masked: whether the tensor has a Keras mask.
         rows: the number of rows per example if the first axis is unknown: 1, or 3 after a reshape
             from (examples, 3, 4) to (-1, 4).
     """
@@ -42,7 +42,7 @@ class Value:
 
     @property
     def is_complex(self) -> bool:
-        """True for complex tensors, which no TFLite operator of an exported file reads."""
+        """True for complex tensors, which exported files do not support."""
         return tf.as_dtype(self.dtype).is_complex
 
     @property
@@ -65,18 +65,18 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call becomes the producer of outputs that have no producer yet. It becomes the producer of
-    its other outputs when it becomes part of a graph.
+    A new call becomes the producer of outputs that have no producer. It becomes the producer of its
+    other outputs when it is added to a graph.
 
     Args:
         layer: the layer, from the model or created by `lower`.
         args: positional arguments: a structure with `Value`s for the tensors.
         kwargs: keyword arguments, in the same form.
         outputs: a structure of `Value`s.
-        name: the layer's name, prefixed with the names of the models around it.
-        origin: the name of the user's layer that the call comes from.
-        source: the user's layer that the call comes from.
-        within: the traced layers around this call, outermost first.
+        name: the layer's name, with the names of enclosing models as prefix.
+        origin: the name of the original layer from which the call was created.
+        source: the original layer from which the call was created.
+        within: the traced layers that contain this call, outermost first.
     """
 
     layer: Any
@@ -95,7 +95,7 @@ class Call:
             value.producer = value.producer or self
 
     def as_part_of(self, call: Call) -> Call:
-        """Returns this call with the origin of another call that it helps to replace."""
+        """Returns this call with the origin of `call`, which it replaces together with others."""
         return self.replace(origin=call.origin, source=call.source, within=call.within)
 
     def replace(self, **changes: Any) -> Call:
@@ -132,9 +132,9 @@ class Graph:
         inputs: a structure of `Value`s, like the model's inputs.
         outputs: a structure of `Value`s, like the model's outputs.
         output_names: the model's names for its outputs.
-        calls: the calls that the outputs depend on.
+        calls: the calls on which the outputs depend.
         weights: layer created by `lower` -> the initial values of its weights.
-        loss_only: calls that only added losses and metrics depend on. They are not exported.
+        loss_only: calls on which only added losses and metrics depend. They are not exported.
         opaque: name of a call -> the reason why its layer could not be traced.
         in_float: name of a call -> the reason why it must not read quantized values.
     """
@@ -162,7 +162,7 @@ class Graph:
         return consumers
 
     def find_single_consumers(self) -> dict[Value, Call]:
-        """Returns value -> its only consumer, for values that are no model outputs."""
+        """Returns value -> its only consumer, except for outputs of the model."""
         outputs = set(flatten_values(self.outputs))
         consumers = {value: calls for value, calls in self.consumers().items() if len(calls) == 1}
         return {value: call for value, (call,) in consumers.items() if value not in outputs}
@@ -172,7 +172,7 @@ class Graph:
         return flatten_values([self.inputs, *(call.outputs for call in self.calls)])
 
     def count_calls(self) -> dict[Any, int]:
-        """Returns how often each layer is called."""
+        """Returns the number of calls of each layer."""
         return Counter(call.layer for call in self.calls)
 
 
@@ -195,7 +195,7 @@ def map_values(function: Callable[[Value], object], structure: object) -> Any:
 
 
 def split_loss_only(calls: list[Call], outputs: object) -> tuple[list[Call], list[Call]]:
-    """Splits calls into those that the outputs depend on and all others."""
+    """Splits calls into calls on which the outputs depend, and other calls."""
     read, needed = set(flatten_values(outputs)), set()
     for call in reversed(calls):
         if read.intersection(flatten_values(call.outputs)):

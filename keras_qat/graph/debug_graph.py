@@ -24,7 +24,7 @@ def list_calls(graph: Graph) -> list[str]:
 
 
 def list_changes(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
-    """Yields the lines that two listings do not share, marked by `-` and `+`."""
+    """Yields the differing lines of two listings, marked with `-` and `+`."""
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for kind, i, j, k, m in matcher.get_opcodes():
         if kind != "equal":
@@ -56,7 +56,7 @@ def _describe(argument: object) -> str:
 
 
 class InconsistentGraph(AssertionError):
-    """Raised for a graph that breaks a rule."""
+    """Raised for an inconsistent graph."""
 
 
 def verify_graph(graph: Graph, step: str, is_complete: bool = True) -> None:
@@ -65,7 +65,7 @@ def verify_graph(graph: Graph, step: str, is_complete: bool = True) -> None:
     Args:
         graph: the graph.
         step: the pass that created it, for the message.
-        is_complete: whether names must be unique, and shapes are compared with inferred ones.
+        is_complete: whether to require unique names, and to compare shapes with inferred shapes.
 
     Raises:
         InconsistentGraph: with a list of all problems.

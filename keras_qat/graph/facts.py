@@ -1,6 +1,6 @@
-"""Answers questions about tensors of a graph, each only once, without deep recursion.
+"""Computes properties of a graph's tensors with rules, once per tensor and without deep recursion.
 
-The questions are rules in the files that ask them, such as `lowering/read_operations.py`.
+Rules are defined where they are used, such as in `lowering/read_operations.py`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Rule = Callable[[Question], Generator[Question, Any, Answer]]
 
 
 class Facts:
-    """Static knowledge about the tensors of a graph.
+    """Evaluates rules for the tensors of a graph, and caches the answers.
 
-    Answers are kept, so use one object only while the graph does not change.
+    Use one object only while the graph does not change.
 
     Example:
         >>> def is_non_negative(value):
@@ -43,12 +43,12 @@ class Facts:
         self._answers: dict[Any, dict[Any, Any]] = {}
 
     def find(self, rule: Rule[Question, Answer], question: Question) -> Answer:
-        """Returns the answer of a rule for a tensor, or for another key that the rule accepts."""
+        """Returns the answer of a rule for `question`, a tensor or another key."""
         return solve(question, rule, self._answers.setdefault(rule, {}))
 
 
 def reach(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """Returns the starts and everything reachable from them, each once, in depth-first order.
+    """Returns the starts and all tensors or calls reachable from them, in depth-first order.
 
     Args:
         starts: tensors or calls.
@@ -67,16 +67,16 @@ def reach(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -
 def solve(
     question: Question, rule: Rule[Question, Answer], known: dict[Question, Answer] | None = None
 ) -> Answer:
-    """Answers a question by a rule that asks the same about other tensors.
+    """Returns the answer of a rule that depends on its answers for other tensors.
 
-    A recursive function visits a tensor once for every path that leads to it, which takes
-    exponential time in a chain of `y = tf.maximum(y, tf.reverse(y, [1]))`. This visits it once.
+    A recursive function would visit a tensor once for each path to it, which takes exponential time
+    in a chain of `y = tf.maximum(y, tf.reverse(y, [1]))`. This function visits it once.
 
     Args:
         question: a value of the graph, or any other key.
-        rule: computes the answer to one question.
-        known: earlier answers, which this call extends. Pass the same dictionary only while the
-            graph does not change.
+        rule: the rule.
+        known: earlier answers, to which new answers are added. Pass the same dictionary only while
+            the graph does not change.
     """
     answers = {} if known is None else known
     if question in answers:
@@ -98,7 +98,7 @@ def solve(
 
 
 def describe_argument(leaf: object) -> Hashable:
-    """Returns a key that equal arguments share.
+    """Returns a key that is the same for equal arguments.
 
     Arrays are described by all their bytes, because `repr` omits the middle of a large array.
     """
@@ -111,11 +111,11 @@ def describe_argument(leaf: object) -> Hashable:
 
 
 def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashable:
-    """Returns a key that calls with equal arguments share.
+    """Returns a key that is the same for calls with equal arguments.
 
     Args:
         call: the call.
-        name: returns the key of a tensor that the call reads.
+        name: function that returns the key of a tensor that the call reads.
     """
     arguments = call.args, call.kwargs
     structure = tf.nest.map_structure(lambda _: None, arguments)
@@ -125,7 +125,7 @@ def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashabl
 
 
 def identify_function(call: Call) -> Hashable | None:
-    """Returns a key that calls of one function share; None for random operations.
+    """Returns a key that is the same for calls of the same function; None for random operations.
 
     It is None for layers, too, because they may have weights or state.
     """
@@ -137,7 +137,7 @@ class StructuralKeys:
     """Assigns equal indices to tensors that are computed in the same way.
 
     Args:
-        identify: returns a key that calls share if equal inputs give equal outputs, or None.
+        identify: function that returns the same key for calls that compute the same, or None.
     """
 
     def __init__(self, identify: Callable[[Call], Hashable | None] = identify_function) -> None:
@@ -146,7 +146,7 @@ class StructuralKeys:
         self._known: dict[Value, int] = {}
 
     def is_same(self, first: Value, second: Value) -> bool:
-        """Returns whether two tensors are one, or the results of equal calls."""
+        """Returns whether two tensors are identical, or computed in the same way."""
         return first is second or self.find_index(first) == self.find_index(second)
 
     def find_index(self, value: Value) -> int:

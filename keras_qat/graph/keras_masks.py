@@ -1,6 +1,6 @@
-"""Propagates Keras masks (`_keras_mask`), which mark padding of sequences, through a graph.
+"""Computes the Keras masks (`_keras_mask`) of a graph's values. They mark padding in sequences.
 
-Embedding and Masking create a mask. Each later layer computes its output mask from its input masks.
+Embedding and Masking create a mask, from which later layers compute the masks of their outputs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _MERGING = (
     *(layers.Add, layers.Subtract, layers.Multiply, layers.Average, layers.Maximum),
     layers.Minimum,
 )
-"""Layers that combine the masks of all inputs by a logical and."""
+"""Layers whose mask is the logical and of their inputs' masks."""
 
 
 def get_first_argument(call: Call) -> Any:
-    """Returns the argument of a call that Keras reads masks from."""
+    """Returns the argument of a call from which Keras reads masks."""
     return call.args[0] if call.args else next(iter(call.kwargs.values()))
 
 
@@ -30,9 +30,9 @@ class KerasMasks:
     """Computes the Keras masks of a graph's values.
 
     Args:
-        read: returns the tensor of a value, or None.
-        find_producer: returns the call that computes a value and its mask.
-        convert: applied to each mask that a call returns.
+        read: function that returns the tensor of a value, or None.
+        find_producer: function that returns the call that computes a value and its mask.
+        convert: function of a mask and its call that returns the mask to use.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class KerasMasks:
         return call.layer.compute_mask(map_values(self.read, first), masks if known else None)
 
     def attach(self, value: Value, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns a value's tensor with the value's mask attached, and no other mask."""
+        """Attaches the mask of a value to its tensor, or removes the tensor's mask."""
         mask = self.find(value)
         if get_keras_mask(tensor) is not mask:
             tensor = tf.identity(tensor)

@@ -1,6 +1,6 @@
 """Finds calls that replace NaN, which marks missing values in the inputs of a model.
 
-For example, `tf.where(tf.math.is_nan(x), 0.0, x)`. Quantized values have no NaN, so these calls
+An example is `tf.where(tf.math.is_nan(x), 0.0, x)`. Quantized values cannot be NaN, so these calls
 read the input before it is quantized.
 """
 
@@ -33,20 +33,20 @@ TESTS_FOR_NAN: dict[str, Callable[..., tf.Tensor]] = {
     "is_finite": lambda x, name=None: _equals_itself(x - x),
     "is_inf": _is_infinite,
 }
-"""Operation -> the same function, as comparisons of tensors with themselves."""
+"""Operation -> an equivalent function that compares tensors with themselves."""
 
 _REPLACES = READS_SHAPES.union(("where", "multiply_no_nan"))
-"""Operations that return no NaN if the model replaces it."""
+"""Operations that can replace NaN by another value."""
 
 _COMPUTES = ("add", "subtract", "multiply", "divide", "cast")
 _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
-"""Operations and layers that return NaN for NaN, besides operations that move elements."""
+"""Operations and layers that return NaN for NaN. Operations that move elements do so, too."""
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns inputs with NaN that the model replaces, and for each the calls that may read NaN.
+    """Returns input -> calls that may read its NaN, for inputs whose NaN the model replaces.
 
-    An input is left out if other calls, such as a layer with a kernel, would also read its NaN.
+    Inputs whose NaN is also read by other calls, such as a layer with a kernel, are not included.
     """
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     found = {}

@@ -1,8 +1,8 @@
-"""The table of TensorFlow functions: their names and kinds. Reads the arguments of their calls.
+"""Identifies calls of TensorFlow functions, and reads their arguments.
 
-Keras records a function that is called on a symbolic tensor as a layer with the function's name in
-TensorFlow, such as "math.add" or "compat.v1.shape". Other modules only compare the kind that
-`get_kind` returns, "add" or "shape".
+If a TensorFlow function is called on a symbolic tensor, Keras creates a layer that stores the
+function's name, such as "math.add" or "compat.v1.shape". `get_kind` maps it to a kind of operation,
+"add" or "shape", and other modules only compare kinds.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ NAMES = {kind: [name for name in KINDS if KINDS[name] == kind] for kind in KINDS
 """Kind -> the names of its functions in TensorFlow."""
 
 COMMUTES = ("add", "multiply", "maximum", "minimum")
-"""Kinds of operations with interchangeable operands."""
+"""Kinds of operations whose operands can be exchanged."""
 
 MOVES = {
     *("broadcast_to", "concat", "ensure_shape", "expand_dims", "gather", "gather_nd", "getitem"),
@@ -130,7 +130,7 @@ OTHER_NAMES = {
     "x": ("self",),
     "y": ("other",),
 }
-"""Name of an argument -> its names in other functions of the same kind."""
+"""Name of an argument in TensorFlow 2 -> its names in other functions of the same kind."""
 
 CANONICAL_NAMES = {other: name for name, others in OTHER_NAMES.items() for other in others}
 
@@ -154,7 +154,7 @@ def name_in_tensorflow(layer: keras.layers.Layer) -> str:
 
 
 def get_kind(step: Call | keras.layers.Layer) -> str:
-    """Returns the kind of operation of a call or a layer; "" if it is no operation.
+    """Returns the kind of operation of a call or a layer; "" if it is not an operation.
 
     The kind of a function that is not in the table is its name in TensorFlow.
     """
@@ -176,7 +176,7 @@ def moves_elements(call: Call) -> bool:
 def get_operands(call: Call, *names: str) -> list[Any]:
     """Returns arguments of a call by name; None for missing ones.
 
-    The names are TensorFlow 2's, also for functions of TensorFlow 1 with other names.
+    The names are those of TensorFlow 2, even for functions of TensorFlow 1.
     """
     function = call.layer.function if is_operation(call.layer) else type(call.layer).call
     positional = zip(_list_parameters(function), call.args, strict=False)
@@ -191,9 +191,9 @@ def get_argument(call: Call, name: str) -> Any:
 
 
 def bind_arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the first argument of an operation, and the others by their TensorFlow 2 names.
+    """Returns the first argument of an operation, and its other arguments by TensorFlow 2 names.
 
-    The operation's name, and arguments with their default values, are left out.
+    The argument `name`, and arguments that equal their defaults, are omitted.
     """
     signature = _get_signature(call.layer.function)
     args, kwargs = list[Any](), dict[str, Any]()

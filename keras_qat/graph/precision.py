@@ -1,4 +1,4 @@
-"""Handles models in half precision: they train in it, and inference computes in float32.
+"""Handles models in half precision, which train in half precision and infer in float32.
 
 Keras' policies `mixed_float16` and `mixed_bfloat16` make layers compute in half precision, with
 weights in float32. Layers keep their policies in quantization-aware models.
@@ -20,10 +20,10 @@ from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.messages import pluralize
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
-"""Type of a layer's outputs -> the policy that computes in it with weights in float32."""
+"""Type of a layer's outputs -> the policy with this type and float32 weights."""
 
 _POLICY = threading.RLock()
-"""Held while the global policy is changed. Threads would restore each other's policies."""
+"""Lock for changes of the global policy, because threads would restore each other's policies."""
 
 
 @contextlib.contextmanager
@@ -68,9 +68,9 @@ def compute_in_float32(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 def cast_constants(arguments: object) -> Any:
-    """Casts constants in half precision in a layer's arguments to float32, and replaces the types.
+    """Replaces half precision by float32 in the constants and dtypes among a layer's arguments.
 
-    Keras only casts the first argument of a call, and `tf.cast` would still return half precision.
+    Keras only casts the first argument of a call.
     """
 
     def cast(leaf: Any) -> Any:
@@ -90,7 +90,7 @@ class ScalesLoss:
 
     @property
     def dtype_policy(self) -> Any:
-        """The policy that `compile` reads: `mixed_float16` if a layer has it."""
+        """The policy that `compile` reads: `mixed_float16` if any layer has this policy."""
         # Keras' `LossScaleOptimizer` fails without variables.
         has_variables = bool(self.trainable_weights)  # type: ignore[attr-defined]
         policies = [layer.dtype_policy for layer in list_layers(self)[1:] if has_variables]

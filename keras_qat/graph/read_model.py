@@ -42,7 +42,7 @@ class _Reader:
         self.tensors: dict[int, Value] = {}
         """Id of a symbolic tensor -> its value."""
         self.masks: dict[Value, Any] = {}
-        """Value with a Keras mask -> a tensor or a value of that mask's shape and type."""
+        """Value with a Keras mask -> a tensor or a value with the shape and type of the mask."""
         self.calls: list[Call] = []
         self.counts: Counter[Any] = Counter()
 
@@ -91,7 +91,7 @@ class _Reader:
             self.counts[layer] += 1
             names = _name_outputs(name, self.counts[layer], node.outputs)
             symbols = tf.nest.flatten(node.outputs)
-            # Symbolic tensors of a nested model have no masks, because masks come from outside.
+            # Symbolic tensors of a nested model have no masks of the outer model's tensors.
             masks = _compute_output_masks(layer, args, kwargs, self.masks) if path else []
             masks += [None] * (len(symbols) - len(masks))
             flat = list(map(self._add_value, symbols, names, masks))
@@ -121,7 +121,7 @@ class _Reader:
         self.tensors.update(zip(map(id, symbols), values, strict=True))
 
     def _carry_mask(self, value: Value, mask: Value | None, path: str) -> Value:
-        """Return a value with the Keras mask that a nested model is called with."""
+        """Return a copy of a value with the `mask` argument of a nested model's call."""
         if mask is None:
             return value
         self.counts[path] += 1
@@ -136,7 +136,7 @@ class _Reader:
 def _compute_output_masks(
     layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any], masks: Mapping[Value, Any]
 ) -> list[Any]:
-    """Return the Keras masks of a call's outputs that follow from the masks of its inputs."""
+    """Return the Keras masks of a call's outputs, computed from the masks of its inputs."""
 
     def make_like(tensor: Any) -> KerasTensor | None:
         return None if tensor is None else make_input(tensor.shape, tensor.dtype)
@@ -151,9 +151,9 @@ def _compute_output_masks(
 
 
 def _restore_constants(argument: Any) -> Any:
-    """Convert a list of scalar tensors back to numbers. Keras turns lists of numbers into these.
+    """Convert lists of scalar tensors, which Keras creates from lists of numbers, back to numbers.
 
-    Keras also makes it of an array that it loads. An array with several axes becomes one again.
+    Keras also creates such lists when it loads arrays. Nested lists become arrays again.
     """
     is_list = isinstance(argument, (list, tuple)) and len(argument) > 0
     leaves = tf.nest.flatten(argument) if is_list else [None]
@@ -164,7 +164,7 @@ def _restore_constants(argument: Any) -> Any:
 
 
 def _is_none(symbol: KerasTensor) -> bool:
-    """Return whether an output stands for None. Some layers return None and tensors."""
+    """Return whether an output represents None, as for layers that return None and tensors."""
     return not hasattr(symbol.type_spec, "shape")
 
 
@@ -176,7 +176,7 @@ def _name_outputs(name: str, call_number: int, outputs: object) -> list[str]:
 
 
 def list_symbols(model: keras.Model) -> dict[str, KerasTensor]:
-    """Returns the symbolic tensors of a model without nested ones, by the names of their values."""
+    """Returns value name -> symbolic tensor, for the tensors outside nested models."""
     tensors: dict[str, KerasTensor] = {}
     counts: Counter[Any] = Counter()
     for node in list_nodes(model):

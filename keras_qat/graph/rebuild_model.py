@@ -1,7 +1,7 @@
-"""Makes Keras models from graphs: copies, models with all arguments saved, and configurations.
+"""Creates Keras models and configurations from graphs.
 
-Keras' layers for TensorFlow operations do not save all arguments. They lose the tensors of
-`tf.einsum`, the right side of `!=`, and more.
+Keras does not save all arguments of TensorFlow operations. It loses the tensors of `tf.einsum`, the
+right side of `!=`, and others.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
         tensor, layer.metric_name, aggregation=layer.aggregation
     ),
 }
-"""Class of a layer that `add_loss` or `add_metric` creates -> a function that adds it to a copy."""
+"""Class of the layers of `add_loss` or `add_metric` -> a function that adds one to a copy."""
 
 Apply = Callable[[Call, Any, dict[str, Any]], Any]
-"""Computes the outputs of a call from the call and its arguments."""
+"""A function (call, positional arguments, keyword arguments) -> outputs of the call."""
 
 
 def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -46,7 +46,7 @@ def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 def rebuild_model(
     graph: Graph, model_class: Callable[..., keras.Model] = _Model, apply: Apply = _call_layer
 ) -> keras.Model:
-    """Makes a model from a graph. `apply` computes each call; by default it calls the layer."""
+    """Creates a model from a graph. `apply` computes each call, by default by calling the layer."""
     inputs = map_values(lambda x: make_input(x.shape, x.dtype, x.name), graph.inputs)
     tensors = dict(zip(flatten_values(graph.inputs), tf.nest.flatten(inputs), strict=True))
     _compute(graph.calls, tensors, apply)
@@ -61,9 +61,9 @@ def rebuild_model(
 
 
 def evaluate_graph(graph: Graph, inputs: list[tf.Tensor], apply: Apply = _call_layer) -> Any:
-    """Computes a graph on a flat list of inputs and returns the structure of its outputs.
+    """Computes a graph for a flat list of inputs, and returns its outputs.
 
-    `apply` computes the outputs of a call from its arguments; by default it calls the layer.
+    `apply` computes each call, by default by calling the layer.
     """
     tensors = dict(zip(flatten_values(graph.inputs), inputs, strict=True))
     last_consumers = {value: call for call in graph.calls for value in call.inputs}
@@ -96,7 +96,7 @@ class Replacement(NamedTuple):
 
     Args:
         layer: the layer.
-        reads: the call that the layer's arguments come from.
+        reads: the call whose arguments the layer reads.
     """
 
     layer: Any
@@ -115,7 +115,7 @@ def copy_graph(
         graph: the graph.
         replacements: call -> its replacement, in topological order. Other calls are dropped.
         inserted: value -> calls inserted after it, for all of its consumers.
-        output_calls: output value -> a call inserted after it, for the output alone.
+        output_calls: output value -> a call inserted between it and the model's output.
     """
     calls: list[Call] = []
     current: dict[Value, Value] = {}
@@ -150,7 +150,7 @@ def copy_graph(
 
 
 def find_used_inputs(nested: Any, outputs: object) -> Any:
-    """Returns the symbolic inputs that outputs depend on, in a list or dict like `nested`."""
+    """Returns the symbolic inputs on which outputs depend, in a list or dict like `nested`."""
     graph = read_model(keras.Model(nested, outputs))
     used = {*flatten_values([graph.outputs, *(call.inputs for call in graph.calls)])}
     flat = list(zip(tf.nest.flatten(nested), flatten_values(graph.inputs), strict=True))
@@ -164,7 +164,7 @@ def find_used_inputs(nested: Any, outputs: object) -> Any:
 
 @register
 class OperationCall(keras.layers.Layer):
-    """Calls a TensorFlow operation on a list of tensors. Its configuration holds all arguments.
+    """Calls a TensorFlow operation on a list of tensors, and saves all arguments.
 
     Args:
         operation: Keras' layer of the operation, or its configuration.
@@ -190,7 +190,7 @@ class OperationCall(keras.layers.Layer):
 
 
 def call_in_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Computes the outputs of a call. An operation is called by an `OperationCall`."""
+    """Computes the outputs of a call. For an operation, it creates an `OperationCall`."""
     if not is_operation(call.layer):
         return call.layer(*args, **kwargs)
     tensors: list[KerasTensor] = []
@@ -204,7 +204,7 @@ def copy_with_all_arguments(model: keras.Model) -> keras.Model:
 
 
 def _encode(argument: Any, tensors: list[KerasTensor]) -> Any:
-    """Return an argument in JSON's types, and add the symbolic tensors in it to a list."""
+    """Convert an argument to JSON types. Its symbolic tensors are appended to `tensors`."""
     if is_symbolic(argument):
         tensors.append(argument)
         return {"tensor": len(tensors) - 1}
@@ -239,7 +239,7 @@ def _decode(value: Any, tensors: list[tf.Tensor]) -> Any:
 
 
 def get_functional_config(model: keras.Model) -> dict[str, Any]:
-    """Returns a model's configuration as a functional one, for `keras.Model.from_config`."""
+    """Returns the configuration of a model as functional model, for `keras.Model.from_config`."""
     inputs, outputs = get_nested_inputs(model), get_nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
     functional.use_legacy_config = getattr(model, "use_legacy_config", None)  # Set for .h5 files.
@@ -253,7 +253,7 @@ def get_functional_config(model: keras.Model) -> dict[str, Any]:
 
 
 _CONSTANT = "_CONSTANT_VALUE"
-"""Keras' word for a first argument that is not a tensor."""
+"""Keras' placeholder for a first argument that is not a tensor."""
 
 
 def _make_loadable(model: keras.Model, config: dict[str, Any]) -> None:

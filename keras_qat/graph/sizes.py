@@ -31,7 +31,7 @@ from keras_qat.keras2.backend import infer_output_shape, keras
 from keras_qat.keras2.layers_and_models import is_of_keras
 
 _SLICES = ("getitem", "slice", "strided_slice")
-"""Operations with arguments that may depend on a fixed batch size."""
+"""Operations whose arguments may depend on a fixed batch size."""
 
 _CHANGES_ROWS = {
     *("tile", "repeat", "concat", "split", "gather", "gather_nd"),
@@ -46,10 +46,10 @@ BATCHES = 2, 61
 """Two batch sizes, far apart."""
 
 BATCH = "batch"
-"""Stands for the size of the first axis, which may vary."""
+"""Placeholder for the size of the first axis, which may vary."""
 
 UNKNOWN = int(np.iinfo(np.int32).min)
-"""Stands for an unknown size in a partially known shape."""
+"""Placeholder for an unknown size in a partially known shape."""
 
 Runs = tuple[NDArray[Any], NDArray[Any]]
 """A tensor's values for the two batch sizes."""
@@ -60,7 +60,7 @@ Shape = tuple[int | None, ...]
 def find_results(
     call: Call | None, fills: bool = False
 ) -> Generator[Call | None, Any, list[Runs] | None]:
-    """Evaluates the outputs of a call for two batch sizes, if they depend on sizes alone.
+    """Evaluates the outputs of a call for two batch sizes, if they depend only on sizes.
 
     Args:
         call: the call.
@@ -93,7 +93,7 @@ def find_results(
 
 
 find_filled_results = functools.partial(find_results, fills=True)
-"""Evaluates a call like `find_results`, and `ones_like` of any tensor."""
+"""A rule like `find_results` that also evaluates `ones_like` of any tensor."""
 
 
 def _evaluate(call: Call, known: dict[Value, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -129,7 +129,7 @@ def evaluate_shape(shape: object, facts: Facts | None = None) -> list[list[int]]
 
 
 def find_sizes(shape: object, facts: Facts | None = None) -> list[Any] | None:
-    """Returns the sizes in a shape that operations compute from sizes of tensors; None if unknown.
+    """Returns the sizes in a shape argument, which operations may compute; None if unknown.
 
     The size of a first axis is `BATCH`, and other sizes that vary with it are -1.
     """
@@ -142,7 +142,7 @@ def find_sizes(shape: object, facts: Facts | None = None) -> list[Any] | None:
 
 
 def find_size(value: Value) -> Any:
-    """Returns the size that a scalar holds, such as `tf.shape(x)[1]`; None if unknown.
+    """Returns the value of a scalar that is a size, such as `tf.shape(x)[1]`; None if unknown.
 
     The size of a first axis is `BATCH`, even if it is fixed.
     """
@@ -156,7 +156,7 @@ def find_size(value: Value) -> Any:
 
 
 def find_measured_tensors(sizes: list[Value]) -> Iterator[Value]:
-    """Yields the tensors with the shapes that these sizes are computed from."""
+    """Yields the tensors from whose shapes these sizes are computed."""
 
     def read_sizes(size: Value) -> list[Value]:
         call = size.producer
@@ -175,7 +175,7 @@ def count_rows(value: Value) -> list[int]:
 def use_python_integers(call: Call) -> Call | None:
     """Returns a copy of a call that reads Python integers instead of known scalar sizes.
 
-    Returns None if the call reads no such sizes. The original call keeps its outputs.
+    Returns None if the call reads no such sizes. The outputs' producer remains the original call.
     """
     facts = Facts()
     runs = {value: evaluate(value, facts) for value in call.inputs if not value.shape}
@@ -187,7 +187,7 @@ def use_python_integers(call: Call) -> Call | None:
 
 
 def is_example_index(value: object) -> bool:
-    """Returns whether a tensor only holds the index of each example, from 0 on."""
+    """Returns whether a tensor is the index of each example: 0, 1, 2, ..."""
     if not isinstance(value, Value) or (runs := evaluate(value)) is None:
         return False
     like = next(find_measured_tensors([value]), None)
@@ -198,7 +198,7 @@ def is_example_index(value: object) -> bool:
 
 
 def find_example(value: Value, facts: Facts | None = None) -> NDArray[Any] | None:
-    """Returns a tensor's values for each example; None if they are not all equal and known."""
+    """Returns a tensor's values for one example; None if examples differ or they are unknown."""
     runs = evaluate(value, facts, find_filled_results)
     if runs is None:
         return None
@@ -210,7 +210,8 @@ def fold_known_sizes(graph: Graph) -> Graph:
     """Replaces known size expressions by constants in the arguments of operations.
 
     Arguments of layers are not replaced, because their weights would become constants. Integers
-    that depend on a fixed batch size are only replaced in slices: models accept other batches.
+    that depend on a fixed batch size are only replaced in slices, because models accept other
+    batch sizes.
     """
     facts = Facts()
     known: dict[Value, Any] = {}
@@ -240,7 +241,7 @@ def fold_known_sizes(graph: Graph) -> Graph:
 
 
 def _as_constant(values: Value | NDArray[Any]) -> Any:
-    """Return a Python scalar or a tensor, as the arguments of operations hold them."""
+    """Return a constant as operations store their arguments: a Python scalar or a tensor."""
     if isinstance(values, Value):
         return values
     if not values.shape:
@@ -250,14 +251,14 @@ def _as_constant(values: Value | NDArray[Any]) -> Any:
 
 
 def set_static_shapes(graph: Graph, *_: object) -> Graph:
-    """Set the shapes and rows of values that follow from the inputs of their calls, in place."""
+    """Infer and set the shapes and rows of all values, in place."""
     for _call in set_shapes_in_order(graph.calls):
         pass
     return graph
 
 
 def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
-    """Yields calls, each after the shapes and rows of its outputs are set.
+    """Yields calls after inferring and setting the shapes and rows of their outputs.
 
     For example, a traced `tf.reshape(x, [tf.shape(x)[0], -1, size])` has an unknown size.
     """
@@ -279,7 +280,7 @@ def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
 
 
 def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
-    """Return how many rows of each output belong to one example if the batch is unknown."""
+    """Return the number of rows per example of each output."""
     read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
     values, kind = flatten_values(call.outputs), get_kind(call)
     if kind == "reshape":
@@ -290,7 +291,7 @@ def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
     elif kind in _CHANGES_ROWS:
 
         def replace(value: Value) -> tf.Tensor:
-            """Returns the sizes that a value holds for two examples, or a placeholder for it."""
+            """Returns the sizes in a value for two examples, or a placeholder for the value."""
             shape = (count_rows(value)[0], *value.shape[1:]) if value.shape else ()
             runs = None if value.is_float or None in value.shape else evaluate(value, facts)
             return _make_placeholder(None if runs is None else runs[0], shape, value.dtype)
@@ -337,7 +338,7 @@ def infer_shapes(call: Call, facts: Facts) -> list[Shape]:
         return [tuple(tf.TensorShape(infer_output_shape(call.layer, shapes)))]
 
     def replace(value: Value) -> tf.Tensor:
-        """Returns the sizes that a value holds, or a placeholder for it."""
+        """Returns the sizes in a value, or a placeholder for the value."""
         is_open = value.is_float or None in value.shape
         sizes = None if is_open else find_sizes(value, facts)
         is_known = sizes and all(isinstance(size, int) and size >= 0 for size in sizes)

@@ -1,1 +1,1 @@
-"""Traces custom layers: runs their `call` on symbolic tensors to get calls of other layers."""
+"""Traces custom layers: runs their `call` on symbolic tensors, and records the calls inside."""

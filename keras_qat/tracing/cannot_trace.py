@@ -16,7 +16,7 @@ class TooLarge(CannotTrace):
 
 
 class ReadsWeights(CannotTrace):
-    """Raised for a layer with code that reads weights of other layers."""
+    """Raised for a layer whose code reads weights of other layers."""
 
     def __init__(self, variables: list[tf.Variable]) -> None:
         super().__init__(f"it reads {variables[0].name}, a weight of another layer")
@@ -24,7 +24,7 @@ class ReadsWeights(CannotTrace):
 
 
 class OnlyTrains(Exception):
-    """Raised for a layer that returns its input, but applies `model` to it in training."""
+    """Raised for a layer that applies `model` to its input, but only in training."""
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class OnlyTrains(Exception):
 
 
 class MustTraceInline(BaseException):
-    """Raised for an inner layer that must be traced as a part of the layer around it.
+    """Raised for an inner layer that must be traced as if its code were in the outer layer.
 
-    The layer has weights but reads no tensor, such as an embedding of positions, or it keeps a
-    tensor of one call in an attribute and is called again. This class is no `Exception`, because
-    the running custom code may catch exceptions.
+    The layer has weights but reads no tensor, such as an embedding of positions, or it stores a
+    tensor of one call in an attribute and is called again. It does not derive from `Exception`,
+    because custom code may catch exceptions.
     """
 
     def __init__(self, layer: keras.layers.Layer) -> None:

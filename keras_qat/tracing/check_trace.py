@@ -23,7 +23,7 @@ SIZE = 8
 
 
 def draw_like(symbols: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    """Draws random tensors with the shapes and types of symbolic ones, for two examples."""
+    """Draws random tensors with the shapes and types of symbolic tensors, for two examples."""
     generator = np.random.default_rng(0)
     tensors = []
     for symbol in symbols:
@@ -41,7 +41,7 @@ def draw_inputs(trace: Trace) -> list[tf.Tensor]:
 
 
 def find_deviation(call: Call, trace: Trace) -> str:
-    """Returns why a trace and its layer do not compute the same; "" if they do."""
+    """Returns why the results of a trace and its layer differ; "" if they do not."""
     inputs = draw_inputs(trace)
     tensors = dict(zip(trace.inputs, inputs, strict=False))
     for value, mask in zip(trace.masks, inputs[len(tensors) :], strict=True):
@@ -57,7 +57,7 @@ def find_deviation(call: Call, trace: Trace) -> str:
                 outputs = drop_none(call.layer(*args, **kwargs))
             expected.append(list(map(tf.convert_to_tensor, outputs)))
             after.append(_read_values(assigned))
-    except Exception:  # The assumed sizes do not fit, so there is nothing to compare.
+    except Exception:  # The layer does not support the assumed sizes, so it cannot be compared.
         return ""
     finally:
         for weight, held in zip(assigned, before, strict=True):
@@ -81,7 +81,7 @@ def find_deviation(call: Call, trace: Trace) -> str:
 
 @contextlib.contextmanager
 def _restore_states(layer: keras.layers.Layer) -> Iterator[None]:
-    """Run a block, then restore the states that inner layers keep from call to call."""
+    """Return a context manager that restores the states of inner layers after its block."""
     keepers = [inner for inner in layer._flatten_layers() if getattr(inner, "stateful", False)]
     states = [state for inner in keepers for state in tf.nest.flatten(getattr(inner, "states", []))]
     before = [None if state is None else tf.identity(state) for state in states]

@@ -1,4 +1,4 @@
-"""Lets Python read size expressions as integers while the code of a layer is traced."""
+"""Lets Python code read size expressions as integers while a layer is traced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_qat.graph.sizes import BATCHES
 from keras_qat.keras2.backend import KerasTensor, is_symbolic, patch_members
 
 HELD = "keras_qat: the number"
-"""Attribute of a symbolic tensor for its value, if the value is known."""
+"""Attribute of a symbolic tensor that stores its value, if the value is known."""
 
 
 class _Unknown(Exception):

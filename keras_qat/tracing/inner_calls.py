@@ -1,4 +1,4 @@
-"""Controls how inner layers are called while the layer around them is traced."""
+"""Controls how inner layers are called while their outer layer is traced."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def trace_inner_calls(
 ) -> Iterator[None]:
     """Makes a tape ignore the variables of inner layers inside a `with` block.
 
-    Some layers are traced inline, as if their code were part of the call of `outer`:
-    - layers with weights that `outer` borrows (`lenders`), and layers around them
-    - a custom layer without weights that the call creates, because code may read its attributes
-    - the steps of a recurrent layer around a cell of that kind
+    Some layers are traced inline, as if their code were in the call of `outer`:
+    - layers whose weights `outer` borrows (`lenders`), and layers that contain them
+    - custom layers without weights that the call creates, because code may read their attributes
+    - the steps of a recurrent layer whose cell is such a layer
 
     Raises:
-        MustTraceInline: for a layer that must be a lender, or its inputs would become constants.
+        MustTraceInline: for a layer that must be a lender, because its inputs would otherwise
+            become constants.
     """
     call, is_inside = keras.layers.Layer.__call__, False
     known, keeping = {id(layer) for layer in outer._flatten_layers()}, set[int]()
@@ -77,7 +78,7 @@ def trace_inner_calls(
 
 
 def _restore_none(output: Any) -> Any:
-    """Return None for Keras' symbol of None, as Keras does for inner layers."""
+    """Return None if `output` is Keras' placeholder for None."""
     return None if "NoneTensorSpec" in type(getattr(output, "type_spec", 0)).__name__ else output
 
 
@@ -97,7 +98,7 @@ def _has_symbolic_weight(layer: keras.layers.Layer) -> bool:
 
 
 def _holds_symbols(layer: keras.layers.Layer) -> bool:
-    """Return whether a layer without weights holds tensors of the layer around it."""
+    """Return whether attributes of a layer without weights are tensors of the outer layer."""
     if isinstance(layer, keras.Model) or layer.weights:
         return False
     held = vars(layer)
@@ -105,7 +106,7 @@ def _holds_symbols(layer: keras.layers.Layer) -> bool:
 
 
 def _keeps_tensors(layer: keras.layers.Layer) -> bool:
-    """Return whether a custom layer without phases holds tensors that a trace computed."""
+    """Return whether attributes of a custom layer without phases are tensors of a trace."""
     if _is_known(layer) or "training" in inspect.signature(type(layer).call).parameters:
         return False
     is_constant = (tf.Variable, tf.__internal__.EagerTensor)
@@ -122,7 +123,7 @@ def _call_rnn_inline(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -
 
 
 def _call_inline(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
-    """Call a layer's own code, with the Keras masks of its inputs and outputs."""
+    """Call the code of a layer directly, with the Keras masks of its inputs and outputs."""
     if not args:
         args = (kwargs.pop(next(iter(kwargs))),)
     (inputs, *rest), kwargs = bind_options(layer, args, kwargs)
@@ -148,7 +149,7 @@ def _convert_array(x: Any) -> Any:
 
 @contextlib.contextmanager
 def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
-    """Runs a block, then removes the Keras nodes that calls of inner layers added."""
+    """Returns a context manager that removes the Keras nodes of inner calls after its block."""
     layers = list(layer._flatten_layers(include_self=False))
     counts = [(len(inner._inbound_nodes), len(inner._outbound_nodes)) for inner in layers]
     try:
@@ -160,9 +161,9 @@ def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
-    """Runs a block, then restores the attributes that held symbolic tensors before it.
+    """Returns a context manager that restores attributes with symbolic tensors after its block.
 
-    A later call that reads such a tensor is not traced, because it would be a constant there.
+    A later call that reads such a tensor is not traced, because the tensor would be a constant.
     """
     with contextlib.ExitStack() as block:
         for owner in layer._flatten_layers():
@@ -172,7 +173,7 @@ def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 _dropouts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""Attention layer -> its Dropout layer, the same in all of its calls."""
+"""Attention layer -> the Dropout layer for all of its calls."""
 
 
 def trace_attention_dropout(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:

@@ -18,19 +18,19 @@ from keras_qat.messages import LIBRARIES, get_package
 from keras_qat.tracing.concrete_sizes import HELD, is_called_by_user
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
-"""Prefixes of attributes that Keras uses to track other attributes."""
+"""Prefixes of internal attributes of Keras."""
 
 _NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
 MASKS = -100.0
-"""A variable with values this low is a mask that is added to scores."""
+"""A variable whose values are this low or 0 is a mask that is added to scores."""
 
 
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
     """Returns a layer and the custom objects in its attributes, each with its weights.
 
-    Weights are attributes that are variables or structures with variables. Custom objects are no
-    layers, such as instances of `tf.Module`. Keras does not train variables of other objects.
+    Weights are attributes that contain variables. A custom object is not a layer, but for example a
+    `tf.Module`, whose variables Keras trains.
     """
     holders: list[tuple[Any, dict[str, Any]]] = []
     seen = set[int]()
@@ -64,10 +64,10 @@ def _is_custom_object(value: object) -> bool:
 
 
 def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
-    """Returns the tensor that code reads instead of a variable: constant for a mask, or symbolic.
+    """Returns the tensor that code reads instead of a variable: a constant for a mask, or symbolic.
 
-    The symbolic tensor has the methods of a variable. Python reads integers that do not train, such
-    as a flag or a counter, as values.
+    The symbolic tensor has the methods of a variable. Non-trainable integers, such as a flag or a
+    counter, have values that Python can read.
     """
     if is_constant_mask(variable):
         return tf.constant(variable.numpy())
@@ -79,9 +79,9 @@ def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
 
 
 def is_constant_mask(variable: tf.Variable) -> bool:
-    """Returns whether a variable that does not train masks scores, as in window attention.
+    """Returns whether a non-trainable variable is a mask of scores, as in window attention.
 
-    It holds booleans, zeros and ones, or large negative values, and is traced as a constant.
+    Its values are booleans, zeros and ones, or large negative values. It is traced as a constant.
     """
     kind, size = variable.dtype, variable.shape.num_elements()
     if variable.trainable or not size or size < 2 or kind.is_complex:
@@ -102,7 +102,7 @@ def hash_constant_masks(model: keras.Model) -> list[int]:
 
 
 def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
-    """Returns a structure with the variables replaced by `symbols`, by their ids."""
+    """Returns a structure in which `symbols`, by id of the variable, replace variables."""
     if isinstance(value, dict):
         return {key: replace_variables(item, symbols) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -112,7 +112,7 @@ def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
 
 @contextlib.contextmanager
 def list_symbols_as_weights(symbols: dict[int, Any]) -> Iterator[None]:
-    """Lets custom code find symbols in `layer.weights` and the like inside a `with` block.
+    """Makes `layer.weights` and similar lists contain symbols inside a `with` block.
 
     Args:
         symbols: id of a variable -> the symbol that replaces it.
@@ -136,13 +136,13 @@ def list_symbols_as_weights(symbols: dict[int, Any]) -> Iterator[None]:
 def let_assign(
     layer: object, attributes: dict[str, Any], symbols: dict[int, Any], assigned: dict[int, Any]
 ) -> None:
-    """Lets `layer.kernel.assign(x)` replace a symbol by x, while the layer has symbols.
+    """Makes `layer.kernel.assign(x)` replace a symbol by `x` while the layer is traced.
 
     Args:
         layer: the layer, or another holder of weights.
-        attributes: its attributes that hold weights.
+        attributes: the attributes with weights.
         symbols: id of a variable -> the symbol that replaces it.
-        assigned: receives id of a variable -> the tensor that was assigned to it last.
+        assigned: a dict to which it adds id of a variable -> the tensor assigned last.
     """
 
     def make_assign(name: str, variable: tf.Variable) -> Callable[..., Any]:

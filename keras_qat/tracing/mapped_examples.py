@@ -38,7 +38,7 @@ class _ExampleModel(keras.Model):
 def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     """Applies a function of one example to symbolic tensors of all examples.
 
-    The function is traced with one example. Each of its operations is then called with all of them.
+    The function is traced for one example. Each of its operations is then called for all examples.
 
     Raises:
         NotKnown: if other sizes than the batch size are unknown, if the function reads a tensor of
@@ -81,7 +81,7 @@ def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[Ke
     """Return the symbolic tensors that do not depend on an example, such as weights.
 
     Raises:
-        NotKnown: if some depend on the entire batch, or an output on no example.
+        NotKnown: if some depend on the entire batch, or if an output depends on no example.
     """
     shared: dict[int, KerasTensor] = {}
     follows = dict.fromkeys(map(id, ones), True)
@@ -108,7 +108,7 @@ def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) ->
 
     Args:
         call: a call on one example.
-        known: its inputs: tensors of all examples, or tensors and arrays that are equal for each.
+        known: its inputs: tensors of all examples, or tensors and arrays that all examples share.
         mapped: the inputs that differ between examples.
     """
     if not is_operation(call.layer) or any(None in x.shape for x in flatten_values(call.outputs)):
@@ -201,13 +201,13 @@ def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTens
 
 
 def _expand_option(option: object) -> list[int]:
-    """Return strides or dilations for `tf.image.extract_patches`."""
+    """Convert strides or dilations to the format of `tf.image.extract_patches`."""
     sizes = tf.nest.flatten(option)
     return sizes if len(sizes) == 4 else [1, *(sizes * 2)[:2], 1]
 
 
 def _shift_axes(axes: Iterable[int]) -> list[int]:
-    """Return axes of one example as axes of a batch."""
+    """Convert axes of one example to axes of a batch."""
     return [int(axis) + (axis >= 0) for axis in axes]
 
 

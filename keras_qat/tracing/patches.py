@@ -1,7 +1,7 @@
-"""Lists the replacements in TensorFlow and Keras while the code of a layer is traced.
+"""Lists the functions of TensorFlow and Keras that are replaced while a layer is traced.
 
-Most functions of TensorFlow accept Keras' symbolic tensors, but not all, and Python can neither
-count nor compare symbolic tensors. Each entry of `PATCHES` supports one kind of code.
+Not all TensorFlow functions accept Keras' symbolic tensors, and Python cannot iterate or compare
+them. Each entry of `PATCHES` supports one kind of code.
 """
 
 from __future__ import annotations

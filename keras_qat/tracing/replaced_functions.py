@@ -23,7 +23,7 @@ _TENSOR = tf.Tensor
 
 
 def record_transforms() -> contextlib.AbstractContextManager[None]:
-    """Makes `tf.signal.rfft` and the like accept symbolic tensors inside a `with` block."""
+    """Makes Fourier transforms accept symbolic tensors inside a `with` block."""
 
     def record(transform: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(transform)
@@ -72,8 +72,8 @@ def skip_assertions() -> contextlib.AbstractContextManager[None]:
 def keep_convolutions() -> Iterator[None]:
     """Replaces `tf.nn.convolution` of a sequence by `tf.nn.conv1d` inside a `with` block.
 
-    With dilations, TensorFlow would insert a reshape before and after the convolution. Keras calls
-    the function in another module than custom code does.
+    With dilations, TensorFlow would insert a reshape before and after the convolution. The function
+    is replaced in two modules, one for Keras and one for custom code.
     """
     convolution = tf.nn.convolution
 
@@ -100,7 +100,7 @@ def keep_convolutions() -> Iterator[None]:
 
 
 class _AnyTensor(type):
-    """Metaclass of a `tf.Tensor` with symbolic tensors among its instances."""
+    """Metaclass of a class whose instances are tensors and symbolic tensors."""
 
     def __instancecheck__(cls, x: object) -> bool:
         return isinstance(x, (_TENSOR, KerasTensor))
@@ -109,7 +109,7 @@ class _AnyTensor(type):
 def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
     """Makes type checks accept symbolic tensors as tensors inside a `with` block.
 
-    TensorFlow and Keras look up their types elsewhere, so this only affects other code.
+    It only affects custom code, because TensorFlow and Keras import these types elsewhere.
     """
     is_tensor = tf.is_tensor
     return patch_members(
@@ -123,7 +123,7 @@ def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
 def draw_largest() -> Iterator[None]:
     """Makes `random` and `numpy.random` return their largest values inside a `with` block.
 
-    A trace keeps the values forever. With the largest values, LayerDrop omits no layer: `if
+    They become constants of a trace. With the largest values, LayerDrop omits no layer: `if
     training and np.random.uniform(0, 1) < self.layerdrop: continue`.
     """
     draw = np.random.uniform
@@ -171,9 +171,9 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
 
 @register
 class OwnGradient(WithModel):
-    """Returns its input, and computes the gradient of the tensors that it depends on by a model.
+    """Returns its input, with a custom gradient that a model computes.
 
-    `OwnGradient(model)(y, given=[x])`: the model computes the gradients of `given` from these
+    In `OwnGradient(model)(y, given=[x])`, the model computes the gradients of `given` from these
     tensors and the gradient of `y`.
     """
 

@@ -1,7 +1,7 @@
-"""Traces a layer: runs its `call` on symbolic tensors to get calls of other layers.
+"""Traces a layer: runs its `call` on symbolic tensors, and records the calls inside.
 
-Python code in a layer runs only once, while it is traced. Therefore a layer is only traced if the
-calls compute the same as the layer on random inputs, and the same in training.
+Python code of the layer runs only once, while it is traced. Therefore the trace is only used if it
+has the same results as the layer for random inputs, at inference and in training.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class TracedLayer:
             weights.
         weights: input of the graph -> the variable that it represents.
         regularizers: id of a variable -> its regularizer.
-        carries_masks: whether the outputs have the Keras masks of the inner calls, not the layer's.
+        carries_masks: whether the outputs' Keras masks are those of the inner calls, not the
+            layer's.
     """
 
     graph: Graph
@@ -68,7 +69,7 @@ def trace_layer(
     Args:
         call: the call.
         masks: input of the call -> its Keras mask.
-        lenders: other layers with weights that this layer borrows, and variables of no layer. Calls
+        lenders: other layers whose weights this layer borrows, and variables without a layer. Calls
             of these layers are traced, too, and the variables become constants.
 
     Raises:
@@ -79,7 +80,7 @@ def trace_layer(
     layer = call.layer
     _check(layer)
     has_phases = accepts_training(layer) and call.kwargs.get("training") is None
-    # tf.init_scope stops the tapes that detect weights of other layers.
+    # tf.init_scope pauses the tapes that detect weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly, remove_nodes(layer), use_unique_names(layer):
         traces: tuple[Trace, ...] = ()
@@ -97,14 +98,14 @@ def trace_layer(
 def _trace_phases(
     call: Call, masks: Mapping[Value, Value], has_phases: bool, lenders: Sequence[Any]
 ) -> tuple[Trace, ...]:
-    """Return the trace to use, and a trace of inference if that differs."""
+    """Return the trace, and a separate trace of inference if it differs."""
     if not has_phases:
         return (Trace(call, masks, None, lenders),)
     trained, tested = (Trace(call, masks, phase, lenders) for phase in (True, False))
     try:
         follow_training(trained, tested)
     except CannotTrace as error:
-        # `trained` has been changed.
+        # `follow_training` has changed `trained`.
         trained = Trace(call, masks, True, lenders)
         return combine_phases(trained, tested, error), tested
     return trained, tested
@@ -137,7 +138,7 @@ class Trace:
     ) -> None:
         self.call, self.layer, self.training = call, call.layer, training
         self.outside = {id(x) for x in lenders if isinstance(x, tf.Variable)}
-        """Ids of variables that no layer holds."""
+        """Ids of variables without a layer."""
         self.lenders = [x for x in lenders if id(x) not in self.outside]
         owners = self.layer, *self.lenders
         self.holders = [holder for owner in owners for holder in find_weight_holders(owner)]

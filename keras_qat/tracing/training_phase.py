@@ -1,4 +1,4 @@
-"""Combines two traces of a layer, one of training and one of inference, into one."""
+"""Combines a layer's traces of training and of inference into one trace."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ NOISE = {
     *(layers.RandomFlip, layers.RandomRotation, layers.RandomZoom, layers.RandomTranslation),
     *(layers.RandomContrast, layers.RandomBrightness),
 }
-"""Layers that return their input, except in training."""
+"""Layers that return their input at inference."""
 
 _PHASE = "keras_qat: the phase"
-"""Replaces a `training` argument that follows the model's phase."""
+"""Placeholder for a `training` argument that follows the model's phase."""
 
 
 def follow_training(trained: Trace, tested: Trace) -> None:
-    """Makes inner layers follow the model's phase if the layer passes its phase on to them.
+    """Makes inner layers follow the model's phase, if the layer passes its phase to them.
 
     Raises:
         CannotTrace, OnlyTrains: if the layer computes differently in training.
-        MustTraceInline: for an inner layer with the phase in an argument of another name than
-            `training`.
+        MustTraceInline: if an argument of an inner layer with another name than `training` is the
+            phase.
     """
     does_nothing = _returns_input(tested) and not trained.weights
     refusal: Exception = CannotTrace("it computes differently in training")
@@ -88,10 +88,10 @@ def follow_training(trained: Trace, tested: Trace) -> None:
 
 
 def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace:
-    """Returns a trace of both phases. The section that only training computes stays in float.
+    """Returns a trace of both phases. Sections that only training computes stay in float.
 
-    Either sections of the layer differ, as in stochastic depth. Or all of a layer without weights
-    differs, as in a layer that adds noise in training and rounds at inference.
+    Either some sections differ, as in stochastic depth, or the entire layer, if it has no weights,
+    as in a layer that adds noise in training and rounds at inference.
 
     Raises:
         CannotTrace: the refusal, for other layers.
@@ -121,9 +121,9 @@ def _returns_input(trace: Trace) -> bool:
 
 
 def _is_random_like_layer(trained: Trace) -> bool:
-    """Return whether a trace and its layer are both random in training, or both not."""
+    """Return whether in training, a trace and its layer are either both random or both not."""
     if any(draws_random_numbers(node.layer) for node in trained.nodes):
-        return True  # Two runs may be equal if one example in a thousand is dropped.
+        return True  # Two runs may be equal, for example if an example is rarely dropped.
     if trained.weights or trained.model.weights:
         return False  # A run may change weights, such as moving statistics.
     inputs, call = draw_inputs(trained), trained.call
@@ -155,9 +155,9 @@ class _TrainingSections:
             for trace in (trained, tested)
         ]
         self.starts: dict[tuple[int, int], Any] = {}
-        """Ids of a tensor of each trace -> the start of the section between them.
+        """Ids of a tensor of each trace -> the start of the section that computes the first.
 
-        This is the first tensor if both are equal, and None if they do not correspond.
+        If both tensors are equal, it is the first tensor. If they do not correspond, it is None.
         """
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
         """Ids of a section's start and end -> other tensors that it reads, in both traces."""
@@ -168,7 +168,7 @@ class _TrainingSections:
     def combine(self) -> Any | None:
         """Returns the outputs of training with a `TrainingOnly` for each section.
 
-        It is None if the traces do not correspond.
+        Returns None if the traces do not correspond.
         """
         ends = [tf.nest.flatten(trace.outputs) for trace in (self.trained, self.tested)]
         if len(ends[0]) != len(ends[1]) or not all(map(self._corresponds, *ends)):
@@ -206,7 +206,7 @@ class _TrainingSections:
         return _is_phase(a, b) or (is_constant and _is_equal(a, b))
 
     def _list_before(self, end: KerasTensor) -> Iterator[KerasTensor]:
-        """Yield the tensors that a tensor depends on, the nearest first."""
+        """Yield the tensors on which a tensor depends, the nearest first."""
         queue, seen = [end], {id(end)}
         for tensor in queue:
             for x in self._list_read(tensor):
@@ -298,9 +298,9 @@ def _flatten_arguments(node: Node) -> list[Any]:
 
 
 def _sort_nodes(trace: Trace) -> list[Node]:
-    """Return the nodes of a trace in an order that does not depend on extra layers in a branch.
+    """Return the nodes of a trace in an order that additional layers in a branch do not change.
 
-    Nodes that compute a node's first argument come before nodes that compute its second.
+    Nodes that compute a node's first argument come before nodes that compute its second argument.
     """
     producers = _find_producers(trace)
     order: dict[Node, None] = {}
@@ -329,17 +329,17 @@ def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
 
 
 def _identify(node: Node) -> Any:
-    """Identify the computation of a node.
+    """Return a key that is equal for nodes that compute the same.
 
-    Layers without weights are identified by their configuration, because code such as
-    `keras.layers.add` or a user's function creates them anew.
+    For layers without weights it is their configuration, because code such as `keras.layers.add`
+    creates a new layer in each call.
     """
     layer = node.layer
     if name := name_in_tensorflow(layer):
         return type(layer), name
     if isinstance(layer, OwnGradient):
         return type(layer), layer.operations()
-    with contextlib.suppress(Exception):  # A user's `get_config` that fails or returns None.
+    with contextlib.suppress(Exception):  # A custom `get_config` may fail or return None.
         if not layer.weights:
             return type(layer), {**layer.get_config(), "name": ""}
     return layer
@@ -353,5 +353,5 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def _is_phase(a: object, b: object) -> bool:
-    """Return whether an argument is the phase, True in training and False at inference."""
+    """Return whether an argument is the phase: True in training and False at inference."""
     return a is True and b is False

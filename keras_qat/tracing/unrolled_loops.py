@@ -1,4 +1,4 @@
-"""Unrolls loops of TensorFlow, and selects branches, while a layer is traced."""
+"""Unrolls TensorFlow's loops, and selects branches of `tf.cond`, while a layer is traced."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from keras_qat.tracing.concrete_sizes import find_value
 from keras_qat.tracing.mapped_examples import NotKnown, map_examples
 
 MOST_STEPS = 32
-"""The maximum number of unrolled steps. A step of a recurrent layer becomes about 20 calls."""
+"""Maximum number of unrolled steps. A step of a recurrent layer becomes about 20 calls."""
 
 
 @contextlib.contextmanager
 def unroll_loops() -> Iterator[None]:
     """Unrolls loops with a known trip count over symbolic tensors inside a `with` block.
 
-    These are `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`. `tf.cond`
-    executes one branch if the condition depends on sizes alone, and a `tf.TensorArray` is a list.
+    It replaces `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`. `tf.cond`
+    executes one branch if its condition depends only on sizes, and a `tf.TensorArray` is a list.
     """
     backend: Any = inspect.getmodule(keras.backend.rnn)
     with contextlib.ExitStack() as block:
@@ -40,9 +40,9 @@ def unroll_loops() -> Iterator[None]:
 
 
 def _prefer(new: Callable[..., Any], old: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `new`, or `old` if `new` raises `NotKnown`.
+    """Return a function that calls `new`, and `old` if `new` raises `NotKnown`.
 
-    Inner layers are built in graphs, which always use `old`.
+    It always calls `old` in graphs, in which inner layers are built.
     """
 
     def call(*args: object, **kwargs: object) -> Any:
@@ -129,7 +129,7 @@ _RNN = keras.backend.rnn
 
 
 class _Steps:
-    """A `tf.TensorArray` of symbolic tensors."""
+    """Replaces `tf.TensorArray`, with symbolic tensors."""
 
     def __init__(self, tensors: list[Any]) -> None:
         self.tensors = tensors
