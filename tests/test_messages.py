@@ -277,6 +277,7 @@ def test_converter_of_tflite():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
 
 
+@pytest.mark.slow
 def test_saved_models_tell_the_converter_what_to_call(tmp_path):
     """TFLite's converter refuses float64, and prints the scope of each operation."""
     qat = observe(keras_qat.quantize_model(tiny_net()), X)

@@ -81,6 +81,7 @@ def measured(task: Task) -> dict[str, dict[str, float]]:
     return kept
 
 
+@pytest.mark.slow
 def test_a_task_in_small():
     kept = measured(dataclasses.replace(TASKS["anomaly"], remedies={}))
     figures = [row for name, row in kept.items() if name not in ("float", "tfmot QAT")]

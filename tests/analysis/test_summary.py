@@ -110,6 +110,7 @@ def test_products_are_counted_as_ones_are_added_up(name):
     assert sum(map(count_products, keras_qat.plan(model).graph.calls)) == total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequences", [False, True])
 def test_each_step_of_an_image_multiplies_at_each_position(sequences):
     """3 steps, 6 x 4 positions of 2 x 3 inputs and of 2 x 3 states, and 4 gates."""

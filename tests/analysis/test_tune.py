@@ -141,6 +141,7 @@ def test_without_labels_the_float_model_is_the_reference(classifier):
     assert result.best.value == pytest.approx(agreement)
 
 
+@pytest.mark.slow
 def test_errors_have_a_drop_in_percent():
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(1)])
@@ -190,6 +191,7 @@ def test_a_search_that_was_interrupted_continues(regressor, whole_search, tmp_pa
     np.testing.assert_array_equal(second.model(X), whole_search.model(X))
 
 
+@pytest.mark.slow
 def test_the_search_ends_within_the_budget_even_if_the_interval_is_wide(classifier, monkeypatch):
     scores = iter([Score(0.8, 10.0, 50.0, 20.0), Score(0.9, 0.1, 50.0, 20.0)])
     monkeypatch.setattr(Judge, "score", lambda *_: next(scores))
@@ -199,6 +201,7 @@ def test_the_search_ends_within_the_budget_even_if_the_interval_is_wide(classifi
     assert result.best == result.attempts[1]
 
 
+@pytest.mark.slow
 def test_memory_counts_for_microcontrollers(classifier):
     pytest.importorskip("tflite_micro")
     result = keras_qat.tune(classifier, TRAIN, VALIDATION, target="tflm", max_drop=100, verbose=0)

@@ -81,6 +81,7 @@ def test_averages():
     np.testing.assert_array_equal(compiled(quantize)(x), quantize(x))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("bits", [2, 4, 8, 16])
 @pytest.mark.parametrize("is_known", [False, True])

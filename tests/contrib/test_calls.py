@@ -140,6 +140,7 @@ def test_inference_before_the_delay_is_float():
     assert len(np.unique(quantized(x))) <= 4
 
 
+@pytest.mark.slow
 def test_a_trained_model_resumes_in_the_middle_of_its_delay(tmp_path):
     quantized = keras_qat.quantize_model(tiny_net(), contrib(quant_delay=5))
     x = images(shape=(6, 6, 2))

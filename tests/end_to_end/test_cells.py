@@ -46,6 +46,7 @@ def reason_of(model, **options):
     return reason
 
 
+@pytest.mark.slow
 def test_other_layers_stay_whole():
     assert "it has more than 32 steps" in reason_of(model_of("custom cell", (33, 4)))
     assert "or an unknown number" in reason_of(model_of("custom cell", (None, 4)))

@@ -58,6 +58,7 @@ RESHAPES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", RESHAPES)
 def test_reshaped_to_sizes_that_are_asked_for(name):

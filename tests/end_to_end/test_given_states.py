@@ -139,6 +139,7 @@ def test_trained_on_whole_sequences_and_run_step_by_step(layer, kernels):
             np.testing.assert_array_equal(state[0], last[place])
 
 
+@pytest.mark.slow
 def test_a_state_goes_from_output_to_input_as_it_is():
     file = keras_qat.TFLiteModel(keras_qat.export_tflite(quantized("gru")))
     given, result = file.inputs["state"], list(file.outputs.values())[1]
@@ -179,6 +180,7 @@ def carry(features):
     return layers.LSTM(UNITS, return_state=True)(layers.Reshape((1, 5))(features))[2]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("state", [layers.Dense(UNITS, "tanh"), carry], ids=["tanh", "carry"])
 def test_first_states_within_its_range_leave_the_layer_whole(state):
@@ -189,6 +191,7 @@ def test_first_states_within_its_range_leave_the_layer_whole(state):
     assert any(isinstance(call.layer, layers.GRU) for call in calls) == (state is not carry)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
 def test_a_shared_layer_that_is_given_a_state_in_one_call_alone(kind):

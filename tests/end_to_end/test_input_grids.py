@@ -116,6 +116,7 @@ def drawn_grids(seed: int) -> list[Grid]:
     return [drawn(numbers) for _ in range(INPUTS)]
 
 
+@pytest.mark.slow
 def test_any_rounding_gives_the_same_codes():
     check(drawn_grids(0)[:30])
 

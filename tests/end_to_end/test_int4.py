@@ -50,6 +50,7 @@ def weights_of(contents):
     return result
 
 
+@pytest.mark.slow
 def test_weights_are_those_that_were_trained():
     qat = train(keras_qat.quantize_model(residual_net(), "int4_weights"), X, steps=24)
     in_bytes, packed = (
@@ -105,6 +106,7 @@ def test_structures_in_halves_of_bytes_are_simulated_exactly(name):
     exact_in(qat, x, kernels)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["conv", "dense"])
 def test_packed_and_not(family):

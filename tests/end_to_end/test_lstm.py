@@ -119,6 +119,7 @@ def test_states_of_one_unit_have_their_own_memory(build, batch):
 # Activations of 16 bits, which TFLite Micro alone has a kernel for.
 
 
+@pytest.mark.slow
 def test_wide_ones_stay_in_float_but_on_microcontrollers():
     model = functional(SHAPE, build=stacked)
     for reason in keras_qat.plan(model, "int16x8").float_layers.values():

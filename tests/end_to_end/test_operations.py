@@ -49,6 +49,7 @@ def test_casts_to_integers_stay():
     assert first == "computes indices, which rounding would move"
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("shift", [(2, -1), (-7, 0)])
 def test_roll_of_unknown_size(shift):
@@ -106,6 +107,7 @@ def test_parts_of_unlike_ranges_are_joined_without_a_quantizer():
     np.testing.assert_allclose(values, expected, atol=1.1 * float(np.max(expected)) / 255)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
 def test_many_softmaxes(kernels):

@@ -37,6 +37,7 @@ def exported():
     return export(scramble(keras.Model(inputs, outputs)), images())
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_codes_are_the_models(kernels):

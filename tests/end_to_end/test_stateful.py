@@ -154,6 +154,7 @@ def test_what_does_not_go_together_is_said():
         keras_qat.export_saved_model(qat, "nowhere")
 
 
+@pytest.mark.slow
 def test_calls_that_share_states_are_refused():
     one, other = (keras.Input((STEPS, FEATURES), 2) for _ in range(2))
     shared = layers.LSTM(3, stateful=True, name="both")
@@ -228,6 +229,7 @@ class Gate(layers.Layer):
         return self.memory(x) * tf.nn.sigmoid(x[..., :1])
 
 
+@pytest.mark.slow
 def test_states_inside_a_custom_layer():
     keras.utils.set_random_seed(3)
     inputs = keras.Input((STEPS, FEATURES), 2)

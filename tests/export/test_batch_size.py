@@ -74,6 +74,7 @@ def test_all_sizes_are_known_and_the_codes_the_same(network, size):
             np.testing.assert_array_equal(codes, fixed[name])
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ["stm32_npu", "edgetpu"])
 @pytest.mark.parametrize("network", NETWORKS)

@@ -100,6 +100,7 @@ def test_a_softmax_is_added_up_in_order():
     check("softmax")
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("recipe", "activations"), [("int8", "uint8"), ("symmetric", "int8")])
 def test_network(recipe, activations):

@@ -95,6 +95,7 @@ def test_layer_that_the_converter_refuses():
     assert "fine" not in str(info.value)
 
 
+@pytest.mark.slow
 def test_spectra_of_sizes_that_litert_has_no_kernel_for(tmp_path):
     """Such a file was written, and LiteRT did not load it."""
 

@@ -118,6 +118,7 @@ def test_existing_saved_model_is_replaced(exported, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.slow
 def test_layers_in_float_whose_inputs_have_no_quantizer(tmp_path):
     """Their weights are saved along: they are read where the function runs."""
     qat = keras_qat.quantize_model(scramble(residual_net()), "contrib")

@@ -136,6 +136,7 @@ def test_layers_in_layers_operations_and_islands_in_float(policy, tmp_path):
     np.testing.assert_array_equal(reloaded.predict(x, verbose=0), qat.predict(x, verbose=0))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.usefixtures("policy")
 def test_casts_halves_as_inputs_and_normalization():

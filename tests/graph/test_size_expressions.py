@@ -65,6 +65,7 @@ class Around(layers.Layer):
         return self.inner(x)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.skipif(not RECENT, reason="norms are in float there")
 @pytest.mark.parametrize("around", [lambda inner: inner, Around])
@@ -114,6 +115,7 @@ class Positions(layers.Layer):
         return x + self.table(steps) + self.table(tf.cast(steps, tf.float32))[tf.newaxis]
 
 
+@pytest.mark.slow
 def test_tables_of_constant_positions_train():
     qat = keras_qat.quantize_model(model_of(Positions()))
     (table,) = [weight for weight in qat.trainable_weights if "table" in weight.name]

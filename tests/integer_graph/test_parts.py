@@ -36,6 +36,7 @@ def inside(qat):
     return build_model((8, 8, 1), lambda x: layers.Reshape((1, 3))(qat(2.0 * x)))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("part", [cut, embedding, sequential, with_a_head, inside])
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
@@ -80,6 +81,7 @@ def test_an_output_has_the_range_of_its_quantizer(qat):
     assert file_equals(model, x)
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_part_is_exact_from_the_start(qat, monkeypatch, caplog, tmp_path):
     """Keras' model simulates, which the log says once; the copy computes what its file returns."""
     monkeypatch.setattr(messages, "_SHOWN", set())

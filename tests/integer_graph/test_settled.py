@@ -111,6 +111,7 @@ def test_training_between_batches_of_a_loop_counts(qat):
     assert np.any(before != of_the_file(qat))
 
 
+@pytest.mark.slow
 @pytest.mark.legacy
 def test_evaluation_during_training_sees_each_epoch(qat):
     qat.compile("sgd", "sparse_categorical_crossentropy")

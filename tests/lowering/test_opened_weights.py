@@ -23,6 +23,7 @@ class Shifted(layers.Layer):
         return tf.tanh(inputs) + self.shift
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"target": "ethos_u55"}, {"kernels": "onnxruntime"}])
 def test_weights_as_tensors_where_shapes_or_numbers_are_computed_in_float(options):
     inputs, x = keras.Input((3, 2)), images(16, (3, 2))
@@ -91,6 +92,7 @@ class Clip(keras.constraints.Constraint):
         return tf.clip_by_value(weight, -0.1, 0.1)
 
 
+@pytest.mark.slow
 def test_constraints_of_ones_own_need_no_registration():
     inputs, clip = keras.Input((3, 4)), Clip()
     gru = layers.GRU(2, activation="relu", recurrent_constraint=clip, bias_constraint=clip)

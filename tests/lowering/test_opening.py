@@ -137,6 +137,7 @@ class DropBlock(layers.Layer):
         return x * tf.cast(rows == columns, x.dtype)[..., None]
 
 
+@pytest.mark.slow
 def test_what_is_dropped_in_training_is_saved(tmp_path):
     qat = keras_qat.quantize_model(model_of(lambda x: DropBlock()(x)), strict=True)
     observe(qat, images(8, SHAPE))

@@ -148,6 +148,7 @@ class OpaqueEndpoint(layers.Layer):
         return prediction
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gives_loss", [False, True], ids=["adds loss", "returns loss"])
 def test_labels_that_an_opaque_layer_reads_are_not_quantized(gives_loss):
     x, labels = keras.Input((6,), name="x"), keras.Input((1,), name="labels")

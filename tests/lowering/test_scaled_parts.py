@@ -80,6 +80,7 @@ def test_small_parts_are_kept(case, tmp_path):
     np.testing.assert_allclose(plain.predict(data), model.predict(data), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["int16x8", "per tensor"])
 def test_other_recipes(recipe):
     chosen = keras_qat.recipes.int8(per_channel=False) if recipe == "per tensor" else recipe

@@ -28,6 +28,7 @@ def test_transforms_that_are_too_large_say_so(spectrum, in_lambda):
         keras_qat.quantize_model(model)
 
 
+@pytest.mark.slow
 def test_angles():
     model = build_model(SHAPE, lambda inputs: tf.math.angle(tf.signal.stft(inputs, 12, 12)))
     x = images(32, SHAPE)
@@ -37,6 +38,7 @@ def test_angles():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
+@pytest.mark.slow
 def test_magnitude_and_angle_of_one_layer():
     """As DTLN, whose names of parts were taken twice."""
     inputs = keras.Input(SHAPE)

@@ -1,6 +1,7 @@
 """TimeDistributed of open length computes in float."""
 
 import numpy as np
+import pytest
 
 import keras_qat
 from tests.helpers import keras, layers, quantize_on
@@ -33,6 +34,7 @@ def model_of(shape, names):
     return keras.Model(x, [layers.TimeDistributed(LAYERS[name](), name=name)(x) for name in names])
 
 
+@pytest.mark.slow
 def test_layers_of_any_length_compute_in_float():
     model = model_of((None, 8, 8, 3), LAYERS)
     assert {"max_pooling", "convolution", "model"} <= keras_qat.plan(model).float_layers.keys()

@@ -1,10 +1,13 @@
 """Tokens that come as float values, as `keras.Input((steps,))` without a type has them."""
 
+import pytest
+
 import keras_qat
 from tests.helpers import build_model, layers, quantize_on
 from tests.networks.forms.indices import TOKENS, pooled
 
 
+@pytest.mark.slow
 def test_files_take_them_as_the_model_does_unless_the_target_has_no_float():
     model = build_model((5,), pooled)
     for target, dtype in ((None, "float32"), ("ethos_u55", "int32")):

@@ -123,6 +123,7 @@ class AllOrNone(Path):
         return x + y
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("layer", [Sampled, Path, Scaled])
 def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
@@ -138,6 +139,7 @@ def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
         assert np.corrcoef(ours.ravel(), real.ravel())[0, 1] > 0.9
 
 
+@pytest.mark.slow
 def test_one_number_drops_a_path_of_all_examples():
     inputs, x = keras.Input(SHAPE), images(4, SHAPE)
     qat = keras_qat.quantize_model(keras.Model(inputs, AllOrNone()(inputs)), strict=True)
@@ -224,6 +226,7 @@ class Around(layers.Layer):
         return 2.0 * self.noisy(x, training=training)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("layer", [NoisyWeights, FactorizedNoise, Around])
 def test_weights_are_drawn_in_training_only(layer, tmp_path):

@@ -37,6 +37,7 @@ def test_one_layer_trains_and_the_other_is_frozen(case):
     assert np.linalg.norm(kernel, axis=0).max() == pytest.approx(0.1, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("size", [(3, 4), (6, 4), (7, 9)])
 def test_random_crops_are_resized_at_inference(size, tmp_path):
@@ -56,6 +57,7 @@ def test_random_crops_are_resized_at_inference(size, tmp_path):
     assert is_crop == (size != (7, 9))  # Smaller images are resized in training, too.
 
 
+@pytest.mark.slow
 def test_one_number_for_each_example_is_normalized(tmp_path):
     """As `Normalization(axis=None)` in models of tables."""
     inputs = layers.Input(())

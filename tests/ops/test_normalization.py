@@ -32,6 +32,7 @@ def signal_to_noise(found, expected):
 LONG = [pytest.param(spread, marks=pytest.mark.slow) for spread in (0.25, 1.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.5, *LONG])
 def test_loses_next_to_nothing_to_float(spread):
     """On vectors of many sizes: 8 bits for each part gave 10 dB where float gives 29.

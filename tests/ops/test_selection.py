@@ -19,6 +19,7 @@ def test_large_integers_keep_their_value_and_larger_ones_the_end_of_the_range():
     np.testing.assert_allclose(predicted, np.clip(data, -40_000, 40_000), atol=400)
 
 
+@pytest.mark.slow
 def test_a_quotient_by_zero_is_the_largest():
     inputs = [keras.Input((4,)) for _ in range(2)]
     qat = keras_qat.quantize_model(keras.Model(inputs, inputs[0] / inputs[1]))

@@ -33,6 +33,7 @@ def qat():
     return qat
 
 
+@pytest.mark.slow
 def test_verify_says_that_scores_are_drowned(qat):
     """The signal to noise ratio of all numbers together is that of the boxes."""
     whole = keras_qat.quantize_model(detector())

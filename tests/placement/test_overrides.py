@@ -100,6 +100,7 @@ def reloaded(model: Any, path: Any) -> Any:
     return keras.models.load_model(path / "model.keras")
 
 
+@pytest.mark.slow
 def test_a_skipped_recurrent_layer_keeps_float_weights():
     model = functional((40, 3), build=layers.RNN(layers.GRUCell(4), name="gru"))
     recipe = keras_qat.recipes.int8()

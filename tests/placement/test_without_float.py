@@ -55,6 +55,7 @@ def test_norms_along_other_axes_are_turned(norm):
     assert not report.float_operations
 
 
+@pytest.mark.slow
 def test_norms_along_other_axes_are_turned_where_an_override_asks(tmp_path):
     inputs, data = keras.Input((4, 5)), images(16, (4, 5))
     asked = layers.LayerNormalization(1, name="asked")(inputs)
@@ -66,6 +67,7 @@ def test_norms_along_other_axes_are_turned_where_an_override_asks(tmp_path):
     assert_kept(qat, data, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("axes", [(1, 1), (2, 1)])
 def test_cosines_along_any_axes(axes):
@@ -105,6 +107,7 @@ def test_a_custom_norm_is_in_integers_beside_a_float_layer():
     assert list(keras_qat.plan(model, target="ethos_u55").float_layers) == ["last"]
 
 
+@pytest.mark.slow
 def test_norms_stay_in_float_where_the_user_says_so():
     model = normalized(layers.LayerNormalization(name="other"), Branch(name="last"))
     recipe = keras_qat.recipes.int8().override("norm", quantize=False)

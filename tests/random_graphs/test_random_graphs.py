@@ -157,6 +157,7 @@ def test_layers_of_examples_are_registered():
                 assert keras.saving.get_registered_name(value) != value.__name__
 
 
+@pytest.mark.slow
 def test_what_fails_is_printed_as_a_program(capsys):
     sketch = Sketch(((6,),), (Step("dense", 1), Step("relu", 2), Step("add", 3)), scale=1e3)
     model = built(sketch)

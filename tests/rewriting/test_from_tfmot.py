@@ -71,6 +71,7 @@ def test_it_computes_nearly_the_same_and_exports(theirs, qat):
     np.testing.assert_array_equal(theirs.predict(X, verbose=0), before)
 
 
+@pytest.mark.slow
 def test_weights_with_the_same_name():
     """Both directions of an LSTM have a kernel."""
     keras.utils.set_random_seed(0)

@@ -72,6 +72,7 @@ def mixed(x):
     return layers.Dense(3, name="y")(layers.GlobalAveragePooling2D()(x))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("folded", [False, True])
 def test_structures_come_back(folded):
@@ -175,6 +176,7 @@ class Nameless(layers.Layer):
         return tf.tanh(self.parts(inputs))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("opened", [True, False])
 def test_layers_whose_constructor_takes_no_name(opened, tmp_path):

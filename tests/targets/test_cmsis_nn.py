@@ -120,6 +120,7 @@ def test_each_fault_has_an_example():
     assert set(CMSIS_NN.faults) - set(TFLM.faults) == set(met)
 
 
+@pytest.mark.slow
 def test_loops_keep_their_constants_beside_other_forms():
     """Constants that nothing reads any more are dropped; a loop's are in graphs of its own."""
     inputs = keras.Input((4, 3), 1)

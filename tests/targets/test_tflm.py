@@ -139,6 +139,7 @@ def test_kernels_that_were_said_to_be_missing(layer, recipe, kernel):
     assert (problems(contents, TFLM), refusal(contents)) == ((), None)
 
 
+@pytest.mark.slow
 def test_what_litert_lacks_is_exported_beside_layers_in_float():
     """An LSTM of 16 bits."""
     _, contents = exported(lambda x: layers.LayerNormalization()(layers.LSTM(2)(x)))

@@ -123,6 +123,7 @@ def test_files_compute_what_keras_does(name):
     check(made(build, *shapes))
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "build",

@@ -20,6 +20,7 @@ WEIGHTS = QuantSpec(
 )
 
 
+@pytest.mark.slow
 def test_weights_only():
     def build(x: Any) -> Any:
         layer = layers.LSTM(16, return_sequences=True)

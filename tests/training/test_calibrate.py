@@ -178,6 +178,7 @@ def test_ranges_do_not_depend_on_batches_or_their_order(method):
         np.testing.assert_allclose(again, result, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["int8", CONTRIB])
 def test_second_call_forgets_the_first(recipe):
     result = ends(calibrated(recipe=recipe))

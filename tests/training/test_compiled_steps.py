@@ -87,6 +87,7 @@ def test_a_step_by_xla_equals_one_without(recipe, phase):
         assert keras_qat.verify(trained[1], contents, X).identical == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("recipe", RECIPES)

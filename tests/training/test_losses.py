@@ -33,6 +33,7 @@ def with_loss():
     return model
 
 
+@pytest.mark.slow
 def test_each_output_has_a_loss_and_metrics():
     x, data = keras.Input((4,)), rng(0).normal(size=(16, 4)).astype(np.float32)
     hidden = layers.Dense(5, activation="relu")(x)
@@ -139,6 +140,7 @@ def test_an_added_metric_is_measured():
     assert result[1] == pytest.approx(result[0], abs=0.02)
 
 
+@pytest.mark.slow
 def test_losses_and_metrics_that_are_added():
     """Keras keeps a model's layers in a set, with what else is tracked."""
     x = images(16, (6, 6, 2))

@@ -1,6 +1,7 @@
 """What quantizers compute together in a step is what each would compute by itself."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import keras_qat
@@ -76,6 +77,7 @@ def test_weights_of_all_shapes_together_are_those_by_themselves():
         np.testing.assert_array_equal(weight, alone[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_together_or_each_by_itself():
     model = net()
     for one, other in zip(

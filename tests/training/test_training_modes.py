@@ -77,6 +77,7 @@ def gradients(qat, optimizer, x, labels):
     return getattr(optimizer, "get_unscaled_gradients", lambda gradients: gradients)(result)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("function", [tf.function, lambda function: function])
 def test_loops_with_a_tape(qat, policy, function):

@@ -56,6 +56,7 @@ def test_file_and_model_are_given_the_same_pixels(name):
     assert whole.identical == 1 and not whole.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"input_dtype": "float32"}, {"input_dtype": "uint8"}])
 def test_files_that_round_as_the_model_are_given_all_values(options):
     x = np.float32(PIXELS / 250)

@@ -109,6 +109,7 @@ PRODUCTS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("runtime", ["tensorflow", None])
 @pytest.mark.parametrize("name", PRODUCTS)

@@ -340,6 +340,7 @@ def test_many_values_are_added_in_blocks():
     assert ratio.in_decibels == pytest.approx(10 * np.log10(signal / noise), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_weakest_layer_does_not_depend_on_the_memory_for_it(monkeypatch):
     qat = calibrated(network(), with_outlier())
     expected = verdict(qat)

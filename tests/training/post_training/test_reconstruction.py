@@ -56,6 +56,7 @@ def test_a_chain_has_no_blocks_but_its_layers():
     assert parts_of(qat, x) == parts_of(qat, x, blocks=False)
 
 
+@pytest.mark.slow
 def test_a_block_reads_all_inputs_and_gives_all_outputs():
     def build(x, y):
         hidden = layers.Dense(4, activation="relu", name="hidden")(layers.Concatenate()([x, y]))

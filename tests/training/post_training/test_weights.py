@@ -92,6 +92,7 @@ def test_bias_correction_leaves_channels_of_which_the_halves_disagree():
     assert_all_equal(before, qat.get_weights())
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("shift", [0.0, 2.0])
 def test_bias_correction_does_not_hurt_other_data(shift):
