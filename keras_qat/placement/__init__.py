@@ -1,4 +1,4 @@
-"""Placement: decides from a graph and a recipe which tensor gets which quantizer."""
+"""Placement: decides which tensors of a graph are quantized, and how, according to a recipe."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def lower_graph(
     is_opaque: Callable[[Call], bool] = lambda call: False,
     has_int16: bool = True,
 ) -> Graph:
-    """Splits and traces the layers of a graph as a recipe requires.
+    """Lowers a graph: splits and traces its layers, according to a recipe.
 
     Args:
         graph: the graph.
         recipe: the recipe.
-        is_opaque: returns whether a call is never traced.
+        is_opaque: function that returns whether a call must not be traced.
         has_int16: whether 16 bits may be used inside layers, see `place`.
 
     Raises:
@@ -61,16 +61,17 @@ def place(
     has_float: bool = True,
     has_int16: bool = True,
 ) -> Plan:
-    """Plans the quantization of every tensor of a graph before lowering.
+    """Lowers a graph, and plans the quantization of every tensor.
 
     Args:
         read: the graph.
         recipe, scope: which layers to quantize, and how.
-        family: the kernels that compute the file; a few operators exist in one family only.
+        family: the kernels that compute the file, because some families lack a few operators.
         file_outputs: names of the tensors that files return; None for the graph's outputs.
-        has_float: False computes all layers with integer kernels in integers, including
-            normalization, which otherwise stays in float.
-        has_int16: False uses 16 bits inside layers only if 8 bits lose everything.
+        has_float: whether the target supports float. If not, all layers with integer kernels
+            compute in integers, including normalization, which otherwise stays in float.
+        has_int16: whether the target supports 16 bits. If not, layers use 16 bits inside only if 8
+            bits would lose all values.
 
     Raises:
         ValueError: if the scope, an override of the recipe or an output matches no layer.
@@ -98,7 +99,7 @@ def place_lowered(
 ) -> Plan:
     """Plans the quantization of every tensor of a lowered graph.
 
-    With `file_outputs` the graph's outputs are the model's outputs and a list of the files'.
+    With `file_outputs`, the graph's outputs are the model's outputs and a list of file outputs.
     """
     ends = graph.outputs[1] if file_outputs else graph.outputs
     after_outputs = split_loss_only(graph.calls, ends)[1] if file_outputs else []

@@ -1,8 +1,7 @@
-"""Applies the placement rules of `tf.contrib.quantize` in their order.
+"""Applies the placement rules of `tf.contrib.quantize` (the original) in the same order.
 
-The original matches operations. In this module a *layer* is a weighted operator with its bias or
-its folded BatchNormalization, and `biased` is their output. The first rule that fits matches a
-layer.
+The original matches operations. In this module, a *layer* is a weighted operator with its bias or
+its folded BatchNormalization, and `biased` is the output of both. The first rule that fits is used.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ from keras_qat.placement.plan import Plan, Range
 from keras_qat.placement.settings import Settings
 
 KERNELS = {keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense}
-"""Layers that the original quantizes, also as stages of SeparableConv2D."""
+"""Layers that the original quantizes."""
 
 CLIPS = {"relu", "relu6", "relu_n"}
-"""Kinds of ReLU: without a maximum, with 6, with another one."""
+"""Kinds of ReLU: without a maximum, with the maximum 6, with another maximum."""
 
 ACTIVATIONS = {"relu", "relu6", "linear"}
 """Kinds that end a layer."""
 
 MERGES = {"add": "AddV2", "multiply": "Mul"}
-"""Kinds that are quantized if an input is quantized -> TensorFlow 1's operation."""
+"""Kinds that are quantized if an input is quantized -> name of the operation in TensorFlow 1."""
 
 PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
-"""Layers that pass on a quantized tensor, like `linear` activations."""
+"""Layers that only move quantized values, such as `linear` activations."""
 
 
 class ContribPlacement:
-    """Decides layer by layer, then merge by merge."""
+    """Decides about each layer, then about each Add and Multiply."""
 
     lowers_activations = False
 
@@ -130,7 +129,7 @@ class ContribPlacement:
     def match_merge(self, merge: Call) -> None:
         """Quantizes an Add or Multiply with a quantized input."""
         if solve(merge, self.has_quantized_input) and self.in_scope(merge):
-            # The original does not pass `symmetric` on to merges.
+            # In the original, ranges of merges are never symmetric.
             spec = dataclasses.replace(
                 self.settings.activations(merge.output), symmetric=False, initial_range=(-6.0, 6.0)
             )
@@ -164,7 +163,7 @@ class ContribPlacement:
         return is_implied or op.falls_back_to_input_range or self.kind(call) == "kernel"
 
     def kind(self, call: Call) -> str | None:
-        """Returns the kind of a computation in the original; None if the original has none."""
+        """Returns the original's kind of operation for a call; None if it has none."""
         op, attributes, _ = match(call)
         if op is None:
             return None
@@ -181,9 +180,9 @@ class ContribPlacement:
         return not kernel.layer.use_bias and self.group_of[kernel].batch_norm is None
 
     def find_biased_layer(self, value: Value) -> Call | None:
-        """Returns the layer whose bias or BatchNormalization makes this tensor.
+        """Returns the layer whose bias or BatchNormalization computes this tensor.
 
-        In the original, an Add to a layer without either looks like a bias.
+        The original treats an Add after a layer without bias and BatchNormalization as its bias.
         """
         call = value.producer
         if call is None:

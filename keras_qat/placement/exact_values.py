@@ -28,19 +28,19 @@ def find_index_calls(
     get_op: Callable[[Call], Op | None],
     without_float: bool = False,
 ) -> set[Call]:
-    """Returns the calls with results that are only converted to integers, in float.
+    """Returns the calls that compute indices, which must stay in float.
 
-    For indices, an error of one step has no bound: next to a border of
-    `tf.cast(tf.floor(16.0 * x), tf.int32)`, it selects another entry. This does not apply to the
-    index of a largest value, because rounding only moves it to a value of about the same size. The
-    calls of a Masking with a mask value other than 0 also count.
+    If a value is rounded before `tf.cast(tf.floor(16.0 * x), tf.int32)`, the index may change, and
+    then selects an unrelated entry. An argmax may be computed from quantized values, because
+    another index then has almost the same value. A Masking with a mask value other than 0, and
+    calls that compute its mask, are included.
 
     Args:
         calls: the calls of a graph, in the order of computation.
         consumers: the calls that read each value.
         kept: values that are quantized for other reasons, such as the model's outputs.
-        get_op: returns the operator of an integer call, and None for a float call.
-        without_float: whether comparisons before indices may be in integers.
+        get_op: function that returns the operator of an integer call, and None for a float call.
+        without_float: whether comparisons before indices may be computed in integers.
     """
     found: set[Call] = set()
     maskings = {call.layer for call in calls if masks_nonzero(call)}
@@ -66,13 +66,13 @@ def converts_in_float(call: Call, op: Op | None) -> bool:
 
 
 def makes_integers(call: Call) -> bool:
-    """Returns whether a call computes integers, but not truth values, from float values."""
+    """Returns whether a call computes integers, but not booleans, from float values."""
     types = [tf.as_dtype(value.dtype) for value in flatten_values(call.outputs)]
     return any(value.is_float for value in call.inputs) and all(t.is_integer for t in types)
 
 
 def makes_bools(call: Call) -> bool:
-    """Returns whether all outputs of a call are truth values."""
+    """Returns whether all outputs of a call are booleans."""
     return all(tf.as_dtype(value.dtype).is_bool for value in flatten_values(call.outputs))
 
 
@@ -83,10 +83,10 @@ def is_table(call: Call) -> bool:
 
 
 def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None]) -> bool:
-    """Returns whether only float layers read an input, while integer layers read other inputs.
+    """Returns whether only float layers read an input, and integer layers read other inputs.
 
-    An opaque layer that compares predictions with labels would compare them with rounded labels.
-    `get_op` returns None for a float call.
+    Such an input may be labels that an opaque layer compares with predictions, so it is not
+    rounded. `get_op` returns None for a float call.
     """
     consumers = graph.consumers(losses=False)
 

@@ -1,4 +1,4 @@
-"""Outputs of files inside the model, and outputs that concatenate unlike tensors."""
+"""Handles files that end inside the model, and outputs that concatenate different tensors."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class JoinedOutput:
 
 
 def find_joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
-    """Returns outputs that concatenate tensors, such as boxes and scores, in one range."""
+    """Returns outputs that concatenate tensors, such as boxes and scores, with one range."""
     found = {value.name: parts for value in outputs if (parts := solve(value, find_concatenated))}
     return tuple(JoinedOutput(name, tuple(parts)) for name, parts in found.items())
 
 
 def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
-    """Find the tensors that are concatenated to a value, if only moves of values follow."""
+    """Find the tensors that are concatenated to a value. Moves of values may follow."""
     call = value.producer
     if call is None:
         return []
@@ -59,7 +59,7 @@ def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
 
 
 def _undo_lowering(value: Value, call: Call) -> Value:
-    """Return the tensor that a call reads, as it was in the user's model."""
+    """Return the tensor of the user's model for an input of a call."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 
@@ -68,7 +68,7 @@ def check_names(names: Iterable[str]) -> list[str]:
     """Returns the names of outputs as a list.
 
     Raises:
-        ValueError: if there are no names, or one occurs twice.
+        ValueError: if there are no names, or if a name occurs twice.
     """
     listed = [names] if isinstance(names, str) else list(names)
     if not listed or not all(isinstance(name, str) for name in listed):
@@ -99,7 +99,7 @@ def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
 def replace_outputs(lowered: Graph, read: Graph, names: list[str]) -> Graph:
     """Returns the lowered graph of `add_outputs` with a tensor for every name.
 
-    Names that the model's layers do not have belong to calls inside layers, as `plan` lists them.
+    A name that no layer of the model has is a call inside a layer, as `plan` lists it.
 
     Raises:
         ValueError: if there is no such tensor, or it is an input or not a float tensor.

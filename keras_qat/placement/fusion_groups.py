@@ -15,7 +15,7 @@ from keras_qat.ops.registry import find_op
 class Group:
     """Calls that one wrapper replaces: a weighted layer, its BatchNormalization, its activation.
 
-    `shared` means that the layer has other calls, each with a separate range.
+    `shared` is whether the layer is called several times, and each call has a separate range.
     """
 
     kernel: Call
@@ -43,14 +43,14 @@ class Group:
 def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
     """Finds layer -> [BatchNormalization] -> [activation] sequences.
 
-    A sequence ends at a value with several consumers. The group of a layer with several calls
-    contains its BatchNormalization only if all calls share it, and never an activation, because
-    each call has a separate range.
+    A sequence ends at a value with several consumers. If a layer is called several times, its group
+    includes a BatchNormalization only if all calls share it, and never an activation, because each
+    call has a separate range.
 
     Args:
         graph: a lowered graph.
         folds_bias: whether a BatchNormalization folds into a layer that has a bias.
-        affine: whether affine layers that are not folded form groups.
+        affine: whether affine layers that are not folded are also groups.
     """
     consumers, counts = graph.find_single_consumers(), graph.count_calls()
 

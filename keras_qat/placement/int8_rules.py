@@ -1,4 +1,4 @@
-"""Placement for TFLite's int8 kernels."""
+"""Decides how tensors are quantized for TFLite's int8 kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from keras_qat.placement.symmetric_ranges import center_at_zero, find_symmetric
 
 
 class Decision(NamedTuple):
-    """How a tensor is quantized, None for not at all, and why."""
+    """How a tensor is quantized (None if it is not), and why."""
 
     spec: Spec | None
     reason: str
@@ -42,9 +42,9 @@ class Decision(NamedTuple):
 class Int8Placement:
     """Decides about each tensor, in the order of computation.
 
-    Every float tensor that an int8 kernel reads or writes gets a quantizer, and so do the model's
-    inputs and outputs, which can then be integers. Exceptions are tensors that do not exist at run
-    time, such as the input of a fused ReLU, and outputs that share an input's range.
+    Every float tensor that an int8 kernel reads or writes has a quantizer, and so do inputs and
+    outputs of the model. Exceptions are tensors that do not exist at run time, such as the input of
+    a fused ReLU, and outputs that share the range of an input.
     """
 
     lowers_activations = True
@@ -72,7 +72,7 @@ class Int8Placement:
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
         self.specs: dict[Value, Spec] = {}
         self.roots: dict[Value, frozenset[Spec | None]] = {}
-        self.unrounded: set[Value] = set()  # Float outputs. Files may round them.
+        self.unrounded: set[Value] = set()  # Float outputs, which only integer outputs round.
 
     def plan(self) -> Plan:
         """Returns the plan of the graph."""
@@ -103,7 +103,7 @@ class Int8Placement:
     def find_inner_ranges(self, group: Group) -> dict[str, QuantSpec]:
         """Returns the ranges inside an operator, which have 8 bits and are not learned.
 
-        A recurrent layer's given state may be negative, although a ReLU's own states are not.
+        With a ReLU, the states of a recurrent layer are not negative, but an initial state may be.
         """
         op, attributes, _ = match(group.kernel)
         has_state = any(value.dtype != "bool" for value in group.kernel.inputs[1:])
@@ -174,7 +174,7 @@ class Int8Placement:
     # How each tensor is quantized
 
     def decide(self, value: Value) -> Decision:
-        """Decides how a tensor is quantized. All tensors before it are decided already."""
+        """Decides how a tensor is quantized, after all tensors before it."""
         if not value.is_float:
             return Decision(None, f"holds {value.dtype}")
         if self.is_index(value):
@@ -206,7 +206,7 @@ class Int8Placement:
         return Decision(dataclasses.replace(own, off_ties=off_ties), "input of the model")
 
     def decide_float_result(self, value: Value, own: QuantSpec, reason: str) -> Decision:
-        """Decides about the output of a float call, quantized only if an integer call reads it."""
+        """Decides about the output of a float call. It is quantized if an integer call reads it."""
         if not self.is_read_by_int8(value):
             return Decision(None, reason)
         if reason == BY_RECIPE and self.only_reaches_outputs(value):
@@ -216,7 +216,7 @@ class Int8Placement:
         return Decision(own, f"{role}; {reason}")
 
     def decide_unrounded(self, value: Value, own: QuantSpec, reason: str) -> Decision:
-        """Decides about a tensor that stays in float up to the outputs. Its range is recorded."""
+        """Decides about a tensor that stays in float until the outputs. Its range is observed."""
         if value not in self.outputs or self.settings.in_scope is not None:
             return Decision(None, reason)
         self.unrounded.add(value)
@@ -252,12 +252,12 @@ class Int8Placement:
             own = dataclasses.replace(own, lower_bound=0.0)
         return Decision(own, f"output of {op.name}")
 
-    # Questions about a tensor's consumers
+    # Properties of a tensor's consumers
 
     def is_index(self, value: Value) -> bool:
-        """Returns whether float values become indices, and are otherwise only compared.
+        """Returns whether a float tensor contains indices, such as token ids.
 
-        Token ids are often float values, and a mask marks zeros.
+        All consumers convert them to integers, or compare them for a mask.
         """
         readers = [call for call in self.consumers[value] if type(call.layer) is not WeightTensor]
         if any(map(is_table, readers)):
@@ -271,7 +271,7 @@ class Int8Placement:
         return is_input and len(others) < len(readers) and all(map(makes_bools, others))
 
     def explain_exact_input(self, value: Value) -> str | None:
-        """Returns the reason if no consumer of an input may read quantized values."""
+        """Returns the reason why all consumers of an input need exact values, or None."""
         reasons = [
             self.graph.in_float.get(call.name)
             for call in self.consumers[value]
@@ -305,9 +305,9 @@ class Int8Placement:
         return any(map(self.get_op, readers)) or (is_end and self.settings.in_scope is None)
 
     def is_read_by_file(self, value: Value) -> bool:
-        """Returns whether a tensor has a consumer other than losses and calls after the outputs.
+        """Returns whether a tensor has consumers in the file.
 
-        Labels and sample weights that only losses read keep their exact values in training.
+        Labels and sample weights that only losses read stay exact in training.
         """
         readers = self.consumers[value]
         return not readers or not self.settings.not_in_file.issuperset(readers)
@@ -373,12 +373,12 @@ class Int8Placement:
 
 
 def _get_sources(call: Call) -> list[Value]:
-    """Return the inputs of a call that share its range, without inputs for training only."""
+    """Return the inputs of a call that share its range, without inputs only for training."""
     op = find_op(call)
     return call.inputs[:1] if op is not None and op.alias else call.inputs
 
 
 def _comes_from_weights(value: Value) -> bool:
-    """Return whether a tensor is computed from weights only."""
+    """Return whether a tensor depends only on weights."""
     op = None if value.producer is None else find_op(value.producer)
     return op is not None and op.reads_only_weights

@@ -1,4 +1,4 @@
-"""Features of an input that are lost because they share its range with much larger features."""
+"""Describes features of an input that are lost, because larger features share the range."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from keras_qat.keras2.backend import keras
 Ends = tuple[float, float]
 
 LEVELS, FAR = 4, 32
-"""A feature or a concatenated tensor is lost if it spans fewer quantized values than `LEVELS`, and
-if the range is at least `FAR` times as wide."""
+"""A feature or a concatenated tensor is lost if it spans fewer quantized values than `LEVELS` and
+the range is at least `FAR` times as wide."""
 SHOWN = 5
 """Maximum number of features in a sentence."""
 UNVARIED = 2e-6
-"""Largest deviation of a feature that is constant in the training data."""
+"""Up to this deviation, a feature is constant in the training data."""
 
 
 def compute_lost_span(shared: Ends, bits: int) -> float:
-    """Returns the smallest span of values that are not lost in a range."""
+    """Returns the smallest span of values that is not lost in a range."""
     width = shared[1] - shared[0]
     return min(LEVELS * width / (2**bits - 1), width / FAR)
 
 
 def predict_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
-    """Describes features that a plan loses, by the statistics of layers that normalize inputs."""
+    """Describes features that a plan loses, given the statistics of normalization layers."""
     readers = graph.consumers()
     for value in flatten_values(graph.inputs):
         spec = specs.get(value)
@@ -47,7 +47,7 @@ def has_statistics(layer: keras.layers.Layer) -> bool:
 def describe_small_features(
     value: Value, norm: keras.layers.Layer, ends: Ends | None, bits: int, name: str
 ) -> Iterator[str]:
-    """Describes features of an input that vary too little, by the layer that normalizes it.
+    """Describes features of an input that vary too little, given its normalization layer.
 
     Args:
         value: the input.

@@ -60,8 +60,9 @@ class Range:
     Args:
         spec: the specification.
         observed: the tensors whose values determine the range.
-        rounded: other tensors that are rounded to the range without being observed.
-        rounds: False for a float output, which files only round for an integer output type.
+        rounded: other tensors, which are only rounded with the range.
+        rounds: whether tensors are rounded. A float output is not: files only round it for an
+            integer output type.
     """
 
     spec: QuantSpec | FixedSpec
@@ -92,7 +93,7 @@ def join_ranges(ranges: list[Range]) -> Range:
 
 @dataclasses.dataclass
 class Plan:
-    """How each tensor is quantized: prints as a table, with data in `rows` and `to_dict`.
+    """How each tensor is quantized. It prints as a table; `rows` and `to_dict` return data.
 
     Args:
         recipe: the recipe that the plan follows.
@@ -103,8 +104,8 @@ class Plan:
         ranges: the quantizers: one for all values that share a range.
         weights: how the weights of each group are quantized, or None.
         float_layers: name of each float layer -> the reason.
-        left_in_float: layers that are also float in exported files. With recipe `contrib`, files
-            quantize more tensors than the model.
+        left_in_float: layers that exported files also compute in float. With recipe `contrib`,
+            files quantize more tensors than the model.
         replaced: layer -> the class of its replacement.
         weights_only: float call -> the specification and paths of its quantized weights.
         inner: ranges of tensors inside a group's operator, by name.
@@ -112,10 +113,10 @@ class Plan:
         problems: operators that do not run on the target.
         channel_bytes: memory of the target for the scales of dense layers' channels.
         file_outputs: names of the tensors that files return; empty for the model's outputs.
-            Otherwise the graph's outputs are the model's and a list of these tensors.
+            If not empty, the graph's outputs are the model's outputs and a list of these tensors.
         joined_outputs: outputs that concatenate tensors and have one range.
-        lost_features: sentences on features of inputs that are too small for the input's range,
-            according to statistics of the model.
+        lost_features: sentences about features that are too small for the range of their input,
+            according to statistics in the model.
     """
 
     recipe: Recipe
@@ -246,9 +247,9 @@ class Plan:
 def report_float_layers(
     layers: Iterable[tuple[keras.layers.Layer, str]], start: str, advice: str
 ) -> None:
-    """Logs once how many layers of which classes compute in float.
+    """Logs once the number and classes of layers that compute in float.
 
-    Layers that the recipe or the scope leaves in float do not count.
+    Layers that the recipe or the scope leaves in float are ignored.
 
     Args:
         layers: the user's layer and the reason of each float call; a layer counts once.

@@ -1,4 +1,4 @@
-"""Finds the layers that a scope selects, and the settings of recipe and overrides for a call."""
+"""Finds the layers in a scope, and the settings of a recipe and its overrides for a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ a list of these, or a function of a layer."""
 
 
 def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -> None:
-    """Raises a `ValueError` if an entry of a list matches no layer, because of a typing error.
+    """Raises a `ValueError` if an entry of a scope matches no layer, for example a misspelled name.
 
     Args:
         scope: the user's scope.
@@ -89,7 +89,7 @@ def _explain_no_match(patterns: Iterable[object], calls: list[Call]) -> str:
 
 
 def make_matcher(scope: Scope, calls: list[Call], required: bool = True) -> Callable[[Call], bool]:
-    """Returns a predicate for calls in a scope.
+    """Returns a function that returns whether a call is in a scope.
 
     Raises:
         ValueError: if it is `required` to match a call, but matches none.
@@ -123,7 +123,7 @@ def _matches(call: Call, pattern: str, is_name: bool) -> bool:
 
 
 def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
-    """Returns a function of a call: whether overrides allow to trace its layer, or None.
+    """Returns a function of a call: the `open` setting of its overrides, or None.
 
     Raises:
         ValueError: if an override of `open` matches no layer.
@@ -144,14 +144,14 @@ def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], boo
 
 
 def find_ends(calls: list[Call]) -> set[Call]:
-    """Returns the weighted calls with no weighted call before them, or none after them."""
+    """Returns the first and last weighted calls: without a weighted call before or after them."""
     steps = [(call, set(call.inputs), set(flatten_values(call.outputs))) for call in calls]
     backwards = [(call, after, before) for call, before, after in reversed(steps)]
     return _find_first(steps) | _find_first(backwards)
 
 
 def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
-    """Return the first weighted calls, given calls with the values before and after each."""
+    """Return the first weighted calls, given each call with the values before and after it."""
     first: set[Call] = set()
     reached: set[Value] = set()
     for call, before, after in steps:
@@ -164,7 +164,10 @@ def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
 
 
 def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
-    """Returns inputs of inner weighted layers and products, and tensors that share their range."""
+    """Returns the inputs of products and of weighted layers except the first and last ones.
+
+    Tensors that share a range with them are included.
+    """
     values: set[Value] = set()
     for call in calls:
         op = find_op(call)
@@ -185,7 +188,7 @@ def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
 
 
 def _has_weights(call: Call) -> bool:
-    """Return whether a layer has quantized weights other than scale factors and tables."""
+    """Return whether a layer has quantized weights other than factors per channel and tables."""
     op = find_op(call)
     return op is not None and op.is_weighted and not (op.is_affine or op.is_table)
 

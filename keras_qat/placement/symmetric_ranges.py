@@ -1,4 +1,4 @@
-"""Ranges whose zero point must be 0, and the values that need them."""
+"""Finds values whose zero point must be 0, and returns their ranges."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from keras_qat.ops.registry import find_op
 
 
 def center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
-    """Returns a range of 256 levels with the zero point 0 that contains another such range."""
+    """Returns the smallest range with the zero point 0 that contains a range of 256 levels."""
     limit = max(-minimum, maximum * 256 / 255)
     return -limit, limit * 127 / 128
 
 
 def find_symmetric(graph: Graph) -> set[Value]:
-    """Returns the values that need a symmetric range, and all values that share it.
+    """Returns the values that need a symmetric range, and all values that share the range.
 
-    XNNPACK multiplies two matrices only if the right-hand side's zero point is 0. In TensorFlow's
-    interpreter XNNPACK accepts other zero points, but computes as if they were 0.
+    XNNPACK only multiplies two matrices if the zero point of the second is 0. In TensorFlow's
+    interpreter, it accepts other zero points, but computes as if they were 0.
     """
     values: set[Value] = set()
     for call in graph.calls:

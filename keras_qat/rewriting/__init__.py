@@ -1,1 +1,1 @@
-"""Makes a quantization-aware model from a plan, and turns it back into a float model."""
+"""Creates a quantization-aware model from a plan, and converts it back to a float model."""

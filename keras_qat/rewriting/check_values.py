@@ -15,14 +15,14 @@ from keras_qat.keras2.backend import keras, layers
 from keras_qat.messages import warn_caller
 
 FAR, ROUNDED, MANY = 0.05, 1e-3, 0.1
-"""Values are wrong if they differ by more than the first share of the tensor's deviation and the
-second share of the value. They are reported if they exceed the third share of all values."""
+"""A value is wrong if it differs by more than the first share of the tensor's deviation and the
+second share of the value. More than the third share of wrong values is reported."""
 
 
 def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> str:
     """Returns the names of outputs that differ from the float model's, and warns about them.
 
-    Expanding layers and operations may go wrong.
+    They differ if layers or operations were expanded incorrectly.
     """
     traced = {call.within[0].name: None for call in lowered.calls if call.within}
     has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)
@@ -46,10 +46,10 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
 
 
 def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[str]:
-    """Return the names of outputs that differ; none if models cannot be run.
+    """Return the names of outputs that differ; [] if the models cannot be run.
 
-    Inputs among `flags` are 0 or 1. Both examples have to differ, because a mask may hide all
-    values of one example, and then any result is right.
+    Inputs in `flags` are 0 or 1. Both examples must differ, because a mask may mask all values of
+    one example, so that any result is correct.
     """
     ours, inputs = read_model(qat), draw_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
@@ -72,7 +72,7 @@ def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[s
 
 
 def _find_flags(lowered: Graph) -> set[Value]:
-    """Return the inputs that masks or token ids are computed from."""
+    """Return the inputs from which masks or token ids are computed."""
     flags = [v for call in lowered.calls if type(call.layer) is MaskScores for v in call.inputs[1:]]
     flags += [
         v for call in lowered.calls if type(call.layer) is layers.Embedding for v in call.inputs
@@ -90,7 +90,7 @@ def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
 
 
 def _find_differences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
-    """Return which values differ. Values that are not finite in the float model do not count."""
+    """Return which values differ. Values that are not finite in the float model are ignored."""
     if expected.dtype.kind != "f":
         return expected != computed
     finite = np.isfinite(expected)

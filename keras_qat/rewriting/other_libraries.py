@@ -1,4 +1,4 @@
-"""Models of other libraries: quantized by tfmot, and made by Keras 3."""
+"""Converts models of other libraries: tfmot and Keras 3."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from keras_qat.training.readiness import list_some
 from keras_qat.training.schedule import list_scheduled_layers
 
 STEPS = 1000
-"""If training continues, a range counts as this many steps, as in tfmot's averages."""
+"""If training continues, a range has the weight of this many steps, as in tfmot's averages."""
 
 
 def from_tfmot(model: Any, data: Any = None) -> Any:
@@ -37,8 +37,8 @@ def from_tfmot(model: Any, data: Any = None) -> Any:
     training.
 
     Args:
-        model: the model, or the path of the `.h5` or `.keras` file that it was saved to. A path
-            needs the package `tensorflow-model-optimization`. The model is not changed.
+        model: the model, or the path of its `.h5` or `.keras` file. A path needs the package
+            `tensorflow-model-optimization`. The model is not changed.
         data: inputs as for `calibrate`, for ranges that tfmot does not have.
 
     Returns:
@@ -108,9 +108,9 @@ def to_keras_3(model: keras.Model, keras_3_model: Any) -> Any:
     """Assigns the weights of a model to its original Keras 3 model, or to an equal one.
 
     Args:
-        model: the model that `from_keras_3` returned, or one that `quantize_model` made from it or
-            from the Keras 3 model. In that case the weights are those of
-                `strip_quantization(model)`.
+        model: the model that `from_keras_3` returned, or a model that `quantize_model` made from it
+            or from the Keras 3 model. For a quantized model, the weights are those of
+            `strip_quantization(model)`.
         keras_3_model: the Keras 3 model. Only its weights change.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The function `quantize_model`, and models that users build from quantize-aware layers."""
+"""The function `quantize_model`, also for models that users build from quantize-aware layers."""
 
 from __future__ import annotations
 
@@ -65,45 +65,44 @@ def quantize_model(
     """Makes a quantization-aware copy of a float model.
 
     The copy has the float model's weights, layer names (with the prefix `quant_`), `trainable`
-    flags, input and output names, and `tf.distribute` strategy. It has to be compiled. A quantizer
-    without data passes values through, so only the weights are quantized before training.
+    flags, input and output names, and `tf.distribute` strategy. Compile it before training. Before
+    training or `calibrate`, only weights are quantized, because activations have no ranges yet.
 
     Args:
-        model: a built Sequential or functional Keras 2 model, or a subclassed one with a `call`
-            that accepts symbolic tensors. It is not changed. If its class defines how it trains,
-            for example with a `train_step`, the copy is an instance of that class too. A quantized
-            model is copied, and so is a Keras model built from quantized layers, such as an
-            encoder: its `predict` then equals its file. A Keras 3 model is converted by
-            `from_keras_3`, with a warning.
+        model: a built Sequential or functional Keras 2 model, or a subclassed model whose `call`
+            accepts symbolic tensors. It is not changed. If its class has custom training, such as a
+            `train_step`, the copy is also an instance of that class. A quantized model is copied,
+            and so is a Keras model built from quantized layers, such as an encoder: the copy's
+            `predict` equals its file. A Keras 3 model is converted by `from_keras_3`, with a
+            warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
         scope: the layers to quantize: a name, a prefix of names before a `_`, `/`, `.` or `-`, a
             pattern with `*`, a class name, a list of these, or a function of a layer. All layers
             by default.
-        strict: whether a layer that would stay in float is an error. Normalization layers are then
-            computed in integers.
-        kernels: the kernel family that defines how `predict` and `evaluate` round: "xnnpack" (on
-            x86), "xnnpack_arm64" (phones with 64-bit ARM; softmax and ties round differently),
-            "tflm" (TFLite Micro: microcontrollers) or "reference" (TFLite's portable kernels). The
-            model's attribute `kernels` changes it at any time. Training does not depend on it,
-            except for an LSTM with 16-bit activations, which only "tflm" computes in integers.
-            "onnxruntime" and "esp_dl" are for files of `export_onnx`. The default is the target's,
-            or "xnnpack" without a target.
-        target: where the file is to run: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
+        strict: whether to raise an error if a layer would stay in float. Normalization layers then
+            compute in integers.
+        kernels: the kernel family that determines how `predict` and `evaluate` round: "xnnpack"
+            (x86), "xnnpack_arm64" (phones with 64-bit ARM), "tflm" (TFLite Micro) or "reference"
+            (TFLite's portable kernels). The model's attribute `kernels` can change it later.
+            Training does not depend on it, except for an LSTM with 16-bit activations, which only
+            "tflm" computes in integers. "onnxruntime" and "esp_dl" are for files of `export_onnx`.
+            The default is the target's family, or "xnnpack" without a target.
+        target: the device or runtime: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
             "ethos_u85", "edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn",
             "coral_npu", a `keras_qat.targets.Target`, or None. It sets recipe and kernels, and
             `export_tflite` writes files for it. `plan` lists operators that it does not support.
         inputs: for a subclassed model that was not called yet: its inputs, such as
             `keras.Input(shape)`, or a structure of them.
         outputs: names of the tensors at which exported files end, as `plan` lists them; by default
-            the model's outputs. Later layers, such as those that decode boxes, or that concatenate
-                boxes and scores, are trained in float and are not exported.
+            the model's outputs. Later layers, such as layers that decode boxes, are trained in
+            float and are not exported.
 
     Returns:
         The quantization-aware model, not compiled.
 
     Raises:
-        TypeError: on an argument such as `bits`, which belongs to the recipe, and if `strict` is
-            no bool.
+        TypeError: for an argument such as `bits`, which belongs to the recipe, and if `strict` is
+            not a bool.
         ValueError: if the model cannot be read, is quantized with another recipe, or has empty or
             float64 tensors; if an entry of the scope or of `outputs` matches no layer; if `strict`
             and a layer stays in float; or if kernels or target are unknown, or contradict each
@@ -152,7 +151,7 @@ def quantize_model(
 
 
 def _show_in_float(plan: Plan, name: str) -> None:
-    """Show which layers stay in float, except those in the warning of `warn_about_opaque`."""
+    """Log which layers stay in float, except those in the warning of `warn_about_opaque`."""
     reasons = {
         name: why for name, why in plan.left_in_float.items() if name not in plan.graph.opaque
     }
@@ -162,7 +161,7 @@ def _show_in_float(plan: Plan, name: str) -> None:
 
 
 def _agrees(model: keras.Model, name: str, value: object) -> bool:
-    """Whether a quantized model already agrees with an argument."""
+    """Whether a quantized model already has the value of an argument."""
     if not value:
         return True
     if name == "target":
@@ -206,9 +205,9 @@ def _copy_quantized(
 def make_exact(model: keras.Model) -> None:
     """Makes a plain model of quantize-aware layers predict the results of its file, in place.
 
-    Its class becomes `QuantizedModel`. Its layers, weights, names and compilation do not change.
-    It gets the recipe, kernels and target of the model that the layers were made for. If a
-    quantizer reads an output in that model, the output is quantized.
+    Its class becomes `QuantizedModel`. Its layers, weights, names and compilation do not change. It
+    gets the recipe, kernels and target of the model to which the layers belong. If a quantizer
+    reads an output in that model, the output is quantized.
     """
     outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
     # Keras changes the bases of a class when it makes the first functional model with it.
@@ -234,7 +233,7 @@ def _quantize_output(output: tf.Tensor) -> tf.Tensor:
 
 
 def _find_owner(model: keras.Model) -> QuantizedModel | None:
-    """Return the model that another model's layers were made for, if it still exists."""
+    """Return the model to which another model's layers belong, if it still exists."""
     inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
     made_for = (layer.made_for() for layer in list_scheduled_layers(model) if layer.made_for)
     return next((owner for owner in [*inside, *made_for] if owner is not None), None)

@@ -54,7 +54,7 @@ from keras_qat.training.steps.custom_training import get_class_config, take_trai
 from keras_qat.training.steps.step_tensors import compute_together
 
 CONVERTS = "convert_with_keras_qat.export_tflite"
-"""Scope of the operations. TFLiteConverter prints it if it is given a SavedModel of the model."""
+"""Scope of the operations. TFLiteConverter prints it if it converts a SavedModel of the model."""
 
 VERBS = (
     *("bias_correction", "calibrate", "diagnose", "export_c", "export_onnx", "export_saved_model"),
@@ -76,37 +76,37 @@ class QuantizedModel(
 ):
     """A quantization-aware Keras model, as `quantize_model` and `load_model` return it.
 
-    It is compiled, trained, evaluated and saved as any functional model. Training simulates
+    It is compiled, trained, evaluated and saved like any functional model. Training simulates
     quantization. `predict` and `evaluate` return the same quantized values as the exported file.
 
-    Shapes: inputs and outputs have the names and shapes of the float model's, and hold float
-    values, whatever the file's types are.
+    Shapes: inputs and outputs have the names and shapes of the float model. Their values are float,
+        whatever types the file has.
     """
 
     _recipe: Recipe | None = None
     settings: Settings = ()
-    """The settings of its layers when it was quantized or loaded."""
+    """The settings of the layers when the model was quantized or loaded."""
     float_config: Config | None
     """Configuration of the float model, for `keras.Model.from_config`."""
     float_masks: Iterable[int] = ()
     """Checksums of masks in the float model's variables. Masks are constants in this model."""
     differing_outputs: str = ""
-    """Names of outputs that differed from the float model's when it was quantized."""
+    """Names of outputs that differed from the float model when it was quantized."""
     customs: CustomObjects = CustomObjects({}, False)
     """Custom classes of the float model. They are lost when the model is saved and loaded."""
 
     class_before: type | None = None
-    """The class of the model before it took over the training of a float model's class."""
+    """The class of the model before it inherited custom training from the float model's class."""
     trained_as: Config | None = None
-    """Configuration of the float model's class, if that defines how it trains."""
+    """Configuration of the float model's class, if it has custom training."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Attribute of that class that this model does not have -> the class."""
+    """Attribute of the float model that this model does not have -> class of the float model."""
 
     safe_mode: bool = False
-    """Whether code in its configuration may not run, because of `safe_mode` in `load_model`."""
+    """Whether `load_model` had `safe_mode=True`, so code in the configuration must not run."""
 
     file_outputs: Mapping[str, str] = MappingProxyType({})
-    """Name of each output of exported files -> the tensor; empty for the model's own outputs."""
+    """Name of each output of exported files -> the tensor; empty for the model's outputs."""
     _file_model: QuantizedModel | None = None
 
     _family: KernelFamily = XNNPACK
@@ -119,13 +119,13 @@ class QuantizedModel(
     """Whether `quantize_model` reported the layers that stay in float, in this process."""
 
     def set_untracked(self, **attributes: object) -> None:
-        """Sets attributes without Keras' tracking of their contents."""
+        """Sets attributes that Keras does not track."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that it was quantized with. It cannot be changed."""
+        """The recipe with which the model was quantized. It cannot be changed."""
         return cast(Recipe, self._recipe)
 
     @recipe.setter
@@ -139,10 +139,10 @@ class QuantizedModel(
 
     @property
     def kernels(self) -> str:
-        """The kernel family that defines how inference rounds; may be set at any time.
+        """The kernel family that determines how inference rounds. It can be set at any time.
 
-        "xnnpack" (on x86), "xnnpack_arm64" (phones: 64-bit ARM), "tflm" (TFLite Micro:
-        microcontrollers) or "reference" (TFLite's portable kernels).
+        The families are "xnnpack" (x86), "xnnpack_arm64" (phones with 64-bit ARM), "tflm" (TFLite
+        Micro) and "reference" (TFLite's portable kernels).
         """
         return self._family.name
 
@@ -153,10 +153,10 @@ class QuantizedModel(
 
     @property
     def pack_int4(self) -> bool:
-        """Whether weights of at most 4 bits are packed, two in a byte; may be set at any time.
+        """Whether weights of at most 4 bits are packed, two in a byte. It can be set at any time.
 
-        TFLite kernels sum packed weights in wider steps. Inference computes as they do, and
-        `export_tflite` writes such a file. Training does not depend on it.
+        TFLite kernels round sums with packed weights more coarsely. Inference does the same, and
+        `export_tflite` writes a packed file. Training does not depend on it.
         """
         return self._packs_int4
 
@@ -170,10 +170,10 @@ class QuantizedModel(
 
     @property
     def runtime(self) -> InferenceRuntime:
-        """What computes `predict`, `evaluate` and validation in `fit`; may be set at any time.
+        """The runtime of `predict`, `evaluate` and validation in `fit`. It can be set at any time.
 
-        "interpreter" runs the exported file in TFLite's interpreter, "tensorflow" computes the same
-        values with TensorFlow. "auto" writes the file when the data are large enough to pay for it.
+        "interpreter" runs the exported file in TFLite's interpreter. "tensorflow" computes the same
+        values with TensorFlow. "auto" uses the interpreter if there is enough data to save time.
         """
         return self._runtime
 
@@ -192,7 +192,7 @@ class QuantizedModel(
 
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Flag | None = None, mask: tf.Tensor | None = None) -> Any:
-        """Simulates quantization in training; computes as the TFLite kernels do at inference."""
+        """Simulates quantization in training, and computes like the TFLite kernels at inference."""
         inference = self.exact_inference()
         if inference is None:
             return self.simulated(inputs, training, mask)
@@ -222,13 +222,13 @@ class QuantizedModel(
 
     @property
     def simulates(self) -> bool:
-        """Whether it uses fake quantization at inference too, as with recipe `contrib`."""
+        """Whether it also uses fake quantization at inference, as with recipe `contrib`."""
         if self._recipe is None:  # A part of a model that Keras saved before it was exact.
             return any(getattr(x, "fold", "") == "correction" for x in list_scheduled_layers(self))
         return self._recipe.fold == "correction"
 
     def exact_inference(self) -> Inference | None:
-        """Returns the inference in integers; None for recipe `contrib`, which simulates."""
+        """Returns the integer inference; None for recipe `contrib`, which has none."""
         if self._inference is None and not self.simulates:
             self.set_untracked(_inference=Inference(self, self._family))
         return self._inference
@@ -246,14 +246,14 @@ class QuantizedModel(
         return inference.choose(self._runtime if is_exact(phase) else "tensorflow")
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Sets `recipe`, also on the layers, for models that users build from them."""
+        """Sets `recipe`, and stores it in the layers for models that users build from them."""
         self.recipe = recipe
         self.set_untracked(settings=read_settings(self))
         for layer in list_scheduled_layers(self):
             layer.recipe, layer.made_for = recipe, weakref.ref(self)
 
     def keep_float_model(self, model: keras.Model) -> None:
-        """Remembers the configuration, masks and custom classes of the float model."""
+        """Stores the configuration, masks and custom classes of the float model."""
         config = None
         # Some activations, constants, and layers without `get_config` have no configuration.
         with contextlib.suppress(TypeError, ValueError, NotImplementedError):
@@ -264,9 +264,9 @@ class QuantizedModel(
 
     @property
     def file_model(self) -> QuantizedModel:
-        """The part of the model that exported files hold, with the same layers and weights.
+        """The part of the model that is exported, with the same layers and weights.
 
-        It is the model itself unless `quantize_model` was given `outputs`.
+        It is the model itself unless `outputs` was passed to `quantize_model`.
         """
         if not self.file_outputs:
             return self
@@ -288,11 +288,11 @@ class QuantizedModel(
         return part
 
     def keep_training(self, model: keras.Model, left_out: Iterable[str]) -> None:
-        """Makes the model train like a float model with a class that defines `train_step`.
+        """Makes the model inherit custom training from the float model's class.
 
         Args:
             model: the float model.
-            left_out: attributes that only the float model can use, such as its layers.
+            left_out: attributes that are not copied, such as layers of the float model.
         """
         take_training(self, model, left_out)
         classes = {**self.customs.classes, type(model).__name__: type(model)}

@@ -42,7 +42,7 @@ _NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
 
 
 def _make_scope_name(name: str) -> str:
-    """Turn the name of a value, which may contain `>`, `#` or `:`, into a scope name."""
+    """Convert the name of a value, which may contain `>`, `#` or `:`, to a scope name."""
     return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
 
 
@@ -57,9 +57,9 @@ def explain_missing_config(layer: keras.layers.Layer) -> str:
 
 
 def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
-    """Clone a layer. A Normalization becomes float32, because of its statistics.
+    """Clone a layer without its initializers, because weights are assigned.
 
-    Its weights are assigned, so loading it does not need custom initializers.
+    A Normalization becomes float32, because of its statistics.
     """
     if isinstance(layer, keras.layers.Normalization):
         changes["dtype"] = "float32"
@@ -79,7 +79,7 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
     for layer, weights in visitor.sources.items():
         for new, old in zip(layer.weights, weights, strict=True):
             assign_reshaped(new, old)
-        layer.finalize_state()  # Normalization derives values from its weights.
+        layer.finalize_state()  # Normalization computes attributes from its weights.
     start_limits(model)
     recipe = plan.recipe
     if recipe.quant_delay or recipe.freeze_bn_delay is not None:
@@ -91,7 +91,7 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
 def _make_model(
     file_outputs: tuple[str, ...], inputs: tf.Tensor, outputs: tf.Tensor, name: str
 ) -> QuantizedModel:
-    """Make the model. `outputs` has the outputs of files as a second entry, if they differ."""
+    """Create the model. With `file_outputs`, `outputs` are the model's outputs and the files'."""
     if not file_outputs:
         return QuantizedModel(inputs=inputs, outputs=outputs, name=name)
     outputs, ends = outputs
@@ -153,12 +153,12 @@ class _Visitor:
         return [call for call in calls if call is not None]
 
     def _make_cast(self, value: Value, policy: str) -> InsertedCall:
-        """Make the call that casts an input to half precision, or an output to float32."""
+        """Return the call that casts an input to half precision, or an output to float32."""
         name = self._make_unique(f"{_make_scope_name(value.name)}_{policy}")
         return InsertedCall(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
 
     def _clone(self, call: Call) -> Any:
-        """Clone a layer that is not wrapped, once for all of its calls."""
+        """Return the clone of a layer without a wrapper, created once for all of its calls."""
         if call.layer not in self.layers:
             name = PREFIX + call.name
             if call.layer in self.weights_only:
@@ -197,7 +197,7 @@ class _Visitor:
             ) from error
 
     def _wrap(self, group: Group) -> QuantizeWrapper:
-        """Make the wrapper of a group, once for all calls of its weighted layer."""
+        """Return the wrapper of a group, created once for all calls of its weighted layer."""
         layer = group.kernel.layer
         if layer not in self.layers:
             is_wide = self.plan.recipe.activations.bits == 16
@@ -227,10 +227,9 @@ class _Visitor:
         self.sources[new] = self.plan.graph.weights.get(old, old.weights)
 
     def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
-        """Return the specification of the output quantizer in a wrapper, or None.
+        """Return the specification of the output quantizer inside a wrapper, or None.
 
-        A range that several tensors or several calls of the layer share belongs to a `Quantize`
-        layer instead.
+        If several tensors or calls share the range, a `Quantize` layer has the quantizer.
         """
         own = self.range_of.get(value)
         if own is None or len(own.observed + own.rounded) > 1:
@@ -248,7 +247,7 @@ class _Visitor:
         return name
 
     def _make_quantizer(self, value: Value) -> InsertedCall | None:
-        """Return the call of the `Quantize` layer after a value, unless a wrapper quantizes it."""
+        """Return the call of a value's `Quantize` layer; None if a wrapper quantizes the value."""
         shared = self.range_of.get(value)
         if shared is None or self._find_own_spec(value) is not None:
             return None

@@ -1,4 +1,4 @@
-"""Configurations of quantized models, and of the float models that these were made from."""
+"""Configurations of quantized models and of their float models."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ ENTRIES: Config = {
     "trained_as": None,
     "target": None,
 }
-"""Entries of a quantized model's configuration besides Keras' own, with their default values."""
+"""Entries that keras_qat adds to a quantized model's configuration -> default value."""
 
 ALWAYS = ("recipe", "float_config", "output_names", "float_layers", "asked_for", "kernels")
-"""Entries that files always have. Other entries are only saved if they differ from the default."""
+"""Entries that are always saved. Other entries are only saved if they differ from the default."""
 
 
 REQUIRED = ("recipe", "float_config", "output_names")
@@ -83,7 +83,7 @@ def describe_model(model: keras.Model) -> Config:
 
 
 def split_config(config: Config) -> tuple[Config, Config]:
-    """Separates Keras' entries from `ENTRIES`, with defaults for missing ones."""
+    """Splits a configuration into Keras' entries, and `ENTRIES` with defaults for missing ones."""
     of_keras = {name: value for name, value in config.items() if name not in ENTRIES}
     required = {name: config[name] for name in REQUIRED}
     return of_keras, {**ENTRIES, **{n: config[n] for n in ENTRIES if n in config}, **required}
@@ -92,7 +92,7 @@ def split_config(config: Config) -> tuple[Config, Config]:
 def restore_model(
     model: keras.Model, config: Config, saved: Config, custom_objects: Config | None
 ) -> None:
-    """Restores the entries of a model's configuration that Keras does not know."""
+    """Restores what the entries `saved` of a configuration describe."""
     restore_names(model, config)
     model.safe_mode = get_safe_mode() is not False
     if saved["recipe"] is not None:  # Missing for a part that Keras saved before it was exact.
@@ -117,7 +117,7 @@ def restore_model(
 
 
 def _restore_training(model: keras.Model, config: Config, custom_objects: Config | None) -> None:
-    """Make a model train as the class in a configuration does, if the class is known."""
+    """Make a model inherit custom training from the class in a configuration, if it is known."""
     left_out, class_config = config.pop("left_out"), config
     if config["config"] is None:
         class_config = {**config, "config": model.float_config}
@@ -146,7 +146,7 @@ def _get_serializable(config: Config | None) -> Config | None:
 
 
 def get_float_config(model: keras.Model) -> Config:
-    """Returns a functional configuration of a float model, marked if it is a `Sequential`."""
+    """Returns a float model's functional configuration, with a mark if it is a `Sequential`."""
     config = get_functional_config(model)
     if type(model) is keras.Sequential:
         entries = [entry for entry in config["layers"] if entry["class_name"] != "InputLayer"]
@@ -157,7 +157,7 @@ def get_float_config(model: keras.Model) -> Config:
 
 
 def make_float_model(config: Config) -> keras.Model:
-    """Makes a model from a configuration that `get_float_config` returned."""
+    """Creates a model from the result of `get_float_config`."""
     if not config.pop("sequential", False):
         return keras.Model.from_config(config)
     return keras.Sequential.from_config({"name": config["name"], "layers": config["layers"]})

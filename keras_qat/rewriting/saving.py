@@ -1,4 +1,4 @@
-"""Saves model files completely or not at all, and explains why Keras cannot save or load."""
+"""Saves model files atomically, and explains why Keras cannot save or load a model."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ FLOAT_WEIGHTS = (
 """Advice for weights that do not fit."""
 
 EXPORTED = {".tflite": "export_tflite", ".onnx": "export_onnx", ".cc": "export_c"}
-"""Suffix of a file that is no Keras model -> the function that writes it."""
+"""Suffix of an exported file -> the function that writes it."""
 
 
 class WholeFiles:
-    """A Keras model that saves files completely or not at all, and refuses float weights."""
+    """A Keras model that saves files atomically, and refuses weights of float models."""
 
     name: str
     layers: list[keras.layers.Layer]
     weights: list[tf.Variable]
 
     def save(self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
-        """Saves the model as Keras documents it, but never leaves an incomplete file.
+        """Saves the model as Keras documents it, but atomically.
 
-        Keras itself overwrites the old file or folder, which is lost if it is killed or the disk is
-        full.
+        Keras overwrites the old file or folder, which would be lost if the process is killed or the
+        disk is full.
 
         Raises:
-            ValueError: if the suffix belongs to an exported file. Keras would make a directory.
+            ValueError: if the suffix is that of an exported file, such as `.tflite`.
         """
         verb = EXPORTED.get(os.path.splitext(str(filepath))[1])
         if verb is not None:
@@ -63,7 +63,7 @@ class WholeFiles:
     def save_weights(
         self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any
     ) -> Any:
-        """Saves the weights as Keras documents it, but completely or not at all, as `save` does."""
+        """Saves the weights as Keras documents it, but atomically."""
         with saving_to(filepath, FILES if overwrite else ()) as path:
             return keras.Model.save_weights(self, path, overwrite, *args, **kwargs)
 
@@ -81,7 +81,7 @@ class WholeFiles:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
 
     def _is_named_in(self, path: FilePath) -> bool:
-        """Return whether an HDF5 file names a layer with weights. If not, Keras loads nothing."""
+        """Return whether an HDF5 file has weights for a layer of the model by name."""
         if not h5py.is_hdf5(path):
             return True
         with h5py.File(path, "r") as file:
@@ -89,11 +89,11 @@ class WholeFiles:
         return not stored.isdisjoint(layer.name for layer in self.layers if layer.weights)
 
     def load_own_variables(self, store: h5py.Group) -> None:
-        """Loads the model's own variables from a `.keras` file, before its layers' variables."""
+        """Loads the variables of the model itself from a `.keras` file."""
         super().load_own_variables(read_at_once(store))  # type: ignore[misc]
 
     def set_weights(self, weights: list[np.ndarray]) -> None:
-        """Sets weights that `get_weights` of a quantization-aware model returned."""
+        """Sets weights from `get_weights` of a quantization-aware model."""
         if len(weights) != len(self.weights):
             raise ValueError(
                 f"{pluralize(len(weights), 'weight was', 'weights were')} passed, but "
@@ -104,7 +104,7 @@ class WholeFiles:
 
 
 def _is_float_checkpoint(path: FilePath) -> bool:
-    """Whether a path is a checkpoint without quantizers. Keras would load it partially."""
+    """Whether a path is a checkpoint without quantizers, which Keras would load partially."""
     if not isinstance(path, (str, os.PathLike)) or not os.path.exists(f"{os.fspath(path)}.index"):
         return False
     names = [name for name, _ in tf.train.list_variables(os.fspath(path))]
@@ -114,14 +114,14 @@ def _is_float_checkpoint(path: FilePath) -> bool:
 def read_at_once(store: h5py.Group) -> h5py.Group:
     """Moves the weights of the `.keras` file that Keras is loading into memory.
 
-    HDF5 seeks backwards for every weight. Before Python 3.12 `zipfile` then reads the file from its
-    start again, which takes half a minute for large models.
+    HDF5 seeks backwards for every weight. Before Python 3.12, `zipfile` then reads the file again
+    from its start, which takes half a minute for large models.
 
     Args:
         store: the argument of the model's `load_own_variables`.
 
     Returns:
-        The same group in memory, to read instead. Keras reads later groups from memory too.
+        The same group in memory. Keras then also reads later groups from memory.
     """
     frame = inspect.currentframe()
     while frame is not None and "weights_store" not in frame.f_locals:

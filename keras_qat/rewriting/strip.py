@@ -1,4 +1,4 @@
-"""The function `strip_quantization`: a plain float model with the trained weights."""
+"""The function `strip_quantization`, which returns a float model with the trained weights."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from keras_qat.training.quantizers import PREFIX
 
 
 def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
-    """Makes a plain float Keras model with the weights of a quantization-aware one.
+    """Returns a float Keras model with the weights of a quantization-aware model.
 
     The result has the layers, names, nesting, inputs and outputs of the float model that was
     quantized, and the `trainable` flags of the quantization-aware model. It computes the same as
-    that model with quantization off, and Keras saves and loads it without keras_qat. If the float
-    model was subclassed, the result has its layers, but not its class, attributes and `train_step`.
+    the quantization-aware model with quantization off, and Keras loads it without keras_qat. If the
+    float model was subclassed, the result has its layers, but not its class and attributes.
 
     Args:
         model: a quantization-aware model. It is not changed.
-        folded: whether to fold each BatchNormalization after a convolution or dense layer into
-            its kernel and bias, as exports do. The result is then flat, and activity regularizers
-            are lost. Layers with several operations (a convolution with an activation, a separable
-            convolution) are split, because a BatchNormalization may belong to one of them.
+        folded: whether to fold each BatchNormalization after a convolution or dense layer into the
+            kernel and bias, as in exported files. The result then has no nested models and no
+            activity regularizers, and layers with several operations, such as a convolution with an
+            activation, are split.
 
     Returns:
         A `Sequential` model if the float model was one and `folded` is False, and a functional
@@ -110,7 +110,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
     layer_of = {layer.name: layer for layer in model.layers}
 
     def has_layer(call: Call) -> bool:
-        """Whether the model has the layer itself, because earlier versions traced fewer layers."""
+        """Whether the quantized model has the layer, as in files of earlier versions."""
         layer: Any = layer_of.get(PREFIX + call.name)
         layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
         return type(layer) is type(call.layer)
