@@ -1,4 +1,4 @@
-"""Checks arguments before any work is done, and suggests replacements for unknown ones."""
+"""Checks arguments, and suggests replacements for unknown arguments."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], Function]:
-    """Decorator: explains arguments that a function or a class does not accept.
+    """Decorator that improves the error for arguments that a function or a class does not accept.
 
     Args:
         hint: a sentence for missing or excess arguments.
-        instead: argument that people try -> its replacement. For other unknown arguments the error
-            suggests the nearest argument of the function, or lists all of them.
+        instead: argument that users may try -> what to pass instead. For other unknown arguments,
+            the error suggests the nearest argument of the function, or lists all arguments.
     """
 
     def decorate(function: Function) -> Function:
@@ -58,13 +58,13 @@ def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], F
 def _remove_types(
     parameters: Mapping[str, inspect.Parameter], is_method: bool
 ) -> list[inspect.Parameter]:
-    """Return the parameters that callers pass, as text for a message."""
+    """Return the parameters without types and without `self`, for a message."""
     shown = list(parameters.values())[int(is_method) :]
     return [parameter.replace(annotation=inspect.Parameter.empty) for parameter in shown]
 
 
 def read_input_range(input_range: Any) -> tuple[float, float] | None:
-    """Returns the minimum and maximum of inputs, widened to include zero as quantization needs.
+    """Returns the minimum and maximum of inputs, widened to include zero.
 
     Raises:
         ValueError: if `input_range` is not a finite minimum and maximum.
@@ -82,10 +82,10 @@ def read_input_range(input_range: Any) -> tuple[float, float] | None:
 
 
 def switch(name: str, value: object) -> bool:
-    """Returns an argument that has to be a bool.
+    """Returns an argument that must be a bool.
 
     Raises:
-        TypeError: if it is not a bool. Otherwise "off" would count as True.
+        TypeError: if it is not a bool. A string such as "off" would be true.
     """
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r}: pass True or False.")
@@ -117,8 +117,8 @@ COUNTERPARTS = {
     "register_rule": "register_op(MyDense, 'dense', weights={'kernel': (-1,)}), or nothing at all: "
     "custom layers are traced",
 }
-"""Public names of tfmot, `tf.contrib.quantize` and earlier releases, and names that people try ->
-the call to use instead."""
+"""Public names of tfmot, `tf.contrib.quantize` and earlier releases, and names that users may try.
+The values are the calls to use instead."""
 
 ARGUMENTS = {
     "bits": "recipe=keras_qat.recipes.low_bits(4, 4)",

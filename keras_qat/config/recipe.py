@@ -21,10 +21,10 @@ class Override:
         layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
         weight_bits: 2 to 8, or None for the recipe's bits.
         activation_bits: 2 to 8, or None for the recipe's bits.
-        quantize: False to keep the layers float; True to undo an earlier False, and to quantize
-            layers that stay float by default: LayerNormalization and GroupNormalization.
-        open: False to keep custom layers float without tracing them; True to also trace layers that
-            normalize; None for the default.
+        quantize: False to keep the layers in float. True reverts an earlier False, and quantizes
+            layers that stay in float by default: LayerNormalization and GroupNormalization.
+        open: whether to trace custom layers. False keeps them in float. True also traces layers
+            that normalize, which the default, None, does not.
     """
 
     layers: str
@@ -69,21 +69,21 @@ class Recipe:
         weights: specification of weights.
         activations: specification of activations.
         fold: how training folds BatchNormalization into quantized weights: "per_channel",
-            "per_tensor" or "correction".
+            "per_tensor", or "correction", as `tf.contrib.quantize` does.
         folded_weights: specification of weights with a folded BatchNormalization, if it differs.
         quant_delay: first training step, counted from 1, that quantizes; `callbacks.QuantDelay`
             overrides it.
         freeze_bn_delay: first training step that freezes BatchNormalization, or None;
             `callbacks.FreezeBatchNorm` overrides it.
         overrides: settings that differ for some layers; later ones win. See `override`.
-        end_bits: bits of the weights, inputs and outputs of the first and last layers; None for the
-            same bits as in other layers. They also apply to activations that are not multiplied,
-            such as the terms of a sum. An activation gets at least the bits of `activations`.
-        unpacked_bits: bits of weights that files cannot pack two to a byte, which are all weights
-            outside of convolutions and dense layers. None for the same bits as other weights.
-        without_float: whether normalizing layers and computed indices use integers too. Layers are
-            slower then on targets with float, and rounding may change indices. Targets without
-            float set it, and so does `strict=True`.
+        end_bits: bits of the weights, inputs and outputs of the first and last layers, and of
+            activations that are not multiplied, such as the terms of a sum; None for the same bits
+            as elsewhere. An activation has at least the bits of `activations`.
+        unpacked_bits: bits of weights that files cannot pack, which are all weights except those of
+            convolutions and dense layers. None for the same bits as other weights.
+        without_float: whether normalization layers and computed indices also use integers. Such
+            layers are slower on targets with float, and rounding may change indices. Targets
+            without float and `strict=True` set it.
     """
 
     name: str
@@ -138,10 +138,11 @@ class Recipe:
             layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
             weight_bits: 2 to 8, or None for the recipe's bits.
             activation_bits: 2 to 8, or None for the recipe's bits.
-            quantize: False to keep the layers float; True to undo an earlier False, and to quantize
-                layers that stay float by default: LayerNormalization and GroupNormalization.
-            open: False to keep custom layers float without tracing them; True to also trace layers
-                that normalize; None for the default.
+            quantize: False to keep the layers in float. True reverts an earlier False, and
+                quantizes
+                layers that stay in float by default: LayerNormalization and GroupNormalization.
+            open: whether to trace custom layers. False keeps them in float. True also traces layers
+                that normalize, which the default, None, does not.
 
         Raises:
             ValueError: on bits outside 2 to 8, or without any setting.
@@ -156,16 +157,16 @@ class Recipe:
         return result
 
     def preserve(self, what: specs.Preserve) -> Recipe:
-        """Returns the recipe with training that preserves zeros or clusters of the weights.
+        """Returns a copy of the recipe in which training preserves zeros or clusters of weights.
 
         Args:
-            what: "zeros" keeps zero weights at zero, also in the file: a pruned model stays pruned.
-                "clusters" keeps equal weights of a layer equal, as in a clustered model, and zeros
-                at zero. In the file only equal weights of one output channel stay equal, because
-                each channel has its own scale. Clustering slows down each step.
+            what: "zeros" keeps zero weights at zero, so a pruned model stays pruned. "clusters"
+                also keeps equal weights of a layer equal, as in a clustered model. In the file,
+                only equal weights of the same output channel stay equal, because each channel has
+                its own scale. Preserving clusters slows down training.
 
         Raises:
-            ValueError: if the recipe quantizes folded weights, with one range for the tensor.
+            ValueError: if the recipe has one range for all weights of a layer.
 
         Example:
             >>> recipe = keras_qat.recipes.int8().preserve("zeros")
@@ -189,7 +190,7 @@ class Recipe:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Recipe:
-        """Makes a recipe from the data of `to_config`."""
+        """Creates a recipe from the result of `to_config`."""
         parts = {part: specs.from_config(config[part]) for part in _SPECS}
         overrides = tuple(Override(**settings) for settings in config.get("overrides", ()))
         return cls(**{**config, **parts, "overrides": overrides})
@@ -199,12 +200,12 @@ _SPECS = ("weights", "activations", "folded_weights")
 
 
 _USED, _LOST = "_is_used", "_lost"
-"""Attributes of a recipe besides its fields: a list that is not empty once the recipe was used, and
-the layers of overrides whose results were never used."""
+"""Names of two attributes of a recipe: a list that is not empty if the recipe was used, and the
+layers of overrides whose results were never used."""
 
 
 def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:
-    """Note that `recipe.override(layers, ...)` returned `result`."""
+    """Record that `recipe.override(layers, ...)` returned `result`."""
     _note_use(recipe)
     is_used: list[bool] = []
     vars(result)[_USED] = is_used
@@ -212,7 +213,7 @@ def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:
 
 
 def note_use(recipe: Recipe) -> None:
-    """Notes that a recipe is used, and warns if results of its `override` were never used."""
+    """Records that a recipe is used, and warns if results of its `override` were never used."""
     _note_use(recipe)
     lost = vars(recipe).pop(_LOST, None)
     if lost:
@@ -227,7 +228,7 @@ def _note_use(recipe: Recipe) -> None:
 
 
 def _forget(recipe: weakref.ref[Recipe], is_used: list[bool], layers: str) -> None:
-    """Note on a recipe that the result of an override was deleted, unless it was used."""
+    """Record that the result of a recipe's override was deleted, unless it was used."""
     parent = recipe()
     if parent is not None and not is_used:
         vars(parent).setdefault(_LOST, []).append(layers)

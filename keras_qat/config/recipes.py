@@ -1,4 +1,4 @@
-"""The recipes, and `get`, which finds one by its name."""
+"""The recipes, and `get`, which returns a recipe by its name."""
 
 from __future__ import annotations
 
@@ -41,24 +41,25 @@ def int8(
     per_channel: bool = True,
     ranges: Ranges = "moving_average",
 ) -> Recipe:
-    """Returns the default recipe, which fits TFLite's int8 kernels.
+    """Returns the default recipe, for TFLite's int8 kernels.
 
-    Weights have one symmetric range per output channel, set by their current values: -127 to 127 in
-    8 bits. Activations, inputs and outputs have one asymmetric range per tensor, set by a moving
-    average of the minimum and maximum of batches.
+    Weights have one symmetric range per output channel, the range of their current values. With 8
+    bits, quantized weights are -127 to 127. Activations, inputs and outputs have one asymmetric
+    range per tensor, a moving average of the minimum and maximum of batches.
 
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
         ema_decay: decay per step of the moving averages: 0.999 spans about 1,000 batches. In the
-            first 10,000 batches, an average spans the last tenth, because weights change fast.
+            first 10,000 batches, an average spans the last tenth of them, because weights change
+            quickly.
         per_channel: False for one range per weight tensor, with BatchNormalization folded in. Some
             NPUs require this, and others run such files several times as fast. Train such a model:
             `calibrate` alone loses accuracy.
         ranges: how ranges are found. "moving_average" averages observed extremes. "learned" trains
             the ranges of activations and per-channel weights (LSQ), for 4 bits and fewer.
-            "learned_clipping" trains the ranges of activations only, by the clipping error (PACT).
-            Call `calibrate(qat, x, method="mse")` before training with either.
+            "learned_clipping" only trains the ranges of activations, with the clipping error
+            (PACT). With both, call `calibrate(qat, x, method="mse")` before training.
 
     Raises:
         ValueError: on bits outside 2 to 8 or unknown `ranges`.
@@ -87,13 +88,13 @@ def int8(
 def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") -> Recipe:
     """Returns a recipe with symmetric int8 activations: all zero points are 0.
 
-    TensorRT supports no other files. Tensors after a ReLU use half of the 256 levels, so other
-    runtimes get more accuracy from `int8`. `export_onnx` writes such a model with int8 activations.
+    TensorRT only supports such files. Tensors after a ReLU use half of the 256 levels, so `int8` is
+    more accurate on other runtimes. `export_onnx` writes int8 activations with this recipe.
 
     Args:
         ema_decay: decay per step of the moving averages that set the ranges of activations.
-        ranges: how ranges of activations are found, "moving_average", "learned" and so on, as
-            `int8` explains.
+        ranges: how ranges are found: "moving_average", "learned" or "learned_clipping", as in
+            `int8`.
 
     Raises:
         ValueError: on unknown `ranges`.
@@ -109,10 +110,10 @@ def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") ->
 def power_of_two(ema_decay: float = 0.999) -> Recipe:
     """Returns a recipe with power-of-two scales, one for each tensor, and zero points of 0.
 
-    Chips without multipliers for scales use shifts, such as Espressif's chips with ESP-DL. Weights
-    and activations have 8 bits. Scales are rounded up, by up to a factor of two, which costs up to
-    one bit of precision: train, or `calibrate(qat, x, method="mse")`. Exported files are ordinary
-    int8 files. LSTM and GRU, PReLU and layers that normalize have tensors with other scales inside.
+    It is for chips that rescale with shifts, such as Espressif's chips with ESP-DL. Weights and
+    activations have 8 bits. Scales are rounded up by up to a factor of two, which costs up to one
+    bit of precision, so train the model or call `calibrate(qat, x, method="mse")`. Exported files
+    are ordinary int8 files. Inside LSTM, GRU, PReLU and normalization layers, other scales occur.
 
     Args:
         ema_decay: decay per step of the moving averages that set the ranges of activations.
@@ -133,12 +134,12 @@ def power_of_two(ema_decay: float = 0.999) -> Recipe:
     bits="weight_bits=4: activations have 16", activation_bits="weight_bits=4: activations have 16"
 )
 def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool = True) -> Recipe:
-    """Returns a recipe with int16 activations and int8 weights, which fits TFLite's 16x8 kernels.
+    """Returns a recipe with int16 activations and int8 weights, for TFLite's 16x8 kernels.
 
-    Use it for models whose activations need more than 256 levels (audio, regression,
-    super-resolution): they get 65,536, symmetric around zero. Files are hardly larger, but run
-    slower than int8, and XNNPACK has no 16x8 kernels. A few layers, such as PReLU, stay in float.
-    At inference the model computes in float64 and returns the file's quantized values.
+    Use it for models whose activations need more than 256 levels, such as audio, regression or
+    super-resolution. Activations have 65,536 levels, symmetric around zero. Files are hardly larger
+    than with int8, but slower, and XNNPACK has no 16x8 kernels. A few layers, such as PReLU, stay
+    in float. Inference computes in float64, and returns the file's quantized values.
 
     Args:
         weight_bits: 2 to 8.
@@ -171,21 +172,21 @@ def int4_weights(
 ) -> Recipe:
     """Returns a recipe with 4-bit weights and int8 activations: half the size of `int8`.
 
-    `export_tflite` writes the weights as int8, which every kernel runs at full speed, or, after
-    `qat.pack_int4 = True`, two to a byte. Only convolutions and dense layers can be packed. Other
-    weights, such as those of depthwise convolutions, keep 8 bits, which costs no space and is more
-    accurate (`int8(weight_bits=4)` uses 4 bits for all). The model needs `learn_rounding` or
-    training.
-    Sensitive layers can get more bits: `end_bits`, `override(name, weight_bits=8)`, `search_bits`.
+    `export_tflite` writes the weights as int8, which all kernels run at full speed, or packed, two
+    in a byte, after `qat.pack_int4 = True`. Only convolutions and dense layers can be packed. Other
+    weights, such as those of depthwise convolutions, have 8 bits, which is more accurate and needs
+    no more space (`int8(weight_bits=4)` uses 4 bits for all weights). The model needs
+    `learn_rounding` or training. To give sensitive layers more bits, use `end_bits`,
+    `override(name, weight_bits=8)` or `search_bits`.
 
     Args:
         activation_bits: 2 to 8.
         ema_decay: decay per step of the moving averages that set the ranges of activations.
         per_channel: False for one range per weight tensor, with BatchNormalization folded in, which
             some NPUs need.
-        ranges: how ranges are found: "moving_average", "learned" or "learned_clipping", as `int8`
-            describes.
-        end_bits: bits of the first and last layers, often 8, as in `low_bits`; 4 by default.
+        ranges: how ranges are found: "moving_average", "learned" or "learned_clipping", as in
+            `int8`.
+        end_bits: bits of the first and last layers, such as 8; by default 4, as elsewhere.
 
     Raises:
         ValueError: on bits outside 2 to 8.
@@ -198,22 +199,20 @@ def int4_weights(
 def low_bits(
     weights: int = 4, activations: int = 4, *, ranges: Ranges = "learned", end_bits: int | None = 8
 ) -> Recipe:
-    """Returns a recipe for few bits, as in research: learned ranges, and 8 bits at both ends.
+    """Returns a recipe for few bits, with learned ranges and 8 bits in the first and last layers.
 
-    The first and last layers use 8 bits, and so do activations that are not multiplied, such
-    as the terms of a sum. Fewer bits would save little there.
-
-    Files hold activations as int8, with only 2^bits distinct values. The recipe is for hardware
-    with kernels of fewer bits, and for comparisons. The model needs training, after
+    Activations that are not multiplied, such as the terms of a sum, also have 8 bits, because fewer
+    bits would save little. Files store activations as int8 with only 2^bits distinct values, so the
+    recipe is for hardware with low-bit kernels, and for research. The model needs training, after
     `calibrate(qat, x, method="mse")`.
 
     Args:
         weights: bits of weights, 2 to 8.
         activations: bits of activations, 2 to 8.
-        ranges: how ranges are found: "learned", "learned_clipping" or "moving_average", as `int8`
-            describes.
+        ranges: how ranges are found: "learned", "learned_clipping" or "moving_average", as in
+            `int8`.
         end_bits: bits of the first and last layers, and of activations that are not multiplied;
-            None for the same as other tensors.
+            None for the same bits as elsewhere.
 
     Raises:
         ValueError: on bits outside 2 to 8.
@@ -237,8 +236,8 @@ def contrib(
 ) -> Recipe:
     """Returns a recipe that quantizes like `tf.contrib.quantize` of TensorFlow 1.15.
 
-    Weights have one range per tensor, taken from the last batch after BatchNormalization is folded
-    in. Activations are quantized at the same places as in the original, and inputs are not.
+    Weights have one range per tensor, which is observed in the last batch after folding
+    BatchNormalization. The same activations as in the original are quantized, but not inputs.
 
     Args:
         weight_bits: 2 to 8.
@@ -250,11 +249,11 @@ def contrib(
         freeze_bn_delay: first training step that uses BatchNormalization's moving statistics, or
             None.
         weight_narrow_range: whether weights do not use the lowest quantized value. It is False in
-            the rewriter's first version.
+            the first version of `tf.contrib.quantize`.
         quantize_folded_weights_use_ema: whether the range of folded weights is a moving average, an
-            option of the first version. Their quantization is then delayed as for activations.
-        delay_weights: whether `quant_delay` applies to weights. In the first version it applied
-            only to folded weights with a moving average.
+            option of the first version. Their quantization is then also delayed.
+        delay_weights: whether `quant_delay` applies to weights. In the first version, it only
+            applied to folded weights with a moving average.
 
     Raises:
         ValueError: on bits outside 2 to 8 or a decay outside 0 to 1.

@@ -1,6 +1,6 @@
-"""Specifications of how one tensor is quantized, as plain data.
+"""Specifications of how a tensor is quantized, as plain data.
 
-As in PyTorch's pt2e, a tensor has a separate range (`QuantSpec`), the range of another tensor
+As in PyTorch's pt2e, a tensor has its own range (`QuantSpec`), the range of another tensor
 (`SharedSpec`), or a range that the runtime fixes (`FixedSpec`).
 """
 
@@ -30,7 +30,7 @@ Preserve = Literal["zeros", "clusters"]
 @answers_unknown()
 @dataclasses.dataclass(frozen=True)
 class QuantSpec:
-    """Specification of a tensor with a separate range.
+    """Specification of a tensor with its own range.
 
     Args:
         bits: 2 to 8; also 16, for activations with a symmetric, not narrow range.
@@ -38,29 +38,30 @@ class QuantSpec:
         narrow_range: whether the lowest quantized value is unused, which leaves 2^bits - 1 values.
             TFLite expects this for weights.
         per_channel: one range for each output channel instead of one for the tensor.
-        observer: how the range is found. `moving_average` averages the batches' extremes, in short
-            trainings only over the last tenth of the batches. `shadowed_moving_average` averages
-            all, as TensorFlow 1 does, with its shadow variables. `last_value` uses the extremes of
-            the last training batch. `current_value` uses the current extremes of the tensor and
-            stores nothing (for weights). `learned` trains the range by the rounding and clipping
-            error (LSQ), `learned_clipping` by the clipping error alone (PACT).
+        observer: how the range is found. `moving_average` averages the extremes of batches, at the
+            start of training only of the last tenth of the batches. `shadowed_moving_average`
+            averages all batches like TensorFlow 1, with its shadow variables. `last_value` uses the
+            extremes of the last training batch. `current_value` uses the tensor's current extremes
+            and stores nothing, for weights. `learned` trains the range with the rounding and
+            clipping error (LSQ), `learned_clipping` only with the clipping error (PACT).
         ema_decay: decay per step of the moving averages.
         lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. The minimum is then not
             observed.
-        delayed: whether quantization starts only at the layer's `quantize_from` step.
-        initial_range: range before any data. By default a quantizer that has seen no data passes
-            values through.
-        preserve: property of weights that training keeps: "zeros", or "clusters" of equal values.
-        off_ties: whether a range is wider than observed by 1/1019, or up to 1 % if `calibrate` sees
-            values that need more. If a range is divided into 255 steps, pixels scaled by `x / 127.5
-                - 1` all lie halfway between two quantized values, and so does 0.5 in a range of 0
-                to 1. With 254.75 steps no such fraction is a tie, so all kernels round alike.
-        power_of_two: whether scales are powers of two, which some chips multiply by as shifts. The
-            scale of the observed range is rounded up to avoid clipping.
+        delayed: whether quantization begins only at the layer's step `quantize_from`.
+        initial_range: range before any data. By default, a quantizer without data does not
+            quantize.
+        preserve: property of weights that training preserves: "zeros", or "clusters" of equal
+            values.
+        off_ties: whether to widen the observed range by 1/1019, or up to 1 % if `calibrate` finds
+            that values need more. With 255 steps, pixels scaled by `x / 127.5 - 1` are all halfway
+            between two quantized values (ties), which kernels round differently. With 254.75 steps,
+            no such value is a tie.
+        power_of_two: whether scales are powers of two, for chips that rescale with shifts. Scales
+            are rounded up to avoid clipping.
 
     Raises:
-        ValueError: on other bits, an unknown observer, a decay outside 0 to 1, or scales that are
-            powers of two of ranges that are asymmetric, per channel or learned.
+        ValueError: on other bits, an unknown observer, a decay outside 0 to 1, or `power_of_two`
+            with a range that is asymmetric, per channel or learned.
     """
 
     bits: int = 8
@@ -134,12 +135,12 @@ class FixedSpec:
 
 @dataclasses.dataclass(frozen=True)
 class SharedSpec:
-    """Specification of a tensor that shares the range of another, named by `source`.
+    """Specification of a tensor that has the range of another tensor.
 
     Args:
-        source: name of the tensor that has the range.
-        rounds: whether results fall between quantized values and are rounded again (average
-            pooling), or values only move (max pooling, reshaping).
+        source: name of the tensor with the range.
+        rounds: whether results can be between quantized values and are rounded, as for average
+            pooling. Values of max pooling or a reshape only move.
     """
 
     source: str
@@ -174,7 +175,7 @@ def to_config(spec: QuantSpec | FixedSpec | None) -> dict[str, Any] | None:
 
 
 def from_config(config: Any) -> Any:
-    """Makes a specification from the data of `to_config`. Specifications and None are unchanged.
+    """Creates a specification from the result of `to_config`. Returns others and None unchanged.
 
     Raises:
         ValueError: if the data is not from `to_config`.

@@ -36,7 +36,7 @@ ADDED = {
     "PADV2": "PadV2",
     "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
 }
-"""Operators with names in TFLite Micro that do not follow from TFLite's names."""
+"""Operator of TFLite -> its name in TFLite Micro, if it is irregular."""
 
 
 @one_at_a_time
@@ -138,7 +138,7 @@ def _make_golden(
     rescaled: dict[str, tuple[Any, Any]],
     words: dict[str, str],
 ) -> dict[str, NDArray]:
-    """Return quantized inputs and outputs by the names of constants, a row for each example."""
+    """Return name of a C++ constant -> quantized inputs or outputs, with one row per example."""
     ends = {**graph.inputs, **graph.outputs}
     in_float = [name for name, tensor in ends.items() if tensor.dtype.kind == "f"]
     if in_float:

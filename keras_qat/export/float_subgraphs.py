@@ -1,4 +1,4 @@
-"""Writes float subgraphs of a file. Only for these TFLite's converter runs."""
+"""Writes the float subgraphs of a file, with TFLite's converter."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def write_float_subgraph(
     indices: dict[Tensor, int],
     dequantized: dict[Tensor, int],
 ) -> None:
-    """Writes float nodes with one run of the converter. They need not be connected.
+    """Writes float nodes, which need not be connected, with one run of the converter.
 
     Args:
         builder: the file.
         graph: the graph of the nodes.
         nodes: the nodes, in order.
-        ends: their outputs that other nodes or the caller read.
-        indices: tensor -> its index in the file. Outputs are added.
+        ends: the outputs of the nodes that other nodes or the caller read.
+        indices: tensor -> its index in the file. The outputs are added.
         dequantized: quantized tensor -> index of its float values, shared by all float subgraphs.
 
     Raises:
@@ -83,10 +83,10 @@ def write_float_subgraph(
 
 
 def _rename(file: schema.ModelT, nodes: Sequence[Node]) -> None:
-    """Name constants, and all tensors in loops, after nodes and positions.
+    """Rename constants, and all tensors in loops, to names of nodes and positions.
 
-    The same model then always produces the same file. The converter's names contain counters of the
-    process, and depend on whether the model was loaded.
+    The same model then always produces the same file, because the converter's names contain
+    counters of the process.
     """
     scopes = [node.name for node in nodes]
     for number, graph in enumerate(file.subgraphs):
@@ -113,14 +113,14 @@ def _add_dequantized(
 
 
 def _find_inputs(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
-    """Return the tensors that nodes, or their masks, read from other nodes."""
+    """Return the tensors of other nodes that these nodes read, also for their masks."""
     computed = {tensor for node in nodes for tensor in node.outputs}
     read = dict.fromkeys(tensor for node in nodes for tensor in list_inputs(graph, node))
     return [tensor for tensor in read if tensor not in computed]
 
 
 def list_inputs(graph: ResolvedGraph, node: Node) -> list[Tensor]:
-    """Returns the tensors that a node reads. A float node also reads the sources of its masks."""
+    """Returns the tensors that a node reads. For a float node, sources of masks are included."""
     tensors = _list_tensors(node)
     if node.op is None:
         sources = map(graph.tensors.get, find_mask_sources(node.call))
@@ -136,7 +136,7 @@ ASSIGNMENTS = "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 
 
 class _Converter(tf.lite.TFLiteConverter):
-    """TFLite's converter, which freezes variables only if there are any."""
+    """TFLite's converter, but it freezes variables only if there are any."""
 
     def _freeze_concrete_function(self) -> Any:
         (function,) = self._funcs
@@ -205,7 +205,7 @@ def _cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
 def _explain(error: Exception, graph: ResolvedGraph) -> str:
     """Explain which layers the converter refuses, and why.
 
-    The converter names no layers, so each layer is converted separately.
+    The converter's error does not name layers, so each layer is converted separately.
     """
     causes: dict[str, str] = {}
     for node in graph.nodes:
@@ -226,7 +226,7 @@ def _explain(error: Exception, graph: ResolvedGraph) -> str:
 
 
 def explain_refusal(call: Call) -> str:
-    """Return why no file can hold a call that computes in float; "" if files can."""
+    """Return why a float call cannot be exported; "" if it can."""
     values = dict.fromkeys([*call.inputs, *flatten_values(call.outputs)])
     tensors = {
         value: Tensor(str(index), value.shape, value.inference_dtype, None)
@@ -257,7 +257,7 @@ def _describe_layer(node: Node) -> str:
 
 
 def _find_reason(error: Exception) -> str:
-    """Return the first meaningful error in the converter's text, without its path."""
+    """Return the first meaningful error in the converter's text, without a path."""
     text = str(error)
     missing = sorted(set(re.findall(r"'(tf\.\w+)' op is neither a custom op nor a flex op", text)))
     if missing:

@@ -41,9 +41,9 @@ def export_onnx(
 ) -> bytes:
     """Exports a trained quantization-aware model to ONNX in QDQ form.
 
-    Runtimes that recognize this form use integer kernels. Others compute in float with the same
-    levels. Weights are int8 with a scale per output channel. Inputs and outputs are float, and have
-    the layout and names of the Keras model.
+    Runtimes that support this form use integer kernels. Other runtimes compute in float with the
+    same levels. Weights are int8 with one scale per output channel. Inputs and outputs are float,
+    and have the layout and names of the Keras model.
 
     Args:
         model: the model.
@@ -51,10 +51,10 @@ def export_onnx(
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float.
         opset: version of ONNX's operations, 13 or later.
-        activations: type of the activations. "uint8" comes with int32 biases. "int8" comes with
-            float biases on the int32 grid, because TensorRT only supports these. TensorRT also
-            requires zero points of 0: use `recipes.symmetric()`. None means "int8" for recipes with
-            symmetric activations, and otherwise "uint8".
+        activations: type of the activations: "uint8", with int32 biases, or "int8" for TensorRT,
+            with float biases that are rounded like int32. TensorRT also requires zero points of 0:
+            use `recipes.symmetric()`. The default is "int8" for recipes with symmetric activations,
+            and otherwise "uint8".
 
     Returns:
         The file's contents.
@@ -163,7 +163,7 @@ def _store_weights(graph: Any, layers: list[Weights], integer_biases: bool) -> N
 
 
 def _store_captured(graph: Any, function: Any, inputs: Collection[str]) -> None:
-    """Turn constants that tf2onnx mistakes for inputs of the graph into initializers."""
+    """Convert constants that tf2onnx treats as inputs of the graph to initializers."""
     from onnx import numpy_helper
 
     values = {inner.name: outer for outer, inner in function.graph.captures}
@@ -229,10 +229,10 @@ def _dequantize(graph: Any, node: Any, index: int, q: NDArray, scales: NDArray, 
 
 
 def check_onnx(contents: bytes, written: Any, graph: ResolvedGraph) -> None:
-    """Compares an ONNX file with the protocol buffer and the resolved graph that it was made from.
+    """Compares an ONNX file with its protocol buffer and the resolved graph.
 
-    Inputs, outputs, quantization parameters and weights are compared, but not the operators of
-    tf2onnx. Differences are faults of this library, so they are warnings.
+    Inputs, outputs, quantization parameters and weights are compared, but not operators.
+    Differences are faults of this library, and cause a warning.
 
     Raises:
         RuntimeError: if the bytes differ from `written`.

@@ -1,6 +1,6 @@
-"""Reads a written TFLite file back and compares it with the resolved graph: translation validation.
+"""Translation validation: reads a written TFLite file, and compares it with the resolved graph.
 
-Only structure and constants are compared, which takes a tenth of an export's time.
+It only compares structure and constants, which takes a tenth of the time of an export.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ALIGNMENT = 16
 
 
 def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph) -> None:
-    """Compares a TFLite file with the `ModelT` that was packed and with the resolved graph.
+    """Compares a TFLite file with its `ModelT` and with the resolved graph.
 
     Differences are faults of this library. If operators seem to differ from the graph, it only
-    warns, because this check may be wrong.
+    warns, because the check may be wrong.
 
     Raises:
         RuntimeError: if the bytes differ from `written`.
@@ -154,7 +154,7 @@ def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
 def _find_operations(
     outputs: set[int], known: set[int], file: FileGraph
 ) -> tuple[set[Operation], set[int]]:
-    """Return the operations from other nodes' tensors to a node's outputs, and these tensors."""
+    """Return the operations of a node, given its outputs, and the tensors that they read."""
     operations, reached, pending = set[Operation](), set[int](), list(outputs)
     while pending:
         operation = file.producers.get(pending.pop())

@@ -1,7 +1,7 @@
-"""Exports to SavedModel: the resolved graph, in the integer arithmetic of `predict`.
+"""Exports the resolved graph to a SavedModel, with the integer arithmetic of `predict`.
 
-ONNX files, and models that simulate quantization such as those of recipe `contrib`, have fake
-quantization instead. BatchNormalization is folded, and weights and ranges are constants.
+For ONNX files and recipe `contrib`, it has fake quantization instead. BatchNormalization is folded,
+and weights and ranges are constants.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from keras_qat.training.recurrent import simulate_lstm, simulate_steps
 def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """Writes the inference function as a SavedModel, with the same results as `predict`.
 
-    It needs only TensorFlow to load. Its signature `serving_default` has the model's inputs and
-    outputs by name, in float.
+    TensorFlow loads it without keras_qat. Its signature `serving_default` has the model's inputs
+    and outputs by name, in float.
 
     Args:
         model: a trained quantization-aware model.
@@ -61,7 +61,7 @@ def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None
 
 
 def make_exact_module(graph: ResolvedGraph) -> tf.Module:
-    """Makes a module whose `serve` rounds as the model's kernels do, like `predict`."""
+    """Returns a module whose function `serve` has the same results as `predict`."""
     family = graph.origin.family
     graph = pack_if_requested(graph, None, family)
     prepared = prepare(graph, family)
@@ -75,11 +75,11 @@ def make_exact_module(graph: ResolvedGraph) -> tf.Module:
 
 
 def make_inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
-    """Makes a module whose `serve` computes the folded, fake-quantized model.
+    """Returns a module whose function `serve` computes the folded model with fake quantization.
 
-    For ONNX, tensors that keep the quantized values of their input are fake-quantized too, because
-    runtimes look for operators with quantization on both sides. Float layers use operations that
-    converters support.
+    For ONNX, the outputs of operators that only move values are also fake-quantized, because
+    runtimes search for operators with quantization before and after. Float layers use operations
+    that converters support.
     """
     return _make_module(graph, lambda inputs: _simulate(graph, inputs, for_onnx))
 
@@ -87,7 +87,7 @@ def make_inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Mo
 def _make_module(
     graph: ResolvedGraph, compute: Callable[[list[tf.Tensor]], dict[str, tf.Tensor]]
 ) -> tf.Module:
-    """Make a module from a function of the inputs, with the weights that it reads."""
+    """Return a module whose function `serve` calls `compute`, with the weights that it reads."""
     if graph.origin.states:
         raise ValueError(
             f"'{graph.name}' keeps states (stateful=True), which SavedModel and ONNX files do not "
@@ -143,14 +143,14 @@ def _compute_node(node: Node, inputs: list[tf.Tensor], for_onnx: bool) -> Any:
 
 
 def _clips_like_relu(params: QuantParams, maximum: float) -> bool:
-    """Whether a range clips at least as much as a ReLU with this maximum."""
+    """Whether clipping to the range also computes a ReLU with this maximum."""
     levels = params.highest - params.lowest
     reaches = maximum != 6 or round(maximum / float(params.scale)) >= levels
     return params.zero_point == params.lowest and reaches
 
 
 def _call_layer(node: Node, inputs: list[tf.Tensor], for_onnx: bool) -> Any:
-    """Call the node's layer with the weights of files."""
+    """Call the node's layer with the weights that files have."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
         return _call_recurrent(node, weights, inputs)

@@ -1,4 +1,4 @@
-"""Finds operators that a target does not run in the file of a model."""
+"""Finds operators in a model's file that a target does not run."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def find_batch_size(
 ) -> int | None:
     """Returns the batch size of a file: the requested one, or the target's.
 
-    A model that keeps states, or computes a fixed batch together, has its own batch size.
+    A model with states, or with a fixed batch size, determines the batch size.
 
     Raises:
         ValueError: if they contradict each other.

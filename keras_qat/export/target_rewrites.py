@@ -1,4 +1,4 @@
-"""Rewrites operators that a target would compute wrongly as equivalent operators."""
+"""Replaces operators that a target would compute incorrectly by equivalent operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_AXES = 4
 
 
 def rewrite_for(target: Target) -> Callable[[Builder], None]:
-    """Returns a function that rewrites a file's operators that meet a fault of a target."""
+    """Returns a function that replaces the operators in a file that a target's faults affect."""
 
     def rewrite(builder: Builder) -> None:
         graph, operators = FileGraph(builder.model), builder.graph.operators
@@ -61,7 +61,7 @@ def _get_constant(site: Site, index: int) -> NDArray:
 
 
 def _add_similar(builder: Builder, index: int, shape: tuple[int | None, ...], suffix: str) -> int:
-    """Add a tensor like another, with a suffix to its name."""
+    """Add a tensor with the type and parameters of another tensor, and a suffix to its name."""
     return builder.similar(index, shape, f"{builder.graph.tensors[index].name.decode()}/{suffix}")
 
 
@@ -74,7 +74,7 @@ def _add_reshape(builder: Builder, source: int, shape: Shape) -> int:
 def _add_similar_constant(
     builder: Builder, index: int, values: NDArray, scales: NDArray | None = None
 ) -> int:
-    """Add a constant like another with new values, and new scales if they are given."""
+    """Add a constant with the parameters of another constant, new values, and optionally scales."""
     source = builder.graph.tensors[index]
     params = source.quantization
     return builder.constant(
@@ -94,7 +94,7 @@ def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape)
 
 
 def multiply_matrix(builder: Builder, site: Site) -> None:
-    """Multiplies a matrix instead of a tensor with more axes."""
+    """Merges the first axes of the input, so the product is of two matrices."""
     x, *weights = _get_inputs(site)
     (end,) = site.outputs
     rows = math.prod(end.shape[:-1])
@@ -106,7 +106,7 @@ def multiply_matrix(builder: Builder, site: Site) -> None:
 
 
 def flatten(builder: Builder, site: Site) -> None:
-    """Computes an elementwise operator on flat tensors."""
+    """Flattens the inputs of an elementwise operator, and restores the shape of its result."""
     inputs = [
         _add_reshape(builder, x.index, (math.prod(x.shape),)) if x.shape else x.index
         for x in site.tensors[:-1]

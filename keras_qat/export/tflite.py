@@ -73,32 +73,31 @@ def export_tflite(
         model: the model, or a model built from layers of quantization-aware models.
         path: the path of the file, or None. An existing file is only replaced at the end.
         input_dtype: type of the file's inputs: "int8", "uint8" or "float32" (with 16-bit
-            activations "int16" or "float32"). The default is the type of its activations. With
-            integers the caller quantizes, by the scale and zero point in the file. With "uint8",
-            inputs of a model that starts with `Rescaling` or `Normalization` are pixels. Float
-            inputs that are token ids are int32 for targets without float, unless "float32" is
-            requested.
-        output_dtype: type of its outputs, as for inputs. Outputs of layers that the user keeps in
-            float are float32 by default, and are not rounded.
+            activations "int16" or "float32"). The default is the type of the activations. Integer
+            inputs must be quantized with the scale and zero point in the file. With "uint8", inputs
+            of a model that starts with `Rescaling` or `Normalization` are pixels. For targets
+            without float, float inputs that are token ids are int32 by default.
+        output_dtype: type of the file's outputs, as for inputs. By default, outputs of layers that
+            stay in float are float32, without rounding.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float. The range is widened
             to include zero.
-        rescaling: for uint8 inputs that are pixels, 0 to 255, of a model with rescaled inputs: the
-            scale and offset of its training data, `scale * pixel + offset`, as scalars or one per
-            channel, or the `Rescaling` or `Normalization` layer. Pass a dict by name if the model
-            has several inputs. `(1 / 127.5, -1)` maps the file's pixels to -1 to 1.
-        pack_int4: whether weights of at most 4 bits are packed two to a byte. Weights of depthwise
-            convolutions never are, because few runtimes support this. The default is
-            `model.pack_int4`. Packing halves the file, but kernels unpack the weights first, which
-            is slower (docs/export.md has figures). They sum packed weights in larger steps, so some
-            2 % of a layer's quantized values are off by one. With `model.pack_int4 = True`,
-            `predict` computes like the packed file; a warning says so if the two differ.
-        batch_size: fixed batch size of the file. Microcontrollers and NPUs require fixed shapes and
-            batch size 1. The default is the target's batch size, or any size without a target. A
-            model that keeps states has its own batch size.
-        target: the target of the file; the default is the target of `quantize_model`. A warning
-            lists operators that do not run there; `targets.problems` also lists operators that run
-            on another processor.
+        rescaling: for uint8 inputs that are pixels from 0 to 255: how training data were computed
+            from pixels. Pass (scale, offset) for `scale * pixel + offset`, with scalars or one
+            value per channel, or the `Rescaling` or `Normalization` layer, or a dict by name for
+            several inputs. With `(1 / 127.5, -1)`, the file maps pixels to -1 to 1.
+        pack_int4: whether weights of at most 4 bits are packed, two in a byte. Weights of depthwise
+            convolutions are not packed, because few runtimes support this. The default is
+            `model.pack_int4`. Packing halves the file, but is slower, because kernels unpack the
+            weights first (docs/export.md has figures). Kernels round sums of packed weights more
+            coarsely, so about 2 % of a layer's quantized values are off by one. With
+            `model.pack_int4 = True`, `predict` computes like the packed file.
+        batch_size: fixed batch size of the file. Microcontrollers and NPUs require batch size 1.
+            The default is the target's batch size, or without a target any batch size. For a
+            stateful model, it is the batch size of the states.
+        target: the target of the file, by default the target of `quantize_model`. A warning lists
+            operators that do not run there. `targets.problems` also lists operators that run on
+            another processor.
 
     Returns:
         The file's contents.
@@ -107,7 +106,7 @@ def export_tflite(
         ValueError: if the model is not quantized, a quantizer has no usable range, an argument is
             invalid or does not fit the target, or TFLite has no operator for a float layer. The
             message names the argument or the layer.
-        OSError: if `path` cannot be written; checked before the work begins.
+        OSError: if `path` cannot be written.
 
     Example:
         >>> keras_qat.export_tflite(qat, "model.tflite")
@@ -144,7 +143,7 @@ def write_file(
     batch_size: int | None = None,
     target: Target | None = None,
 ) -> bytes:
-    """Writes a resolved graph as a TFLite file. Arguments and errors as for `export_tflite`."""
+    """Returns the TFLite file of a resolved graph. Other arguments are as in `export_tflite`."""
     origin = graph.origin
     ends = {"input_dtype": input_dtype, "output_dtype": output_dtype}
     types = [_get_end_type(name, dtype, origin.is_16_bit) for name, dtype in ends.items()]
@@ -213,7 +212,7 @@ WRITERS.append(write_file)
 
 
 def _show_float_layers(graph: ResolvedGraph) -> None:
-    """Show the layers that stay float, except layers that only compute integers or masks."""
+    """Log the layers that stay in float, except layers that only compute integers or masks."""
     calls = [(node.call, node.reason) for node in graph.nodes if node.computes_in_float]
     layers = [
         (getattr(call.layer, "layer", call.layer), get_float_reason(call.layer) or why)
@@ -264,7 +263,7 @@ def _get_name(dtype: object) -> Any:
 
 
 def _warn_of_rounding(graph: ResolvedGraph) -> None:
-    """Warn of trained weights that TFLite cannot represent exactly."""
+    """Warn about trained weights that TFLite cannot represent exactly."""
     wide = {
         node.layer.name: node.weights.rounding
         for node in graph.nodes

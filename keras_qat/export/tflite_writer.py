@@ -28,9 +28,9 @@ def write_graph(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Writes all nodes, inputs and outputs.
 
-    Explicit padding is merged into convolutions. TFLite's converter writes consecutive float nodes
-    as one subgraph. Quantized inputs and outputs get the type "uint8" or "float32", or with None
-    the type of their quantized values.
+    Explicit padding is merged into convolutions. Consecutive float nodes are written with one run
+    of TFLite's converter. `input_dtype` and `output_dtype` are "uint8", "float32", or None for the
+    type of the quantized values.
 
     Returns:
         The tensor indices of inputs and of outputs, by name in the model's order.
@@ -84,7 +84,7 @@ def write_graph(
 
 
 def _get_end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParams | None]:
-    """Return type and quantization parameters of an input or output of the file."""
+    """Return the type and the quantization parameters of an input or output of the file."""
     if dtype == "float32":
         return dtype, None
     if dtype == "uint8":
@@ -121,7 +121,7 @@ def _write_input(
     converts, clips = params != tensor.params, tensor.params.bits < 8
     if not (converts or clips):
         indices[tensor] = end
-    else:  # Callers clip to int8, not to fewer bits.
+    else:  # Users clip inputs to int8, not to fewer bits.
         inner = get_tensor_index(builder, indices, tensor)
         _convert(builder, f"{SCOPE}/{name}", [end, inner], tensor, converts, clips)
     return end
@@ -151,7 +151,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Return the tensor of an output, a new one if the tensor already is another output."""
+    """Return the tensor of an output; a new tensor if it already is another output."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""
@@ -181,8 +181,8 @@ def get_tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tenso
 def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None:
     """Writes an operator, and the conversion of its result to the output's parameters.
 
-    A QUANTIZE follows if a TFLite kernel fixes other parameters for its output. A MINIMUM follows
-    for fewer than 8 bits, because TFLite kernels only clip to int8.
+    It adds a QUANTIZE if the TFLite kernel requires other output parameters, and a MINIMUM for
+    fewer than 8 bits, because TFLite kernels clip to int8.
     """
     assert node.op is not None
     inputs = [

@@ -1,8 +1,8 @@
 """TFLite Micro with CMSIS-NN, for Cortex-M: its faults, and the rewrites that avoid them.
 
-TFLite Micro computes the operators that CMSIS-NN has no kernels for. The faults were observed with
-TFLite Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2, on emulated boards:
-Cortex-M4 (DSP) and Cortex-M55 (Helium). A fault without a core's name occurs on both.
+TFLite Micro computes operators without a CMSIS-NN kernel. The faults were observed with TFLite
+Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2, on emulated boards: Cortex-M4
+(DSP) and Cortex-M55 (Helium). A fault without the name of a core occurs on both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _has_over_four_axes(site: Site) -> bool:
 
 
 def _is_elementwise(site: Site) -> bool:
-    """Return whether operands are as large as the result, or scalars."""
+    """Return whether operands have the shape of the result or are scalars."""
     sizes = {math.prod(tensor.shape) for tensor in site.tensors}
     return sizes <= {math.prod(site.outputs[0].shape), 1}
 
@@ -52,7 +52,7 @@ def _has_batch_of_one(site: Site) -> bool:
 def _rescales(site: Site) -> bool:
     """Return whether float32 cannot represent the ratio of an operator's scales exactly.
 
-    Some kernels divide scales in float32, TFLite Micro's package in double.
+    Some kernels divide scales in float32, but TFLite Micro's Python package in double precision.
     """
     ratio = site.tensors[0].scale / site.outputs[0].scale
     return float(np.float32(ratio)) != ratio
@@ -91,7 +91,7 @@ def _is_uneven_row(site: Site) -> bool:
 class TransposedAxis:
     """Height or width of a transposed convolution: stride, kernel size, and sizes of the output.
 
-    `before` is the number of first outputs that padding removes, `usual` the size that follows from
+    `before` is the number of outputs that padding removes at the start, `usual` the size for this
     stride and padding, and `full` the size without padding.
     """
 
@@ -104,7 +104,7 @@ class TransposedAxis:
 
     @property
     def missing(self) -> int:
-        """Number of zeros after the input that are needed for the outputs beyond its reach."""
+        """Number of zeros to append to the input, so that the result is large enough."""
         return max(-(-(self.before + self.size - self.full) // self.stride), 0)
 
 

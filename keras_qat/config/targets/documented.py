@@ -1,4 +1,4 @@
-"""NPUs known only from documentation: the Edge TPU, MediaTek's and STMicroelectronics' NPUs."""
+"""NPUs described only by documentation: the Edge TPU, MediaTek's and STMicroelectronics' NPUs."""
 
 from __future__ import annotations
 

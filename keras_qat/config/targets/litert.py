@@ -24,10 +24,9 @@ def _check_fft(site: Site) -> str | None:
 
 
 MOST_IN_ROW = 4127
-"""Most values in a row that XNNPACK sums in int8 without overflow with SSE and AVX instructions.
+"""Maximum number of adjacent values that XNNPACK sums in int8 without overflow with SSE and AVX.
 
-Its kernels add up 256 values in 16 bits per lane, and then two values instead of one. With AVX2
-sums hold 8,255 values, with AVX-512 16,511, and with VNNI or on ARM 2^24.
+The limit is 8,255 values with AVX2, 16,511 with AVX-512, and 2^24 with VNNI or on ARM.
 """
 
 

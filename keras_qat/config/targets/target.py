@@ -1,4 +1,4 @@
-"""Defines targets as data: operators with types and sizes, rounding, faults, and problems."""
+"""Defines targets as data: operators with types and sizes, rounding, and faults."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.reader import Site
 
 Check = Callable[[Site], str | None]
-"""Returns why a target refuses an operator of a file, in a few words, or None."""
+"""A function of an operator in a file that returns why a target refuses it, or None."""
 
 Form = Callable[[Builder, Site], None]
-"""Adds operators to a file that are equivalent to an operator and avoid a fault."""
+"""A function that adds operators to a file that replace an operator and avoid a fault."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Fault:
 
     Args:
         operators: TFLite's names of the operators, separated by spaces.
-        applies: returns whether the fault affects one of these operators.
+        applies: function that returns whether the fault affects one of these operators.
         reason: the effect, in a few words.
-        form: how files for the target rewrite the operator: the name of a function in
-            `export/target_rewrites.py`, or a function; None if they do not.
+        form: the rewrite of the operator in files for the target: the name of a function in
+            `export/target_rewrites.py`, or a function; None if there is no rewrite.
         change: advice if there is no rewrite, in a few words.
-        knows_open_sizes: whether `applies` is also defined for tensors with unknown sizes, -1.
+        knows_open_sizes: whether `applies` also supports tensors with unknown sizes (-1).
     """
 
     operators: str
@@ -42,7 +42,7 @@ class Fault:
     knows_open_sizes: bool = False
 
     def meets(self, site: Site) -> bool:
-        """Returns whether an operator of a file meets the fault; False if sizes are unknown."""
+        """Returns whether the fault affects an operator of a file; False if sizes are unknown."""
         if site.operation.kernel not in self.operators.split():
             return False
         has_open_sizes = any(-1 in tensor.shape for tensor in site.tensors)
@@ -58,7 +58,7 @@ class Kernel:
         max_axes: the maximum number of axes of a tensor.
         reads: types of the first input, if they differ from `types`.
         max_inputs: the maximum number of inputs.
-        checks: further requirements, checked in this order.
+        checks: functions that check further requirements, in this order.
     """
 
     types: tuple[str, ...]
@@ -69,13 +69,13 @@ class Kernel:
 
 
 def operators(*rows: tuple[str, Kernel]) -> dict[str, Kernel]:
-    """Returns operators by name, given rows of names separated by spaces, and their kernel."""
+    """Returns {operator: kernel}, given rows of operators separated by spaces, and their kernel."""
     return {name: kernel for names, kernel in rows for name in names.split()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A runtime or device that runs files. Pass it as `target=`, or register it and pass its name.
+    """A runtime or device for files. Pass it as `target=`, or register it and pass its name.
 
     Args:
         name: the name that users pass.
@@ -86,16 +86,16 @@ class Target:
         bits: supported bits of activations; 8 stands for 2 to 8.
         per_channel: whether weights with a scale per channel run at full speed. Otherwise the
             target's recipe has one scale per tensor.
-        elsewhere: the processor of the missing operators, e.g. "the CPU"; None if files with such
-            operators do not run.
-        checks: requirements on every operator.
+        elsewhere: the processor that runs missing operators, e.g. "the CPU"; None if files with
+            missing operators do not run.
+        checks: functions that check requirements of every operator.
         source: the source of this data.
-        faults: cases that its kernels refuse or compute wrongly; the first that applies counts.
-        has_float: whether it computes in float. Otherwise layers that normalize are computed in
-            integers.
-        channel_bytes: TFLite's name of an operator -> bytes of memory for each output channel if
-            weights have a scale per channel. Weights with one scale need none.
-        host: the runtime that computes the missing operators; None if it has all of them.
+        faults: cases that the kernels refuse or compute incorrectly. The first that applies is
+            used.
+        has_float: whether it supports float. Otherwise normalization layers compute in integers.
+        channel_bytes: TFLite's name of an operator -> bytes of memory per output channel for
+            weights with a scale per channel.
+        host: the runtime that computes missing operators; None if all of them are computed.
     """
 
     name: str
@@ -146,7 +146,7 @@ def register(target: Target) -> Callable[[], None]:
         A function that undoes the registration.
 
     Raises:
-        TypeError: if it is no `Target`.
+        TypeError: if it is not a `Target`.
 
     Example:
         >>> keras_qat.targets.register(dataclasses.replace(keras_qat.targets.TFLM, name="mine"))
@@ -237,10 +237,10 @@ def get_target(model: keras.Model) -> Target | None:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """An operator of a file that a target does not run.
+    """An operator in a file that a target does not run.
 
     Args:
-        tensor: the operator's output: the name of its layer, or the file's name of an inner tensor.
+        tensor: the output of the operator: the layer's name, or the tensor's name in the file.
         operator: TFLite's name of the operator.
         reason: the reason, in a few words: "no kernel for int16", "strides up to 3 only, not 4".
         change: a change that helps, in a few words; "" if none is known.

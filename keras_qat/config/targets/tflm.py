@@ -1,7 +1,7 @@
-"""TFLite Micro, with its reference kernels, on Google's Coral NPU, and with ESP-NN.
+"""TFLite Micro: with its reference kernels, on Google's Coral NPU, and with ESP-NN.
 
-The interpreter of the package `tflite-micro` runs random examples of each operator with these types
-and numbers of axes (tests/targets). Its sources agree.
+tests/targets runs random examples of each operator with these types and numbers of axes in the
+interpreter of the package `tflite-micro`.
 """
 
 from __future__ import annotations
