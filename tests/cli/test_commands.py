@@ -94,6 +94,7 @@ def test_verify(files):
     assert parsed["failed"] == []
 
 
+@pytest.mark.slow
 def test_verify_asks_for_more_than_a_faithful_file(files):
     """A file of ranges for other numbers is what its model is, and no good."""
     np.save(files / "other.npy", 200 * X)

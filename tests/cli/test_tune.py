@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 import keras_qat
 from keras_qat.keras2.backend import keras
@@ -28,6 +29,7 @@ def test_the_best_file_is_written(files):
     assert keras_qat.read_metadata(files / "tuned.tflite")
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_not_met_is_exit_status_1(files):
     model = keras.models.load_model(files / "float.keras")
     labels = model.predict(X + 0.02, verbose=0)

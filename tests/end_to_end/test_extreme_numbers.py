@@ -100,7 +100,7 @@ NEXT_TO_NOTHING = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", NEXT_TO_NOTHING)
 def test_values_next_to_nothing(kind):
     build, recipe = NEXT_TO_NOTHING[kind]

@@ -54,6 +54,7 @@ def test_large_sizes(name, width):
     check(name, width)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["mean of 100000", "dense of 100000 ones"])
 def test_what_adds_up_to_more_than_32_bits(name):

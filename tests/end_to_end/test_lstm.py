@@ -169,6 +169,7 @@ def with_positions(x: Any) -> Any:
     return layers.TimeDistributed(layers.LSTM(3))(x)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [None, 1])
 def test_sequences_of_steps_begin_with_zeros_where_sizes_are_computed(batch):
     """Their number was taken from the repeated numbers; two tensors had one name."""

@@ -69,7 +69,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", CASES)
 def test_unusual_models(kind, tmp_path):
     shape, build, recipe = CASES[kind]

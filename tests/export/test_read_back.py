@@ -149,6 +149,7 @@ def test_options_that_the_schema_does_not_have_are_seen(monkeypatch):
         keras_qat.export_tflite(qat)
 
 
+@pytest.mark.slow
 def test_recurrent_layers():
     """Weights of unrolled layers are in parts, and zeros of states have the size of the input."""
     x = keras.Input((3, 4))

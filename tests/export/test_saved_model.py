@@ -91,6 +91,7 @@ result = outputs["b"].numpy()
     np.testing.assert_array_equal(printed, expected)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["reference", "xnnpack"])
 def test_values_are_those_of_predict(kernels, tmp_path):
     """Also of tensors that each kernel family rounds in its own way, and of layers in float."""

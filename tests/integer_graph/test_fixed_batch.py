@@ -35,6 +35,7 @@ class ReadsBatch(layers.Layer):
         return tf.linalg.expm(tf.reshape(x, (x.shape[0], 5, 2, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.legacy
 def test_takes_batches_of_any_size():
     qat, with_open_batch = quantized(with_shapes), quantized(with_shapes, None)

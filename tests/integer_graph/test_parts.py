@@ -59,6 +59,7 @@ def file_equals(model, x):
     return np.array_equal(values, model.predict(x, verbose=0))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", [embedding, sequential, inside])
 def test_a_part_predicts_what_its_file_returns(qat, part):
     model, x = part(qat), images(64, (8, 8, 1))

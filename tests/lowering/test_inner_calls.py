@@ -99,7 +99,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", CALLS)
 def test_inner_layers_get_all_of_their_arguments(kind):
     inner, how = CALLS[kind]

@@ -138,6 +138,7 @@ def after_a_dense(x):
     return zeros_like(layers.Dense(6)(x))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("function", [also_read_by_a_dense, after_a_dense])
 def test_nan_that_would_reach_a_kernel_is_refused(function):
     """There a float model returns NaN, and int8 has none."""

@@ -112,7 +112,7 @@ def model_with_labels(how):
     return model
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("outputs", [None, ["prediction"]], ids=["all outputs", "one output"])
 @pytest.mark.parametrize("how", ["layer", "model"])
 def test_labels_that_only_losses_read_are_not_quantized(how, outputs):

@@ -59,6 +59,7 @@ CASES = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES)
 def test_small_parts_are_kept(case, tmp_path):
     normalize, data, concat = CASES[case]

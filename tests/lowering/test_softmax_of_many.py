@@ -68,6 +68,7 @@ def pooled(x):
     return layers.Dense(2)(tf.reduce_sum(shares * steps, 1))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", [None, "edgetpu"])
 def test_some_numbers_have_16_bits_where_they_take_no_time(target, tmp_path):
     """Not where the device would leave all that follows to its CPU."""

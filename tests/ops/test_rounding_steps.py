@@ -137,6 +137,7 @@ def clipped(values: list[int], params: QuantParams) -> np.ndarray:
     return np.clip(shifted, params.lowest, params.highest).astype(np.int64)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("kind", "bits", "family"), SUMS)
 def test_sums_beside_each_step(kind, bits, family):

@@ -129,6 +129,7 @@ def half_precision_detector():
         keras.mixed_precision.set_global_policy("float32")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("build", [detector, half_precision_detector])
 def test_files_end_inside_of_layers_at_all_tensors_that_plan_lists(build):
     """A part of a layer, such as the logits of a sigmoid, is named as `plan` names it."""

@@ -113,6 +113,7 @@ def test_frozen_model_is_quantized_frozen():
     assert keras_qat.quantize_model(model).trainable_weights == []
 
 
+@pytest.mark.slow
 def test_quantizing_twice_gives_an_equal_copy(qat):
     observe(qat, X)
     again = keras_qat.quantize_model(qat)

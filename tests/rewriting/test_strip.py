@@ -244,6 +244,7 @@ class Half(layers.Bidirectional):
         return super().call(x, **options)[..., :3]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [Holds, Half])
 def test_weights_that_nothing_reads_are_no_obstacle(kind):
@@ -273,6 +274,7 @@ def stacks():
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["with an input", "with a shape", "nested"])
 def test_a_sequential_model_comes_back_as_one(name, tmp_path):
     model, x = scramble(keras.Sequential(stacks()[name], name="stack")), rng().normal(size=(8, 6))

@@ -105,6 +105,7 @@ def test_operators_that_the_npu_s_host_lacks_too():
         keras_qat.export_tflite(qat)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ["tflm", "ethos_u55"])
 def test_long_concatenations_take_several_steps(target):
     def build(x):

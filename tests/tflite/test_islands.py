@@ -241,6 +241,7 @@ class Spiking(layers.Layer):
         return spike(potential), [potential]
 
 
+@pytest.mark.slow
 def test_names_in_loops_have_no_counters():
     """What is built or loaded later in a process has others."""
 

@@ -81,7 +81,7 @@ KINDS = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_of_each_kind(kind):
     """A good model is good by its labels, and one of ranges of other data is poor."""

@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CASES)
 def test_file_and_model_are_given_the_same_pixels(name):
     first, prepare, rescaling = CASES[name]

@@ -220,6 +220,7 @@ def test_what_cannot_be_learned():
         keras_qat.learn_rounding(qat, images(4, (6, 6, 2)), weights="max")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", [keras_qat.learn_rounding, keras_qat.bias_correction])
 def test_masked_recurrent_layers(change):
     """Their masks are inputs too."""
