@@ -31,7 +31,7 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parent.parent
 FAILED = ROOT / ".ci/failed_parts"
 
-PARTS = 11
+PARTS = 19
 
 COMMANDS = (
     "make dist",
