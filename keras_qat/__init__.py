@@ -2,7 +2,7 @@
 
 `quantize_model` converts a float model to a `QuantizedModel`. Before that, `plan` shows how, as a
 `Plan`. `quantizers` lists each `Quantizer`, `summary` returns a `Summary`, `verify` a `Report`,
-`simulate` a `Simulation`, and `resolve` the `ResolvedGraph` from which all exports are written.
+`simulate` a `Simulation`, and `resolve` the `ResolvedGraph` that all exports read.
 """
 
 from typing import Any

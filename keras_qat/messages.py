@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 KERAS = frozenset(("keras", "tf_keras"))
 KNOWN = KERAS | {"keras_qat"}
-"""Packages whose layers are read without tracing, because they contain no user code."""
+"""Packages of layers that are read without tracing, because they contain no user code."""
 LIBRARIES = KNOWN | {"tensorflow", "builtins"}
 """Packages that Keras finds by name. Their callbacks and models change counters and frozen ranges
 at most when training or an epoch begins or ends, not during a step."""
@@ -55,7 +55,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 @contextlib.contextmanager
 def set_within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
-    """Runs a block in which a context variable has a value."""
+    """Returns a context manager that sets a context variable to a value."""
     token = variable.set(value)
     try:
         yield
@@ -64,7 +64,7 @@ def set_within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
 
 
 def silent() -> AbstractContextManager[None]:
-    """Runs a block in which `show_once` shows nothing, for trial models."""
+    """Returns a context manager that silences `show_once`, for trial models."""
     return set_within(_IS_SILENT, True)
 
 

@@ -1,3 +1,3 @@
-"""The version of the library, as it is written into exported files."""
+"""The version of the library, written into exported files."""
 
 __version__ = "0.3.0"

@@ -1,4 +1,4 @@
-"""`diagnose`: measures what quantization costs, in which layers, and which remedies help."""
+"""`diagnose`: measures the error of quantization and of each layer, and tries remedies."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def search_bits(
         steps: number of batches to read; all by default. Required for an infinite dataset.
         batch_size: examples per batch of arrays, 32 by default.
         bits: the bits to choose from, 2 to 8.
-        recipe: the recipe whose weight bits are overridden.
+        recipe: the recipe; the search overrides its weight bits.
         measure: function that computes the cost, as in `sensitivity`.
         known: a result of `sensitivity` for these bits. Pass it to search with another budget.
         verbose: 1 shows progress.

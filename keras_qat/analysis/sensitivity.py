@@ -139,7 +139,7 @@ def sensitivity(
 ) -> Sensitivity:
     """Ranks the layers of a float model by the cost of fewer bits for their weights.
 
-    It quantizes the weights of one layer at a time, with everything else in float. `search_bits`
+    It quantizes the weights of one layer at a time, with the others in float. `search_bits`
     assumes that the costs of several layers add up, which is true for small costs.
 
     In a cluster (a model under `MultiWorkerMirroredStrategy`) all workers must call it with the

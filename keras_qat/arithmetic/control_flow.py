@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """A condition on ranges and weights whose current value is known while a graph is traced.
+    """A condition on ranges and weights, with its value when a graph is traced.
 
     Args:
         value: the current value.
@@ -67,7 +67,7 @@ def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], 
 
 
 def select(on: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns `x` if the scalar tensor `on` is true, else `y`, without copying like `tf.where`."""
+    """Returns `x` if the scalar tensor `on` is true, or `y`, without the copies of `tf.where`."""
     return tf.raw_ops.Select(condition=on, x=x, y=y)
 
 
@@ -114,7 +114,7 @@ def trace_once(
     signature: Sequence[tf.TensorSpec] | None = None,
     in_line: bool = False,
 ) -> Callable[..., T]:
-    """Wraps a function of tensors so that a call adds only one operation to a graph.
+    """Wraps a function of tensors: a call then adds only one operation to a graph.
 
     It is traced once, or once for each combination of non-tensor arguments. Tracing it for each
     layer of a model would delay the first training step by minutes.

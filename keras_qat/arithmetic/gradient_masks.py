@@ -64,7 +64,7 @@ def zero_outside_relu(
 
 
 def _zero_outside(upstream: tf.Tensor, x: tf.Tensor, high: Scalar, low: Scalar = TINY) -> tf.Tensor:
-    """Return `upstream` if `x` is from `low` to `high`, else zero.
+    """Return `upstream` if `x` is from `low` to `high`, or zero.
 
     It uses the gradient of a TensorFlow operation, which reads `x` once. A mask would need four
     operations.

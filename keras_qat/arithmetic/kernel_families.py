@@ -149,7 +149,7 @@ TFLM = KernelFamily(
     int4_dense_per_channel=False,
     static_shapes=True,
 )
-"""TFLite Micro, whose kernels mostly round like TFLite's portable kernels."""
+"""TFLite Micro. Its kernels mostly round like TFLite's portable kernels."""
 
 ONNXRUNTIME = KernelFamily(
     "onnxruntime",

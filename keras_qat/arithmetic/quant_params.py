@@ -126,7 +126,7 @@ def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tens
         below = tf.clip_by_value(tf.floor(single(below) + 0.5), 0.0, levels)
         if bits == 8:
             scale = quotient(single((levels - below) * scale) - single(-below * scale), levels)
-        else:  # The range in the file has 256 levels, of which only the lower ones are used.
+        else:  # The range in the file has 256 levels; only the lower ones are used.
             scale = quotient(single((255.0 - below) * scale) - single(-below * scale), 255.0)
         return single(scale), below - 128.0
 
@@ -168,7 +168,7 @@ ENOUGH = 2e-4
 
 
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
-    """Returns the share by which to widen a range, so that its data avoids rounding ties.
+    """Returns by how much to widen a range to avoid rounding ties, as a share of its width.
 
     If the values are on a grid, it is the first multiple of `WIDER` that keeps them far enough from
     ties, or the best one.

@@ -157,7 +157,7 @@ class Recipe:
         return result
 
     def preserve(self, what: specs.Preserve) -> Recipe:
-        """Returns a copy of the recipe in which training preserves zeros or clusters of weights.
+        """Returns a copy of the recipe that preserves zeros or clusters of weights in training.
 
         Args:
             what: "zeros" keeps zero weights at zero, so a pruned model stays pruned. "clusters"

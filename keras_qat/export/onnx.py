@@ -173,7 +173,7 @@ def _store_captured(graph: Any, function: Any, inputs: Collection[str]) -> None:
 
 
 def _make_signed(graph: Any) -> None:
-    """Replace uint8 activations by int8, whose zero points are 128 less."""
+    """Replace uint8 activations by int8, with zero points that are 128 less."""
     from onnx import TensorProto, numpy_helper
 
     zero_points = {node.input[2] for node in graph.node if node.op_type == "QuantizeLinear"}

@@ -61,7 +61,7 @@ def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None
 
 
 def make_exact_module(graph: ResolvedGraph) -> tf.Module:
-    """Returns a module whose function `serve` has the same results as `predict`."""
+    """Returns a module with a function `serve` that has the same results as `predict`."""
     family = graph.origin.family
     graph = pack_if_requested(graph, None, family)
     prepared = prepare(graph, family)
@@ -75,7 +75,7 @@ def make_exact_module(graph: ResolvedGraph) -> tf.Module:
 
 
 def make_inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
-    """Returns a module whose function `serve` computes the folded model with fake quantization.
+    """Returns a module with a function `serve`: the folded model with fake quantization.
 
     For ONNX, the outputs of operators that only move values are also fake-quantized, because
     runtimes search for operators with quantization before and after. Float layers use operations
@@ -87,7 +87,7 @@ def make_inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Mo
 def _make_module(
     graph: ResolvedGraph, compute: Callable[[list[tf.Tensor]], dict[str, tf.Tensor]]
 ) -> tf.Module:
-    """Return a module whose function `serve` calls `compute`, with the weights that it reads."""
+    """Return a module with a function `serve` that calls `compute`, and its weights."""
     if graph.origin.states:
         raise ValueError(
             f"'{graph.name}' keeps states (stateful=True), which SavedModel and ONNX files do not "

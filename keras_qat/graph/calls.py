@@ -74,8 +74,8 @@ class Call:
         kwargs: keyword arguments, in the same form.
         outputs: a structure of `Value`s.
         name: the layer's name, with the names of enclosing models as prefix.
-        origin: the name of the original layer from which the call was created.
-        source: the original layer from which the call was created.
+        origin: the name of the original layer of the call.
+        source: the original layer of the call.
         within: the traced layers that contain this call, outermost first.
     """
 

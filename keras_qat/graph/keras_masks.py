@@ -1,6 +1,6 @@
 """Computes the Keras masks (`_keras_mask`) of a graph's values. They mark padding in sequences.
 
-Embedding and Masking create a mask, from which later layers compute the masks of their outputs.
+Embedding and Masking create a mask. Later layers compute the masks of their outputs from it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _MERGING = (
     *(layers.Add, layers.Subtract, layers.Multiply, layers.Average, layers.Maximum),
     layers.Minimum,
 )
-"""Layers whose mask is the logical and of their inputs' masks."""
+"""Layers that combine their inputs' masks with a logical and."""
 
 
 def get_first_argument(call: Call) -> Any:
-    """Returns the argument of a call from which Keras reads masks."""
+    """Returns the argument of a call that Keras reads masks from."""
     return call.args[0] if call.args else next(iter(call.kwargs.values()))
 
 

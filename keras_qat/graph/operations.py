@@ -102,7 +102,7 @@ NAMES = {kind: [name for name in KINDS if KINDS[name] == kind] for kind in KINDS
 """Kind -> the names of its functions in TensorFlow."""
 
 COMMUTES = ("add", "multiply", "maximum", "minimum")
-"""Kinds of operations whose operands can be exchanged."""
+"""Kinds of commutative operations."""
 
 MOVES = {
     *("broadcast_to", "concat", "ensure_shape", "expand_dims", "gather", "gather_nd", "getitem"),

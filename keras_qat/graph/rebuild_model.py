@@ -96,7 +96,7 @@ class Replacement(NamedTuple):
 
     Args:
         layer: the layer.
-        reads: the call whose arguments the layer reads.
+        reads: the call that has the arguments of the layer.
     """
 
     layer: Any

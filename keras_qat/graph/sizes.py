@@ -31,7 +31,7 @@ from keras_qat.keras2.backend import infer_output_shape, keras
 from keras_qat.keras2.layers_and_models import is_of_keras
 
 _SLICES = ("getitem", "slice", "strided_slice")
-"""Operations whose arguments may depend on a fixed batch size."""
+"""Operations with arguments that may depend on a fixed batch size."""
 
 _CHANGES_ROWS = {
     *("tile", "repeat", "concat", "split", "gather", "gather_nd"),
@@ -156,7 +156,7 @@ def find_size(value: Value) -> Any:
 
 
 def find_measured_tensors(sizes: list[Value]) -> Iterator[Value]:
-    """Yields the tensors from whose shapes these sizes are computed."""
+    """Yields the tensors that have their shape read to compute these sizes."""
 
     def read_sizes(size: Value) -> list[Value]:
         call = size.producer

@@ -22,7 +22,7 @@ class HelperLayer(keras.layers.Layer):
 
 
 class SameShape(HelperLayer):
-    """A layer whose output has the shape of its input."""
+    """A layer with an output of the same shape as its input."""
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         return tf.TensorShape(input_shape)

@@ -70,7 +70,7 @@ def find_obstacle(graph: ResolvedGraph, family: KernelFamily) -> str:
 
 
 def _count_threads() -> int:
-    """Return the number of threads with which TensorFlow computes one operation."""
+    """Return the number of threads that TensorFlow uses for one operation."""
     chosen = tf.config.threading.get_intra_op_parallelism_threads()
     chosen = chosen or int(os.environ.get("TF_NUM_INTRAOP_THREADS", "0"))
     available = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)

@@ -123,7 +123,7 @@ def _draw_input(value: Value, is_flag: bool, seed: int) -> np.ndarray:
     if value.is_float and not is_flag:
         return draw.normal(size=sizes)
     flags = draw.integers(0, 2, sizes)
-    if is_flag and len(sizes) > 1:  # Like a mask of padding at the end, in which 1 or 0 is padding.
+    if is_flag and len(sizes) > 1:  # Like a mask of padding at the end.
         flags = np.sort(flags, axis=-1)
         flags[..., 0] = 0
         flags[::2] = 1 - flags[::2]

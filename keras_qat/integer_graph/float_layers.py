@@ -138,7 +138,7 @@ _LAYERS: dict[type, Operation] = {
     layers.Conv3D: _conv3d,
     layers.RandomCrop: _random_crop,
 }
-"""Layer class whose operations have no TFLite kernel -> an equivalent function."""
+"""Layer class without TFLite kernels -> an equivalent function of TensorFlow."""
 
 
 def find_variant(layer: keras.layers.Layer) -> Operation | None:

@@ -46,7 +46,7 @@ LEAST_MULTIPLIER = 2.0**-23
 32 bits."""
 
 FEW_FOR_INT32 = (2**31 - 1) // (INT8_MAX * 255)
-"""Number of products of 8-bit values whose sum always fits 32 bits."""
+"""Maximum number of products of 8-bit values in a sum that must fit 32 bits."""
 
 LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
 """Activation bits -> largest multiplier of sums. XNNPACK supports multipliers below 256, and int16
@@ -218,7 +218,7 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 
 
 def find_divisor(bits: int) -> int:
-    """Returns the integer by which the scales of symmetric weights are divided.
+    """Returns the integer divisor of the scales of symmetric weights.
 
     The bias is a multiple of input scale x weight scale, so finer scales round it less.
     """

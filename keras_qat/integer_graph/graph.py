@@ -36,7 +36,7 @@ class Origin:
         target: the target of the file; None if `quantize_model` was called without one.
         packs_int4: whether inference and the file use weights packed in 4 bits.
         states: the variables that stateful recurrent layers keep between calls.
-        uncalibrated: names of the tensors whose quantizers have no range yet.
+        uncalibrated: names of the tensors that have a quantizer without a range.
         fingerprint: digests of weights and ranges, which identify a file of this model.
         warnings: reasons why the file may differ from the trained model.
         unlike_float: the warning that the original float model computes differently, or "".

@@ -146,7 +146,7 @@ class Inference:
         return self.traced[1]
 
     def _infer_eagerly(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Call the eager function, which reads all weights so that a gradient tape watches them."""
+        """Call the eager function. It reads all weights, so a gradient tape watches them."""
         return self._get_function()(*inputs)
 
     def _check_nan(self, inputs: Sequence[tf.Tensor]) -> None:

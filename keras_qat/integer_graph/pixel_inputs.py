@@ -27,7 +27,7 @@ Rescaling = tuple[Any, Any]
 """Scale and offset, scalars or one per channel: the model's input is `scale * pixel + offset`."""
 
 RAW: Rescaling = (1.0, 0.0)
-"""The rescaling for a model whose inputs are already pixels, 0 to 255."""
+"""The rescaling for a model with inputs that are already pixels, 0 to 255."""
 
 PIXELS = np.arange(256.0)
 
@@ -117,7 +117,7 @@ def accept_pixels(
     """Replaces inputs by int8 inputs that are pixels minus 128, and adds nodes that rescale them.
 
     Returns:
-        The graph, and the rescalings of all inputs whose values differ from the model's inputs.
+        The graph, and the rescalings of all inputs that differ from the model's inputs.
 
     Raises:
         ValueError: if an input is not quantized to 8 bits or fewer, or its channels do not match.

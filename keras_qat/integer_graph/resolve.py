@@ -64,7 +64,7 @@ def resolve_to_export(
 def resolve_in_graph(
     calls: Graph, target: Target | None, packing: KernelFamily | None = None
 ) -> ResolvedGraph:
-    """Resolves a model's calls to a graph whose ranges and weights are tensors, read at each run.
+    """Resolves a model's calls to a graph that reads the current ranges and weights at each run.
 
     Its `origin` is empty. `packing` is the kernel family for which weights of at most 4 bits are
     packed, or None.

@@ -62,7 +62,7 @@ class Ranges:
         return self.params[key]
 
     def concatenate(self, inputs: list[QuantParams]) -> QuantParams:
-        """Returns the parameters of a concatenation, whose range is the union of the inputs'."""
+        """Returns the parameters of a concatenation. Its range is the union of the inputs'."""
         if all(self.are_same(params, inputs[0]) for params in inputs):
             return inputs[0]
         low = tf.reduce_min([x.scale * (x.lowest - x.zero_point) for x in inputs])
@@ -137,7 +137,7 @@ class Tensors:
         return tensor
 
     def absorb(self, call: Call, tensor: Tensor) -> None:
-        """Marks a call as computed by the node before it, whose output is `tensor`."""
+        """Marks a call as computed by the node before it, which has the output `tensor`."""
         self.absorbed.add(call)
         self.of_value[call.output] = tensor
         self.values[tensor] = call.output

@@ -353,7 +353,7 @@ def use_attribute_names(layer: keras.layers.Layer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_unique_names(layer: keras.layers.Layer) -> Iterator[None]:
-    """Gives all layers inside a layer different names inside a `with` block.
+    """Returns a context manager that makes the names of all layers inside a layer different.
 
     A Keras model requires that. In `build`, Keras' counter starts again, so layers created there
     may repeat earlier names.

@@ -18,7 +18,7 @@ from keras_qat.messages import LIBRARIES
 serialization: Any = inspect.getmodule(keras.saving.deserialize_keras_object)
 
 EFFECTS = ("write_file", "print", "py_func", "numpy_func", "rpc_call", "custom_call", "shutdown")
-"""Parts of names of TensorFlow operations that do more than compute tensors."""
+"""Words in names of TensorFlow operations that do more than compute tensors."""
 
 
 def get_safe_mode() -> bool | None:
@@ -37,7 +37,7 @@ def safe_scope(config: object, custom_objects: dict[str, Any] | None = None) -> 
     """Applies the safe mode of a file inside a `with` block. Keras forgets it for .h5 files.
 
     Args:
-        config: what is loaded in the block.
+        config: the configuration that is loaded in the block.
         custom_objects: accepted classes and functions by name.
 
     Raises:

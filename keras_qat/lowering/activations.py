@@ -202,7 +202,7 @@ def merge_softmax_axes(layer: layers.Softmax, x: tf.Tensor) -> tf.Tensor:
 
 
 def widen_softmax(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a softmax over many values, whose mean is a few 8-bit steps, by `SoftmaxOfMany`."""
+    """Replace a softmax over many values by `SoftmaxOfMany`."""
     op, attributes, _ = match_row(call)
     if op is not SOFTMAX or NO_WIDE:
         return []

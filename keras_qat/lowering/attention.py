@@ -120,7 +120,7 @@ def _merge_axes(
 
 
 def split_masked_attention(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
-    """Split a MultiHeadAttention whose inputs have Keras masks.
+    """Split a MultiHeadAttention that reads Keras masks.
 
     Raises:
         CannotTrace: if a mask cannot be traced.

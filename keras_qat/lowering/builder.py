@@ -92,7 +92,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return the layers of which one weight initializes several new layers."""
+        """Return the layers that have a weight which initializes several new layers."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:
@@ -212,7 +212,7 @@ def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
 
 
 def rewrite_calls(graph: Graph, rewrite: Callable[[Call], list[Call]]) -> Graph:
-    """Return the graph in which `rewrite` replaces calls. If it returns [], a call stays."""
+    """Replace calls by the results of `rewrite`. If it returns [], a call stays."""
     calls = [new for call in graph.calls for new in rewrite(call) or [call]]
     return dataclasses.replace(graph, calls=calls)
 

@@ -122,7 +122,7 @@ def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def make_names_unique(graph: Graph, context: LoweringContext) -> Graph:
-    """Rename components whose name is another layer's, such as `conv_depthwise` of `conv`."""
+    """Rename components that have the name of another layer, such as `conv_depthwise` of `conv`."""
     owners = {call.name: call.layer for call in graph.calls if call.name == call.origin}
 
     def rename(call: Call) -> Call:

@@ -31,7 +31,7 @@ ATTENTION = layers.Attention, layers.AdditiveAttention
 """Keras' layers that are traced. If tracing fails, messages do not suggest `register_op`."""
 
 _SEPARABLE = layers.SeparableConv1D, layers.SeparableConv2D
-"""Keras' layers without an operator whose activations are split off."""
+"""Keras' layers without an operator. Their activations are split off."""
 
 NORMALIZES = {
     "batch_normalization",

@@ -84,7 +84,7 @@ class MaskTensors:
         Args:
             call: the call.
             expansion: a call that is traced instead because it computes the same, or None.
-            lenders: other layers whose weights it reads, and variables without a layer.
+            lenders: other layers that own weights it reads, and variables without a layer.
 
         Raises:
             CannotTrace, OnlyTrains: if it cannot be traced.

@@ -162,7 +162,7 @@ Question = tuple[Value, bool]
 
 
 def find_mask(question: Question) -> Generator[Question, Any, Question]:
-    """Find the mask of which a tensor is the negation or a cast.
+    """Find the mask behind a negation or a cast.
 
     The question is a tensor and one of its values, and the answer is the mask and its value there.
     """

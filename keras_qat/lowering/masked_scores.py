@@ -195,7 +195,7 @@ def _read_beside(match: Match, _: object) -> _Mask | None:
 
 
 def _read_alone(match: Match, constant: Any) -> _Mask | None:
-    """Read a constant mask whose values are 0 for visible scores."""
+    """Read a constant mask that is 0 for visible scores."""
     mask = _read_constant(match._replace(found={**match.found, "constant": constant}))
     return None if mask is None or mask.sum else mask
 

@@ -39,7 +39,7 @@ class Pass:
     """One step of lowering.
 
     Args:
-        name: what it does, in a few words.
+        name: a short description.
         run: function that returns the new graph.
         after: a property that every graph has after this pass.
         always: whether it also runs for recipes that keep activations, such as `recipes.contrib`.
@@ -80,7 +80,7 @@ _shows = contextvars.ContextVar("shows passes", default=bool(os.environ.get(SHOW
 
 
 def showing_passes(shows: bool = True) -> AbstractContextManager[None]:
-    """Return a context manager in which `lower` prints the changes of each pass, if `shows`."""
+    """Return a context manager that makes `lower` print the changes of each pass if `shows`."""
     return set_within(_shows, shows or _shows.get())
 
 
@@ -142,4 +142,4 @@ PASSES = (
     Pass("merge common subexpressions", merge_common_subexpressions, "equal calls are one call"),
     Pass("drop identities", drop_identities, "no identity is before a norm to fold", always=True),
 )
-"""All passes in the order in which they run."""
+"""All passes, in order."""

@@ -84,7 +84,7 @@ def argument(name: str) -> Pattern:
 
 
 def constant(name: str) -> Pattern:
-    """Return a pattern that matches a number, or an array or tensor whose elements are equal."""
+    """Return a pattern that matches a number, or an array or tensor with equal elements."""
     return Pattern(("constant",), name=name)
 
 

@@ -57,7 +57,7 @@ class BorrowedWeights:
 
     def __init__(self, graph: Graph) -> None:
         self.lenders: dict[layers.Layer, list[layers.Layer]] = {}
-        """Layer -> the layers whose weights it reads."""
+        """Layer -> the owners of the weights that it reads."""
         self.owners: dict[int, layers.Layer] = {}
         """Id of a variable -> the layer that owns it, if other layers call the owner."""
         self.outside: dict[layers.Layer, list[tf.Variable]] = {}
@@ -141,10 +141,10 @@ class _Agreement:
     unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Recurrent layers to unroll in every call."""
     apart: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """Layers whose weights stay tensors, because calls compute different tensors from them."""
+    """Layers with weights that stay tensors, because calls compute different tensors from them."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
-        """Add decisions for layers whose calls disagree. Return whether to try again."""
+        """Add decisions for layers with calls that disagree. Return whether to try again."""
         layers_traced = attempt.inliner.counts.keys()
         opaque = {x: attempt.refused[x] for x in layers_traced & attempt.refused}
         opaque |= find_refused_cells(layers_traced, attempt.refused)

@@ -110,7 +110,7 @@ def split_product(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _freeze(values: ArrayLike) -> dict[str, Any]:
-    """Return options for a layer whose weight is a constant."""
+    """Return options for a layer with a constant weight."""
     weight = tf.Variable(np.asarray(values, np.float32), trainable=False)
     return {"weights": [weight], "trainable": False}
 

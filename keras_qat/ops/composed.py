@@ -95,7 +95,7 @@ class _Step:
 
 
 class Machine(abc.ABC):
-    """Runs operators on `Quantized` values. Each subclass defines what it means to run them."""
+    """Runs operators on `Quantized` values. A subclass defines how."""
 
     def run(
         self,

@@ -68,7 +68,7 @@ class Emission:
 
     @property
     def source(self) -> int:
-        """The first input, whose values an operator moves. Other inputs are indices or sizes."""
+        """The input that an operator moves: the first. Other inputs are indices or sizes."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
         return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 

@@ -68,7 +68,7 @@ def parse_equation(equation: str) -> Axes:
 
 
 def expand_ellipsis(terms: Sequence[str], count: int) -> list[str]:
-    """Returns terms in which letters for `count` axes replace the ellipsis."""
+    """Replaces the ellipsis in terms by letters for `count` axes."""
     unused = [letter for letter in string.ascii_letters if letter not in "".join(terms)]
     return [term.replace("...", "".join(unused[:count])) for term in terms]
 
@@ -86,7 +86,7 @@ def emit_product(
     Args:
         e: the operator.
         add: function that adds the product, given the index of its output tensor.
-        shape: shape of the product, in which axes are merged to rows and columns.
+        shape: shape of the product, after merging axes to rows and columns.
         full: the product's shape if its axes were not merged.
         order: the order of the axes of `full` in the output.
     """

@@ -20,7 +20,7 @@ from keras_qat.ops.pooling import REDUCE_MAX, emit_reduce
 from keras_qat.ops.weighted_sums import EXACT
 
 MOST_WIDE = 2**16
-"""The maximum number of 16-bit values whose sum fits in 32 bits, as kernels require."""
+"""The maximum number of 16-bit values in a sum of 32 bits, as kernels require."""
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
@@ -56,7 +56,7 @@ def _round_summand(a: Arguments, product: Any) -> Any:
 
 
 def _find_one_factor(scales: tuple[Any, Any], count: Any) -> Any:
-    """Return the factor by which onnxruntime multiplies sums."""
+    """Return onnxruntime's factor of sums."""
     before, after = scales
     return single(quotient(before, single(after * tf.cast(count, tf.float64))))
 

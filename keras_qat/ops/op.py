@@ -119,7 +119,7 @@ class Arguments:
 
 
 def get_held_dtype(params: QuantParams) -> tf.DType:
-    """Returns the float type in which quantized values relative to the zero point are stored."""
+    """Returns the float type for storing quantized values relative to the zero point."""
     return tf.float64 if params.bits > 8 else tf.float32
 
 
@@ -186,7 +186,7 @@ class Op:
             inputs, as for means in `recipes.contrib`.
         quantizes_constants: whether constant arguments are quantized like inputs.
         inner: returns the ranges of tensors inside the operator by name, given the attributes.
-        symmetric: indices of inputs whose zero point should be 0, which makes kernels faster.
+        symmetric: indices of inputs that should have zero point 0, which makes kernels faster.
         converts: index of an input -> the range to which it converts this input. If only such
             operators read an input of the model, the input has that range from the start.
         prepare: computes what depends only on ranges and weights, once for many batches. Without

@@ -168,7 +168,7 @@ def is_listed_function(function: object) -> bool:
 
 
 def _list_weights(layer: Layer) -> tuple[str, ...]:
-    """Return the attributes in which a layer holds quantized weights."""
+    """Return the attributes of a layer that contain quantized weights."""
     own = _REGISTERED.get(type(layer))
     rows = _BY_KEY.get(type(layer), []) if own is None else [own]
     return tuple(name for op in rows[:1] for name in op.weights if name)

@@ -66,7 +66,7 @@ class Multiplier(NamedTuple):
 def prepare_requantization(
     family: KernelFamily, params: QuantParams, output: QuantParams
 ) -> Multiplier:
-    """Returns the multiplier with which `requantize` converts from `params` to `output`.
+    """Returns the multiplier for `requantize` from `params` to `output`.
 
     XNNPACK multiplies by an integer in 256ths if the ratio of the scales is from 2^-8 to 2^7.
     TFLite's kernel has a 31-bit multiplier. `Builder.quantize` adds the same operators to a file.

@@ -1,4 +1,4 @@
-"""Softmax and L2 normalization, whose kernels XNNPACK leaves to TFLite.
+"""Softmax and L2 normalization. XNNPACK leaves their kernels to TFLite.
 
 Softmax has four kernels. They differ in the exponentials: from a float32 table, from a uint16
 table, in fixed point, or in int16.

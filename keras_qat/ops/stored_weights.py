@@ -1,4 +1,4 @@
-"""Operators whose weights have the quantization parameters of the output, such as Embedding."""
+"""Operators that share quantization parameters between weights and output, such as Embedding."""
 
 from __future__ import annotations
 

@@ -49,10 +49,10 @@ class Sums:
     """The prepared parameters of a weighted operator.
 
     Args:
-        kernel: the weights, in the dtype in which sums are computed.
+        kernel: the weights, in the dtype of the sums.
         bias: one value for each output channel, or None.
         channels: axes of the weights that are output channels, counted from the end.
-        factor: the factor by which sums are multiplied, in float32, float64 or fixed point.
+        factor: the factor of the sums, in float32, float64 or fixed point.
         rounding: how sums are multiplied; "family": in float32, like the family's kernels.
         fits: whether float32 represents all possible sums exactly.
     """

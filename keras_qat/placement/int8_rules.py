@@ -321,7 +321,7 @@ class Int8Placement:
         return reader_op is not None and reader_op.clips
 
     def follows_pooling(self, call: Call) -> bool:
-        """Returns whether an activation is fused into pooling, whose kernels have one range."""
+        """Returns whether an activation is fused into pooling: these kernels have one range."""
         (value,) = call.inputs
         op = self.get_op(value.producer) if value.producer is not None else None
         if op is None or not op.can_merge_relu or not isinstance(op.output, SharedRange):

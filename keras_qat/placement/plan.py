@@ -59,7 +59,7 @@ class Range:
 
     Args:
         spec: the specification.
-        observed: the tensors whose values determine the range.
+        observed: the tensors that determine the range.
         rounded: other tensors, which are only rounded with the range.
         rounds: whether tensors are rounded. A float output is not: files only round it for an
             integer output type.

@@ -1,4 +1,4 @@
-"""Finds values whose zero point must be 0, and returns their ranges."""
+"""Finds values that must have zero point 0, and returns their ranges."""
 
 from __future__ import annotations
 

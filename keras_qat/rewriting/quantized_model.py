@@ -125,7 +125,7 @@ class QuantizedModel(
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe with which the model was quantized. It cannot be changed."""
+        """The recipe of the model. It cannot be changed."""
         return cast(Recipe, self._recipe)
 
     @recipe.setter

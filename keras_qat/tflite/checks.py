@@ -22,7 +22,7 @@ ELEMENTWISE = (
     "ADD SUB MUL DIV MAXIMUM MINIMUM POW FLOOR_DIV FLOOR_MOD SQUARED_DIFFERENCE PRELU EQUAL "
     "NOT_EQUAL GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR"
 )
-"""Operators whose two inputs must have shapes that broadcast."""
+"""Operators with two inputs that must have broadcastable shapes."""
 
 _LEAST_INPUTS = {
     1: "AVERAGE_POOL_2D MAX_POOL_2D RESHAPE SOFTMAX LOG_SOFTMAX LOGISTIC TANH RELU RELU6 ELU GELU "
@@ -129,7 +129,7 @@ def _check_graph(model: schema.ModelT, graph: schema.SubGraphT) -> None:
 
 
 def _check_kind(graph: schema.SubGraphT, operator: schema.OperatorT, kind: str) -> None:
-    """Checks what the kernels of an operator read without a check of their own."""
+    """Checks the inputs of an operator that its kernels read without checking them."""
     if kind not in LEAST_INPUTS:
         return
     count = 0 if operator.inputs is None else len(operator.inputs)

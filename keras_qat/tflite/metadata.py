@@ -96,12 +96,12 @@ def _read_entry(contents: bytes, name: str) -> Any:
 
 
 def read_input_keys(contents: bytes) -> dict[str, str]:
-    """Returns input name -> key in the model's input dict, for inputs whose key differs."""
+    """Returns input name -> key in the model's input dict, if they differ."""
     return _read_entry(contents, "keys")
 
 
 def read_kernels(contents: bytes) -> str:
-    """Returns the name of the kernels whose rounding the model's `predict` uses."""
+    """Returns the name of the kernels that the model's `predict` rounds like."""
     return _read_entry(contents, "kernels") or "xnnpack"
 
 

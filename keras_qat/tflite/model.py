@@ -222,7 +222,7 @@ class TFLiteModel:
 
 
 def _open_as_model(contents: bytes) -> FileInterpreter:
-    """Open a file with the kernels whose rounding its model uses, or with XNNPACK's."""
+    """Open a file with the kernels that its model rounds like, or with XNNPACK's."""
     kernels = read_kernels(contents)
     if kernels == DEFAULT.name:
         return open_file(contents, kernels)

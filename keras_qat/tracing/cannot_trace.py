@@ -16,7 +16,7 @@ class TooLarge(CannotTrace):
 
 
 class ReadsWeights(CannotTrace):
-    """Raised for a layer whose code reads weights of other layers."""
+    """Raised for a layer that reads weights of other layers."""
 
     def __init__(self, variables: list[tf.Variable]) -> None:
         super().__init__(f"it reads {variables[0].name}, a weight of another layer")

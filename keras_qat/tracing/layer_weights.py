@@ -23,7 +23,7 @@ _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured
 _NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
 MASKS = -100.0
-"""A variable whose values are this low or 0 is a mask that is added to scores."""
+"""A variable with only values this low or 0 is a mask that is added to scores."""
 
 
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
@@ -102,7 +102,7 @@ def hash_constant_masks(model: keras.Model) -> list[int]:
 
 
 def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
-    """Returns a structure in which `symbols`, by id of the variable, replace variables."""
+    """Replaces variables in a structure by `symbols`, by id of the variable."""
     if isinstance(value, dict):
         return {key: replace_variables(item, symbols) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -100,7 +100,7 @@ def keep_convolutions() -> Iterator[None]:
 
 
 class _AnyTensor(type):
-    """Metaclass of a class whose instances are tensors and symbolic tensors."""
+    """Metaclass that makes tensors and symbolic tensors instances of a class."""
 
     def __instancecheck__(cls, x: object) -> bool:
         return isinstance(x, (_TENSOR, KerasTensor))

@@ -322,7 +322,7 @@ def list_weights(
 
 
 def find_output_layers(model: keras.Model) -> set[Any]:
-    """Returns the layers whose channels are the model's outputs; none for a subclassed model."""
+    """Returns the layers that compute the model's outputs; none for a subclassed model."""
     if not is_graph_model(model):
         return set()
 

@@ -147,6 +147,6 @@ def strategy_scope(model: keras.Model) -> AbstractContextManager[Any]:
 
 
 def _replica_context() -> Any:
-    """Return the replica context if there are several replicas, else None."""
+    """Return the replica context if there are several replicas, or None."""
     context = tf.distribute.get_replica_context()
     return None if context is None or context.num_replicas_in_sync == 1 else context

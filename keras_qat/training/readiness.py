@@ -172,7 +172,7 @@ def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
 
 
 def _explain_delay(model: keras.Model, graph: Graph) -> str:
-    """Return a sentence if quantization is off or has not begun; else ""."""
+    """Return a sentence if quantization is off or has not begun, or ""."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
         for layer in list_scheduled_layers(model)
@@ -197,7 +197,7 @@ def _explain_delay(model: keras.Model, graph: Graph) -> str:
 
 
 def _explain_initial(model: keras.Model) -> str:
-    """Return a sentence if ranges are still the recipe's initial ranges; else ""."""
+    """Return a sentence if ranges are still the recipe's initial ranges, or ""."""
     ranges = [quantizer.untouched_range for quantizer in list_quantizers(model)]
     blind = [ends for ends in ranges if ends is not None]
     if not blind:
@@ -211,7 +211,7 @@ def _explain_initial(model: keras.Model) -> str:
 
 
 def _explain_asymmetry(model: keras.Model) -> str:
-    """Return a sentence if ranges that should be symmetric around zero are not; else "".
+    """Return a sentence if ranges that should be symmetric around zero are not, or "".
 
     Keras loads weights of another recipe without an error if they have the same shapes.
     """
@@ -232,7 +232,7 @@ def _explain_asymmetry(model: keras.Model) -> str:
 
 
 def describe_difference(model: keras.Model) -> str:
-    """Returns a sentence if outputs differed from the float model in `quantize_model`; else ""."""
+    """Returns a sentence if outputs differed from the float model in `quantize_model`, or ""."""
     names = getattr(model, "differing_outputs", "")
     if not names:
         return ""

@@ -52,7 +52,7 @@ def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Coun
 
 @contextlib.contextmanager
 def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[None]:
-    """Returns a context manager in which all calls of `layers` are in `phase`; None for any phase.
+    """Returns a context manager that puts all calls of `layers` in `phase`; None for any phase.
 
     Graphs that are traced inside it have no branches for other phases.
     """
@@ -69,7 +69,7 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 
 
 def shapes_only() -> AbstractContextManager[None]:
-    """Returns a context manager in which calls of layers on symbolic tensors only compute shapes.
+    """Returns a context manager that limits calls of layers on symbolic tensors to shapes.
 
     Otherwise Keras traces every layer, which takes most of the time to build a model.
     """

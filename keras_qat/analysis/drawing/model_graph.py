@@ -134,7 +134,7 @@ def _describe_node(node: Node, layer: LayerSummary) -> tuple[str, str, str, str,
 
 
 def _assign_lanes(rows: list[_Row]) -> dict[Node | str, int]:
-    """Return the lane of each row, in which the edges from this row run down."""
+    """Return the lane of each row, used by the edges that run down from this row."""
     last = {key: index for index, row in enumerate(rows) for key in row.reads}
     lanes: dict[Node | str, int] = {}
     until: list[int] = []

@@ -108,7 +108,7 @@ class Cell(NamedTuple):
 
     Args:
         text: the text.
-        value: the number by which its column is sorted, NaN for an empty cell; None for text.
+        value: the sort key in its column, NaN for an empty cell; None for text.
         is_wrong: whether it is shown in red.
         title: text that is shown when the pointer is on it.
         bar: length of the bar at its foot, 0 to 1; None for no bar.

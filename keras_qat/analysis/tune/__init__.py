@@ -38,7 +38,7 @@ class TuneResult:
     Args:
         model: the best quantized model, calibrated or trained, not compiled.
         attempts: all attempts and skipped steps, in order.
-        best: the attempt whose result is `model`.
+        best: the attempt that returned `model`.
         metric: the name of the metric.
         float_value: the float model's metric.
         max_drop: the budget, in points.
@@ -135,7 +135,7 @@ def tune(
             to 89.5 %. For a metric that is not between 0 and 1, it is a percentage of the float
             model's value.
         metric: a function of labels and predictions that is larger for better predictions. By
-            default the first metric with which the model was compiled, or its loss.
+            default the first metric of the compiled model, or its loss.
         target: the device or runtime for the file, as in `quantize_model`.
         recipe: the recipe for the first step; by default the target's, or "int8".
         minutes: time budget. When it is used up, the current step is finished, but training stops.

@@ -38,7 +38,7 @@ RATE = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings with which a float model is quantized.
+    """The settings for quantizing a float model.
 
     Args:
         recipe: the recipe, with overrides for single layers.

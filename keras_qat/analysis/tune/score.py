@@ -18,7 +18,7 @@ Metric = Callable[..., float]
 """A function (labels, predictions) -> metric, which is larger for better predictions."""
 
 BLOCKS = 20
-"""Number of blocks of examples from which the confidence interval is estimated."""
+"""Number of blocks of examples for estimating the confidence interval."""
 
 STUDENT = 2.09
 """97.5th percentile of Student's t distribution with 19 degrees of freedom."""
@@ -27,7 +27,7 @@ LARGER_IS_BETTER = (
     *("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "dice", "cosine", "r2", "kappa"),
     *("sensitivity", "specificity", "psnr", "ssim"),
 )
-"""Parts of the names of metrics that are larger for better models. Other metrics are errors."""
+"""Words in names of metrics that are larger for better models. Other metrics are errors."""
 
 
 class Score(NamedTuple):

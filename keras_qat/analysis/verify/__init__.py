@@ -69,7 +69,7 @@ def verify(
     """Runs the quantization-aware model and its TFLite file on `x` and compares them.
 
     Args:
-        model: the model from which the file was exported.
+        model: the model that was exported to the file.
         tflite: path or contents of the file.
         x: inputs, as `model.predict` or TFLite's converter accept them: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a generator, or a function that returns one. Labels in the

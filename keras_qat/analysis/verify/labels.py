@@ -20,7 +20,7 @@ EXACT = 1e-3
 """Tolerance for sums of probabilities and lengths of unit vectors, which should be 1."""
 
 MOST_NEIGHBOURS = 512
-"""Number of examples in which the nearest neighbour is searched."""
+"""Number of examples to search for the nearest neighbour."""
 
 NEARER = 0.2
 """If the nearest neighbour's class is right for this larger share of examples than the argmax, the

@@ -23,7 +23,7 @@ from keras_qat.training.calibration.lost_values import find_outliers
 from keras_qat.training.recurrent import Stream
 
 SAMPLE, SAMPLED = 4096, 8
-"""Number of values per batch, and number of batches, in which outliers are searched."""
+"""Number of values per batch, and number of batches, to search for outliers."""
 
 MOST_VALUES = 1 << 25
 """Maximum number of values of all tensors of a batch, 128 MB in float."""
@@ -32,7 +32,7 @@ UNTRACED = 8
 """Running all layers eagerly is faster than tracing for up to this many runs."""
 
 SIMULATED = 8
-"""Number of examples that are computed with the kernels' rounding, to tell rounding from errors."""
+"""Number of examples to compute with the kernels' rounding, to separate rounding from errors."""
 
 
 def compare_layers(

@@ -112,7 +112,7 @@ def round_to_pixels(
     inputs: Mapping[str, NDArray],
     rescaled: Mapping[str, Rescaling],
 ) -> tuple[dict[str, NDArray], dict[str, NDArray], list[str]]:
-    """Rounds inputs to pixels if the file accepts pixels, so that file and model read the same.
+    """Rounds inputs to pixels if the file accepts pixels: file and model must read the same values.
 
     Returns:
         The inputs of the file; the inputs of the model for the same pixels; a sentence for each
@@ -146,7 +146,7 @@ def round_to_pixels(
 
 
 def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling | None:
-    """Return scale and offset of a uint8 input whose scale differs from the model's, or None."""
+    """Return scale and offset of a uint8 input if its scale differs from the model's, or None."""
     if tensor.dtype != np.uint8 or not tensor.scale or params is None:
         return None
     is_same = np.float32(params.scale) == np.float32(tensor.scale)

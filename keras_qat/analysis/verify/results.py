@@ -214,7 +214,7 @@ class TensorReport:
             in dB. None for a tensor that is the same for all examples.
         tensor: the tensor's name in the file.
         bits: the bits of its quantized values.
-        reads: names of the tensors from which it is computed.
+        reads: names of the tensors that its operator reads.
         range: the smallest and the largest float value that its quantized values represent.
         float_range: the smallest and the largest value in the float model.
         spread: standard deviation of an entry over the examples, in the float model.

@@ -104,7 +104,7 @@ class TransposedAxis:
 
     @property
     def missing(self) -> int:
-        """Number of zeros to append to the input, so that the result is large enough."""
+        """Number of zeros to append to the input to make the result large enough."""
         return max(-(-(self.before + self.size - self.full) // self.stride), 0)
 
 

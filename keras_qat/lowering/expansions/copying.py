@@ -131,7 +131,7 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
     """Return zeros of shape [examples, *inner].
 
     Args:
-        sizes: the sizes, whose number of examples comes from `tf.shape` of a tensor.
+        sizes: the sizes, with a number of examples from `tf.shape` of a tensor.
         inner: sizes of the other axes. Their product is the number of rows per example in that
             tensor.
     """

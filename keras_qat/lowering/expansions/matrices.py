@@ -122,7 +122,7 @@ def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
 def _multiply_by_constant(
     x: tf.Tensor, term: str, factor: np.ndarray, own: str, output: str
 ) -> tf.Tensor:
-    """Return the `tf.einsum` of a tensor and a constant, whose axes are `term` and `own`."""
+    """Return the `tf.einsum` of a tensor with axes `term` and a constant with axes `own`."""
     require(all(len(set(axes)) == len(axes) for axes in (term, own)))
     require(set(own) <= {*term, *output} and set(term) <= {*own, *output})
     summed = [axis for axis in own if axis in term and axis not in output]
@@ -155,7 +155,7 @@ def _multiply_by_constant(
 
 
 def _read_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Return the terms and the output of an equation, in which letters replace "..."."""
+    """Return the terms and the output of an equation, with letters instead of "..."."""
     left, arrow, output = equation.replace(" ", "").partition("->")
     require(bool(arrow))
     unused = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]

@@ -114,10 +114,7 @@ def _limit(
     merge: Callable[..., Any],
     operation: Callable[..., Any],
 ) -> tf.Tensor:
-    """Expand a maximum or minimum of a tensor and a constant so that the constant is in its range.
-
-    The constant may be outside the tensor's range, but is a possible result.
-    """
+    """Expand a maximum or minimum of a tensor and a constant beyond the tensor's fixed range."""
     tensor, limit = (x, read_array(y)) if is_tensor(x) else (y, read_array(x))
     farthest = 0.0 if limit is None else float(sign * np.max(sign * limit))
     if limit is None or not tensor.dtype.is_floating or limit.ndim > len(tensor.shape):

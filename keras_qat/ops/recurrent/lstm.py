@@ -263,7 +263,7 @@ def _count_sequences(e: Emission, x: int) -> int:
     tensors, codes = e.builder.graph.tensors, e.builder.model.operatorCodes
     producers = {int(index): op for op in e.builder.graph.operators for index in op.outputs}
     ways, seen = [(x, Fraction(1))], {x}
-    while ways:  # Searches upstream for an input, through tensors whose first axis is the batch.
+    while ways:  # Searches upstream for an input, through tensors that begin with a batch axis.
         after, times = ways.pop()
         if after not in producers:
             return int(times)

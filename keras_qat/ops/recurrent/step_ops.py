@@ -39,7 +39,7 @@ FIXED: dict[str, FixedRange | QuantParams] = {
 """Name of a tensor inside a step -> its fixed range. An inner range with this name replaces it."""
 
 ONE = QuantParams(np.float32(1 / 128), -128, 8)
-"""Quantization parameters of the constant 1, whose quantized value is 0."""
+"""Quantization parameters of the constant 1. Its quantized value is 0."""
 
 
 def get_fixed_params(name: str) -> QuantParams:

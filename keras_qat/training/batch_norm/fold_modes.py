@@ -191,7 +191,7 @@ def fold_kernel(wrapper: Weighted) -> Any:
 
 
 def get_factors(wrapper: Weighted) -> Any:
-    """Returns the factor by which folding multiplies each weight of a wrapper."""
+    """Returns the factor of each weight of a wrapper in folding."""
     kernel, factor, axes = _get_kernel(wrapper)
     return scale_channels(tf.ones_like(kernel), axes, factor)
 
@@ -235,7 +235,7 @@ def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
 
 
 def use_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
-    """Returns a context manager in which a BatchNormalization multiplies gamma by the gains."""
+    """Returns a context manager that multiplies gamma of a BatchNormalization by the gains."""
     gamma = tf.convert_to_tensor(norm.gamma) if norm.scale else tf.ones_like(gains)
     gamma = straight_through(lambda gamma: gamma * tf.cast(gains, gamma.dtype), gamma)
     return backend.swap_attributes(norm, gamma=gamma, scale=True)

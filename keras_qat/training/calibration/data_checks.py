@@ -36,7 +36,7 @@ FEW = 4
 _CHECKED = 32
 """Number of training examples that are checked, evenly spread over the data."""
 _SAMPLE = 4096
-"""Maximum number of values of an example from which its deviation is computed."""
+"""Maximum number of values of an example for computing its deviation."""
 _VALUES, _PER_BATCH = 2**17, 2**14
 """Maximum number of stored values of an input, in total and per batch."""
 ALL_LOOKS = {"predict": 3, "test": 3}
@@ -108,7 +108,7 @@ def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, c
     Args:
         graph: the quantization-aware model.
         inputs: its inputs with float values.
-        examples: number of examples from which the ranges come; None after earlier calls.
+        examples: number of examples that were calibrated; None after earlier calls.
         clips: whether ranges exclude some values.
     """
     ends = {end for data in inputs for end in data.ends}

@@ -67,7 +67,7 @@ def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[
 
 
 def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str:
-    """Returns two sentences if tensors use too little of their common range, else "".
+    """Returns two sentences if tensors use too little of their common range, or "".
 
     `ends` has the smallest and the largest value of each tensor, by name.
     """
@@ -205,7 +205,7 @@ def _explain_lost_tensors(graph: Graph) -> Iterator[str]:
 
 
 def _explain_by_statistics(graph: Graph) -> Iterator[str]:
-    """Yield sentences about features whose deviation is less than a step of their input's range."""
+    """Yield sentences about features that deviate by less than a step of their input's range."""
     inputs = flatten_values(graph.inputs)
     quantizers = {inputs[index]: own for index, own in find_input_quantizers(graph).items()}
     for value, norm in _find_norms(graph):

@@ -33,7 +33,7 @@ FAR_IF_OTHER = 0.5
 _MOST = 8.0
 """Limit for the distance of one channel, because a dead channel must not decide."""
 _ROWS = 4096
-"""Maximum number of rows from which the mean and deviation of channels are computed."""
+"""Maximum number of rows for computing the mean and deviation of channels."""
 _FEWEST = 4
 """Minimum number of examples for a decision."""
 _RESCALED_TWICE = 0.02
@@ -209,7 +209,7 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
 
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
-    """Return why data seem to be rescaled already, if the first layer is a Rescaling; else ""."""
+    """Return why data seem to be rescaled already, if the first layer is a Rescaling, or ""."""
     for layer in map(get_first_layer, graph.calls):
         if isinstance(layer, keras.layers.Rescaling):
             scale = float(np.max(np.abs(layer.scale)))
@@ -223,7 +223,7 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
 
 
 def _check_classes(graph: Graph, name: str, sample: Sample) -> str:
-    """Return why data seem wrong for a classifier that expects values up to 1; else "".
+    """Return why data seem wrong for a classifier that expects values up to 1, or "".
 
     It checks pixels from 0 to 255, and pixels that were divided by 255 twice.
     """

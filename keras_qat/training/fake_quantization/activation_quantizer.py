@@ -79,7 +79,7 @@ class ActivationQuantizer:
         return y
 
     def _constant_range(self, phase: Phase) -> tuple[float, float] | None:
-        """Return the range if it is constant in the graph, else None."""
+        """Return the range if it is constant in the graph, or None."""
         if isinstance(self.spec, specs.FixedSpec):
             return float(self.spec.minimum), float(self.spec.maximum)
         if not phase.known or self.learns:
@@ -160,7 +160,7 @@ class ActivationQuantizer:
 
     @property
     def untouched_range(self) -> tuple[float, float] | None:
-        """The recipe's initial range, if no data has changed it; else None."""
+        """The recipe's initial range, if no data has changed it, or None."""
         if not isinstance(self.spec, specs.QuantSpec) or self.spec.initial_range is None:
             return None
         counters = [observer.counter for observer in self.observers]

@@ -1,4 +1,4 @@
-"""Fake quantization with learned ranges, whose ends have a gradient.
+"""Fake quantization with learned ranges: their ends have a gradient.
 
 With a learned step size (LSQ, Esser et al. 2020, arXiv:1902.08153), values beyond an end and the
 rounding errors of values inside the range contribute to the gradient. With learned clipping (PACT,
@@ -17,7 +17,7 @@ from keras_qat.training.fake_quantization.phase import Flag
 
 
 def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
-    """Return the factor by which the gradient of an end is multiplied.
+    """Return the factor of the gradient of an end.
 
     LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels), so scales and weights change
     at the same rate. An end is `levels` times the scale.

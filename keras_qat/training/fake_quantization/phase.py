@@ -40,7 +40,7 @@ QUANTIZED = IN_FLOAT._replace(quantizing=True)
 
 
 def is_exact(phase: Phase | None) -> bool:
-    """Whether a phase is inference in which all layers quantize and have ranges."""
+    """Whether a phase is inference, and all layers quantize and have ranges."""
     if phase is None or phase.training is not False:
         return False
     return phase.quantizing is True and phase.calibrated

@@ -131,7 +131,7 @@ class WeightQuantizer:
 
 
 class CellQuantizer(WeightQuantizer):
-    """Quantizer of recurrent weights, whose ranges always follow the current values."""
+    """Quantizer of recurrent weights. Its ranges always follow the current values."""
 
     def __init__(self, spec: QuantSpec, *args: Any) -> None:
         super().__init__(dataclasses.replace(spec, observer="current_value"), *args)
@@ -154,7 +154,7 @@ def get_weight(layer: keras.layers.Layer, path: str) -> tf.Tensor:
 
 @contextlib.contextmanager
 def replace_weights(layer: keras.layers.Layer, weights: dict[str, tf.Tensor]) -> Iterator[None]:
-    """Returns a context manager in which a layer has other weights, given by their paths."""
+    """Returns a context manager that replaces weights of a layer, given by their paths."""
     with contextlib.ExitStack() as stack:
         for path, weight in weights.items():
             owner, name = _find_owner(layer, path)

@@ -139,7 +139,7 @@ def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
 
 
 def _find_variable(wrapper: QuantizeWrapper) -> Any:
-    """Return the variable that is added to a wrapper's outputs, its bias or beta; else None."""
+    """Return the variable that is added to a wrapper's outputs, its bias or beta, or None."""
     norm = wrapper.batch_norm
     if norm is None:
         return getattr(wrapper.layer, "bias", None)

@@ -30,7 +30,7 @@ _BATCH = 32
 _NUMBERS = 2**20
 """Maximum number of values in a tensor of one training step. Few large images are enough."""
 _STRETCH = 1.2
-"""Factor by which the sigmoid is stretched before it is clipped, so it can reach 0 and 1."""
+"""Factor that stretches the sigmoid before it is clipped, so it can reach 0 and 1."""
 _SHARP = 20.0, 2.0
 """The exponent in the regularization, at the start and at the end."""
 _WARM = 0.2
@@ -142,7 +142,7 @@ class Reconstruction:
 
     Args:
         part: the calls.
-        levels: the levels of each wrapper whose rounding is learned.
+        levels: the levels of each wrapper that learns rounding.
         in_float, quantized: the tensors of each batch, as for a `Visit`.
     """
 

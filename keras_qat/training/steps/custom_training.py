@@ -25,13 +25,13 @@ from keras_qat.keras2.safe_loading import safe_scope
 from keras_qat.messages import LIBRARIES, get_package
 
 PREDICTION = ("predict", "predict_step", "make_predict_function")
-"""Methods with which a class changes the result of `predict`."""
+"""Methods of a class that change the result of `predict`."""
 
 METHODS = (
     *("fit", "train_step", "make_train_function", "compile", "compute_loss", "compute_metrics"),
     *("evaluate", "test_step", "make_test_function", *PREDICTION),
 )
-"""Methods with which a class changes training, evaluation or prediction."""
+"""Methods of a class that change training, evaluation or prediction."""
 
 HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 """Methods of a callback that run between steps."""

@@ -18,13 +18,13 @@ from keras_qat.keras2.backend import keras, swap_attributes
 
 _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
-"""Optimizers whose update of an element does not depend on its position in a tensor.
+"""Optimizers that update an element independently of its position in a tensor.
 
 Inverse square roots depend on the position, because TensorFlow computes blocks of eight elements
 differently from the remaining elements."""
 
 METHOD = "_distributed_apply_gradients_fn"
-"""Name of the method with which Keras optimizers update variables."""
+"""Name of the method of Keras optimizers that updates variables."""
 
 Pair = tuple[tf.Tensor, tf.Variable]
 """A gradient and its variable."""
@@ -32,7 +32,7 @@ Pair = tuple[tf.Tensor, tf.Variable]
 
 @contextlib.contextmanager
 def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Returns a context manager in which a traced training step updates all vectors together.
+    """Returns a context manager that makes a traced training step update all vectors together.
 
     Replicas of a strategy and legacy optimizers still update each variable separately.
     """

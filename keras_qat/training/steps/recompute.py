@@ -20,7 +20,7 @@ Back = Callable[[tf.Tensor], list[tf.Tensor]]
 
 
 class Source(NamedTuple):
-    """The inputs from which a tensor is computed again for its gradient.
+    """The inputs for computing a tensor again for its gradient.
 
     Args:
         inputs: the tensors that receive the gradient.
