@@ -2,6 +2,7 @@
 
     python -m benchmarks.waiting                      eleven networks
     python -m benchmarks.waiting lstm gru --turns 20
+    python -m benchmarks.waiting ds_cnn conv1d --job  the whole job instead
 
 CPU time against the float model. All forms of a network run in one process, in random order in
 each turn, and a ratio is the median over the turns. For one thread, set TF_NUM_INTRAOP_THREADS=1
@@ -27,6 +28,8 @@ from benchmarks.step_time import functions
 from keras_qat.keras2.backend import keras
 
 layers = keras.layers
+EXAMPLES, EPOCHS = 2048, 5
+"""Of the whole job."""
 COLUMNS = ("network", "step", "first predict", "predict, auto", "predict, tensorflow", "obstacle")
 
 
@@ -91,7 +94,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="networks; all by default")
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--batches", type=int, default=8, help="batches of each `predict`")
+    parser.add_argument("--job", action="store_true", help="measure the whole job")
     options = parser.parse_args()
+    if options.job:
+        for name in options.names or NETWORKS:
+            print(name, measure_job(NETWORKS[name]), flush=True)
+        return
     widths = [max(len(title), 18) for title in COLUMNS]
     print(markdown.head(COLUMNS, widths), flush=True)
     for name in options.names or NETWORKS:
@@ -116,6 +124,32 @@ def measure(model: Any, turns: int, batches: int) -> list[str]:
     qat.runtime = "tensorflow"
     ratios.append(compare(predicts, turns, warm_up=8))
     return [*(f"{ratio:.2f}" for ratio in ratios), obstacle]
+
+
+def measure_job(build: Callable[[], Any]) -> dict[str, float]:
+    """Returns the CPU seconds of each step of the whole job, and the ratio."""
+    model = build()
+    x, y = draw(model, EXAMPLES)
+    train(build(), x[:BATCH], y[:BATCH], [])  # TensorFlow starts.
+    start = keras.models.clone_model(model)
+    seconds = {"float": count_seconds(partial(train, start, x, y, []))}
+    qat: list[Any] = []
+    seconds["quantize_model"] = count_seconds(lambda: qat.append(keras_qat.quantize_model(model)))
+    epoch, callbacks = EXAMPLES // BATCH, keras_qat.callbacks
+    given = [callbacks.QuantDelay(epoch), callbacks.FreezeBatchNorm(3 * epoch)]
+    seconds["fit"] = count_seconds(partial(train, *qat, x, y, given))
+    file: list[bytes] = []
+    export = partial(keras_qat.export_tflite, *qat)
+    seconds["export_tflite"] = count_seconds(lambda: file.append(export()))
+    seconds["verify"] = count_seconds(partial(keras_qat.verify, *qat, *file, x))
+    ratio = sum(seconds.values()) / seconds["float"] - 1.0
+    return {name: round(value, 2) for name, value in {**seconds, "ratio": ratio}.items()}
+
+
+def train(model: Any, x: np.ndarray, y: np.ndarray, callbacks: list[Any]) -> None:
+    """Trains five epochs."""
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(x, y, BATCH, EPOCHS, verbose=0, callbacks=callbacks)
 
 
 def draw(model: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
