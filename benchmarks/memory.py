@@ -66,8 +66,8 @@ def measure_verify(count: int) -> None:
     keras_qat.calibrate(qat, x[:64])
     file = keras_qat.export_tflite(qat)
     for _ in range(2):
-        for name, one in (("float predict", model), ("predict", qat)):
-            report(f"{name}, {count} examples", lambda one=one: one.predict(x, verbose=0))
+        report(f"float predict, {count} examples", lambda: model.predict(x, verbose=0))
+        report(f"predict, {count} examples", lambda: qat.predict(x, verbose=0))
     for _ in range(2):
         report(f"verify, {count} examples", lambda: keras_qat.verify(qat, file, x))
 

@@ -133,15 +133,14 @@ def measure_job(build: Callable[[], Any]) -> dict[str, float]:
     train(build(), x[:BATCH], y[:BATCH], [])  # TensorFlow starts.
     start = keras.models.clone_model(model)
     seconds = {"float": count_seconds(partial(train, start, x, y, []))}
-    qat: list[Any] = []
-    seconds["quantize_model"] = count_seconds(lambda: qat.append(keras_qat.quantize_model(model)))
+    made: list[Any] = []
+    seconds["quantize_model"] = count_seconds(lambda: made.append(keras_qat.quantize_model(model)))
+    (qat,) = made
     epoch, callbacks = EXAMPLES // BATCH, keras_qat.callbacks
     given = [callbacks.QuantDelay(epoch), callbacks.FreezeBatchNorm(3 * epoch)]
-    seconds["fit"] = count_seconds(partial(train, *qat, x, y, given))
-    file: list[bytes] = []
-    export = partial(keras_qat.export_tflite, *qat)
-    seconds["export_tflite"] = count_seconds(lambda: file.append(export()))
-    seconds["verify"] = count_seconds(partial(keras_qat.verify, *qat, *file, x))
+    seconds["fit"] = count_seconds(partial(train, qat, x, y, given))
+    seconds["export_tflite"] = count_seconds(lambda: made.append(keras_qat.export_tflite(qat)))
+    seconds["verify"] = count_seconds(partial(keras_qat.verify, qat, made[1], x))
     ratio = sum(seconds.values()) / seconds["float"] - 1.0
     return {name: round(value, 2) for name, value in {**seconds, "ratio": ratio}.items()}
 

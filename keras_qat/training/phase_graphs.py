@@ -281,6 +281,8 @@ class PhaseFinder:
                 name: tf.Variable(False, trainable=False) for name in self._can_switch
             }
         self._is_calibrated = False
+        self._gates: dict[str, Any] = {}
+        """The states in the last training execution: bools, or `SWITCHED`."""
         self._last = b""
         self.known: list[bytes] = []
         self._phase: Phase | None = None
@@ -322,15 +324,19 @@ class PhaseFinder:
         most_steps = self._most_calls * backend.get_steps_per_execution(self._model) * training
         self._executions_alike = count_alike(states, most_steps) if training else 0
         gates: dict[str, Any] = {}
+        begun: list[str] = []
         for index, name in enumerate(self._can_switch, 1):
             distances = [(state[0] - state[index], state[index]) for state in states]
             has_begun = all(distance + training >= 0 for distance, _ in distances)
             if not has_begun and not all(distance + most_steps < 0 for distance, _ in distances):
                 return None
             gates[name] = has_begun
+            begun += [name] * has_begun
             if training and self._is_switched(name, distances, has_begun):
                 gates[name] = SWITCHED
                 self._switches[name].assign(has_begun)
+        if training and gates != self._gates:  # Another graph needs no switch for past changes.
+            self._gates = gates = gates | dict.fromkeys(begun, True)
         quantizing, frozen, fixed = gates.values()
         if training and fixed is True:
             return Phase(training, quantizing, frozen, *self._find_fixed_ranges())

@@ -203,3 +203,15 @@ def test_where_code_of_a_user_runs_between_steps(tmp_path):
     assert not is_undisturbed(patched="reset_metrics")
     assert not is_undisturbed(run_eagerly=True)
     assert not is_undisturbed(steps_per_execution="auto")
+
+
+def test_graph_of_a_change_has_no_switch_for_an_earlier_change(monkeypatch):
+    """QuantDelay shares the graph of the first steps, and FreezeBatchNorm needs another one."""
+    monkeypatch.setattr(phase_graphs, "SMALL_NORMS", 0)
+    monkeypatch.setattr(phase_graphs, "FIRST_STEPS", 10)
+    qat, traced = keras_qat.quantize_model(tiny_net()), []
+    train_step = qat.train_step
+    monkeypatch.setattr(qat, "train_step", lambda data: traced.append(1) or train_step(data))
+    qat.compile("sgd", "mse")
+    qat.fit(X, Y, **arguments(callbacks=[QuantDelay(3), FreezeBatchNorm(6)]))
+    assert len(traced) == 2
