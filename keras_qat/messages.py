@@ -16,7 +16,7 @@ KERAS = frozenset(("keras", "tf_keras"))
 KNOWN = KERAS | {"keras_qat"}
 """Packages of layers that are read without tracing, because they contain no user code."""
 LIBRARIES = KNOWN | {"tensorflow", "builtins"}
-"""Packages that Keras finds by name. Their callbacks and models change counters and frozen ranges
+"""Packages of Keras and TensorFlow. Their callbacks and models change counters and frozen ranges
 at most when training or an epoch begins or ends, not during a step."""
 
 Value = TypeVar("Value")
@@ -45,7 +45,7 @@ def show_once(message: str, key: str = "") -> None:
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warns about the line of the user's program that called this library, even through Keras."""
+    """Shows a warning for the line of the user's program that called this library."""
     skipped = LIBRARIES | {"contextlib"}
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in skipped:
@@ -69,7 +69,7 @@ def silent() -> AbstractContextManager[None]:
 
 
 def pluralize(number: int, noun: str, plural: str = "") -> str:
-    """Returns a number with its noun, in the plural unless the number is 1: "3 layers"."""
+    """Returns a number and a noun in singular or plural, such as "3 layers"."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -91,7 +91,7 @@ def describe_unknown(noun: str, name: object, names: Collection[str]) -> str:
 
 
 class ByName(dict[str, Any]):
-    """A dict by names of tensors. The error for an unknown name lists similar names."""
+    """A dict with names of tensors as keys. The error for an unknown name lists similar names."""
 
     def __missing__(self, name: object) -> Any:
         raise KeyError(describe_unknown("tensor", name, self))

@@ -1,4 +1,4 @@
-"""Gathers the commands."""
+"""All commands of the command line."""
 
 from keras_qat_cli import comparing, making, planning, tuning
 from keras_qat_cli.group import cli

@@ -143,7 +143,7 @@ def evaluate(
     kernels: str | None,
     as_json: bool,
 ) -> None:
-    """Measure MODEL on DATA with labels, in float and in the integers of its file.
+    """Measure MODEL on DATA with labels, both in float and with the integers of its file.
 
     Measures accuracy for classes, and the mean absolute error for other labels.
     """

@@ -22,7 +22,7 @@ PIXELS: dict[str, tuple[float, float]] = {
     "0..1": (1 / 255, 0.0),
     "-1..1": (2 / 255, -1.0),
 }
-"""Range of pixels that a model was trained on -> factor and offset for pixels of 0 to 255."""
+"""Range of a model's inputs -> factor and offset that scale pixels of 0 to 255 to it."""
 
 
 class Source(NamedTuple):

@@ -21,7 +21,7 @@ from keras_qat_cli.options import Quantizing
 __all__ = ["FAILED", "TROUBLE", "Commands", "Settings", "cli", "fail", "show"]
 
 FAILED, TROUBLE = 1, 2
-"""Exit codes: a check failed; arguments, files, the model or the data are not usable."""
+"""Exit codes: a check failed; arguments or files are not usable."""
 
 LONGEST = 1500
 """Maximum characters of a message. Some of Keras' messages contain configurations."""
@@ -66,7 +66,7 @@ def _writes_to_terminal(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
-    """Prints a title, and after the block the time it took."""
+    """Returns a context manager that prints a title, then the duration of the block."""
     start = time.monotonic()
     click.echo(f"{title} ...", err=True, nl=False)
     try:

@@ -28,7 +28,7 @@ class Labels(NamedTuple):
 
 
 def read_labels(data: Source, labels: Sequence[str]) -> tuple[list[Labels], Source]:
-    """Returns the labels of data, and the data without them. Does not need TensorFlow.
+    """Splits data into labels and inputs, without importing TensorFlow.
 
     Args:
         data: the data.
@@ -114,7 +114,7 @@ def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
 
 
 def _convert_to_numbers(values: np.ndarray) -> np.ndarray:
-    """Convert names of classes to indices, in the order of the sorted names."""
+    """Convert names of classes to their indices in the sorted list of names."""
     if values.dtype.kind != "U":
         return values
     try:

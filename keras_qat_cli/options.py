@@ -28,7 +28,7 @@ class OutputFile(click.Path):
     """A file or directory to write, in an existing folder.
 
     Args:
-        what: the contents, for messages.
+        what: a description of the contents, for messages.
         endings: allowed endings of files; none for any.
         directory: whether to allow the directory of a SavedModel, which has no ending.
     """
@@ -127,7 +127,7 @@ class TargetName(click.Choice[str]):
         super().__init__(TARGETS)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Returns the name, if a target may have it."""
+        """Returns the name if it is a target, or if `--import` may register it."""
         has_modules = ctx is not None and ctx.find_root().params.get("modules")
         return value if has_modules else super().convert(value, param, ctx)
 
@@ -174,7 +174,7 @@ class Exporting(NamedTuple):
         pass
 
     def select(self, file: Path, **others: Any) -> dict[str, Any]:
-        """Returns the passed options and others, if the format of the file supports them."""
+        """Returns the passed options for `file`, or raises an error if its format lacks one."""
         options = {**self._asdict(), "pack_int4": self.pack_int4 or None, **others}
         options = {name: value for name, value in options.items() if value is not None}
         accepted = {"input_range"}

@@ -1,1 +1,1 @@
-"""Reads a user's float model, and converts models of Keras 3 and of tfmot to Keras 2."""
+"""Reads float models, and converts models of Keras 3 and of tfmot to Keras 2."""

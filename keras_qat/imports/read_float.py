@@ -1,4 +1,4 @@
-"""Reads a user's float model as the model and the graph to quantize."""
+"""Reads a user's float model: returns the functional model to quantize and its graph."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from keras_qat.tracing.layer_weights import find_weight_holders, is_constant_mas
 
 
 class ReadsWeight(keras.layers.Lambda):
-    """An operation that reads a layer's weight and has to be traced.
+    """A placeholder for an operation that reads a layer's weight and must be traced.
 
     Args:
-        function: computes the operation.
+        function: the operation.
         reason: why it must be replaced.
     """
 
@@ -35,7 +35,7 @@ class ReadsWeight(keras.layers.Lambda):
 def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras.Model, Graph]:
     """Returns the functional or Sequential Keras 2 model to quantize, and its graph.
 
-    The model is the user's, except if that is subclassed or its input's shape is unknown.
+    This is the user's model, unless it is subclassed or its input shape is unknown.
 
     Args:
         model: the user's model.
@@ -60,7 +60,7 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
 def _replace_weight_reads(graph: Graph) -> Graph:
     """Replace operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
 
-    If a layer has another layer's weight as an argument, as a mask of windows, a `ReadsWeight`
+    If a layer is called with another layer's weight, such as a mask of windows, a `ReadsWeight`
     passes it on.
 
     Raises:
@@ -103,7 +103,7 @@ def _replace_call(call: Call, layers: list[keras.layers.Layer]) -> list[Call]:
 
 
 def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any:
-    """Return a function that reads a variable from its layer; None if no layer holds it."""
+    """Return a function that reads a variable from its layer; None if it belongs to no layer."""
     for holder, own in (pair for layer in layers for pair in find_weight_holders(layer)):
         for attribute, held in own.items():
             variables = [id(leaf) for leaf in tf.nest.flatten(held)]

@@ -19,7 +19,7 @@ from keras_qat.keras2.layers_and_models import clone
 from keras_qat.keras2.safe_loading import safe_scope, serialization
 
 Range = tuple[float, float]
-"""The smallest and the largest float value."""
+"""A range: the smallest and the largest float value."""
 
 
 class Quantization(NamedTuple):

@@ -1,4 +1,4 @@
-"""Writes files completely or not at all."""
+"""Writes files atomically: a failed write leaves the previous file unchanged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path, and moves its file to `path` once the block has succeeded.
+    """Yields a temporary path, and moves the file there to `path` if the block succeeds.
 
     If the block fails, a file or directory at `path` is unchanged. Links and the permissions of a
     file are kept.
@@ -94,7 +94,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_contents(contents: Contents, path: str | os.PathLike[str] | None) -> Contents:
-    """Writes a text or bytes to a file, if there is a path, and returns the contents."""
+    """Writes text or bytes to a file, unless `path` is None, and returns the contents."""
     if path is not None:
         with replacing(check_writable(path)) as file:
             file.write_bytes(contents.encode() if isinstance(contents, str) else contents)
@@ -103,7 +103,7 @@ def write_contents(contents: Contents, path: str | os.PathLike[str] | None) -> C
 
 @contextmanager
 def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False) -> Iterator[Any]:
-    """Yields a path to write to, and replaces `path` once the block has succeeded.
+    """Yields a temporary path, and moves the result to `path` if the block succeeds.
 
     Yields `path` itself if it cannot be replaced: an open file, a URL, a device, or a folder that
     is not a SavedModel.
@@ -111,7 +111,7 @@ def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False
     Args:
         path: the destination.
         suffixes: suffixes of files that are replaced.
-        saved_model: whether a name without such a suffix means a SavedModel, to be replaced too.
+        saved_model: whether a path without such a suffix is a SavedModel, which is replaced too.
     """
     if not isinstance(path, (str, os.PathLike)):
         yield path

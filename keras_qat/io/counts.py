@@ -8,7 +8,7 @@ import numpy as np
 
 
 def check_count(name: str, count: object, least: int = 1) -> int:
-    """Returns an integer argument as an `int`. NumPy's and TensorFlow's integers are accepted.
+    """Converts an integer of Python, NumPy or TensorFlow to an `int`.
 
     Args:
         name: the argument's name.

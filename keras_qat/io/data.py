@@ -1,6 +1,6 @@
 """Reads a user's data as batches of arrays, and shows the progress.
 
-Data can be anything that `predict` accepts, or TFLite's converter as representative data.
+Data can be anything that `predict` or TFLite's converter (as representative data) accepts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_batches(
     *,
     finite: bool = False,
 ) -> Iterator[list[NDArray]]:
-    """Yields batches of a functional model's inputs: an array for each, in the model's order.
+    """Yields batches of data: a list with an array for each model input, in the model's order.
 
     The arrays have the data's types. Labels and sample weights are left out.
 
@@ -93,7 +93,7 @@ def read_batches(
 
 
 def read_arrays(model: keras.Model | Inputs, data: Any) -> list[NDArray]:
-    """Returns all examples of the data: an array for each model input, in the model's order.
+    """Reads all examples of the data. Returns an array for each model input, in the model's order.
 
     Args and errors: as for `read_batches`.
     """
@@ -139,7 +139,7 @@ def pad_batch(array: NDArray, size: int) -> NDArray:
 
 
 def _open_source(inputs: Inputs, data: Any, is_limited: bool) -> Any:
-    """Check the type of data, and call a function for its data."""
+    """Check the type of data. If it is a function, return its result."""
     if data is None:
         raise ValueError(f"The data for '{inputs.model}' is None. Pass examples of its inputs.")
     is_file = isinstance(data, (str, bytes)) or hasattr(data, "__fspath__")
@@ -198,7 +198,7 @@ def is_read_once(data: object) -> bool:
 
 
 def _has_indices(data: object) -> bool:
-    """Return whether data has a length and numbered items, like each `keras.utils.Sequence`.
+    """Return whether data supports `len` and indices, like a `keras.utils.Sequence`.
 
     Some sequences, such as the results of `ImageDataGenerator.flow`, never end when iterated.
     """
@@ -215,7 +215,7 @@ def _has_length(data: Any) -> bool:
 def _read_arrays(
     inputs: Inputs, data: object, batch_size: int, finite: bool
 ) -> Iterator[list[NDArray]]:
-    """Yield batches of arrays that hold all examples."""
+    """Split arrays of all examples into batches."""
     arrays = split_columns(inputs, data)
     shaped = [as_batch(array, one.shape) for array, one in zip(arrays, inputs.all, strict=True)]
     batch = check_batch(inputs, arrays, shaped, finite, "")

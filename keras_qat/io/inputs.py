@@ -1,4 +1,4 @@
-"""The inputs of a model or a file: brings batches of arrays into their order, and checks them."""
+"""Checks batches of arrays against the inputs of a model or a file, and sorts them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import get_nested_inputs
 
 SLIGHT = 0.1
-"""Any value may exceed a range by this share of its width."""
+"""Values may exceed a range by this share of its width."""
 BEYOND = 0.25
 """This share of an input's values may be further outside. With a wrong scale most are."""
 FAR = 0.01
@@ -42,9 +42,9 @@ class Inputs(NamedTuple):
     Args:
         model: name of the model or the file.
         all: its inputs.
-        nested: the structure that it accepts.
-        find_nan_inputs: returns the names of the inputs that may contain NaN. Only called if one
-            does.
+        nested: the structure of inputs that the model or file accepts.
+        find_nan_inputs: returns the names of the inputs that may contain NaN. Only called if any
+            input contains NaN.
         parent: the inputs of the model that this model is a part of; data may be for the parent.
     """
 
@@ -80,7 +80,7 @@ def get_inputs(model: keras.Model | Inputs) -> Inputs:
 
 
 def pack_inputs(inputs: Inputs, arrays: Sequence[ArrayLike]) -> Any:
-    """Packs an array for each input into the structure that the model accepts."""
+    """Packs a list of arrays, one for each input, into the structure that the model accepts."""
     return tf.nest.pack_sequence_as(inputs.nested, arrays)
 
 
@@ -103,7 +103,7 @@ def has_structure(inputs: Inputs, data: object) -> bool:
 
 
 def split_columns(inputs: Inputs, data: Any) -> list[NDArray]:
-    """Returns an array for each input from a batch or an example, without labels."""
+    """Splits a batch or an example into an array for each input, without labels."""
     if inputs.parent is not None:
         with contextlib.suppress(ValueError):
             columns = split_columns(inputs.parent, data)
@@ -154,7 +154,7 @@ def is_example(array: NDArray, shape: Shape) -> bool:
 
 
 def as_batch(array: NDArray, shape: Shape) -> NDArray | None:
-    """Returns an array in an input's shape, or None. As in Keras, a last axis of 1 is optional."""
+    """Reshapes an array to an input's shape; None if impossible. A last axis of 1 is optional."""
     if array.ndim == len(shape) - 1 and shape[-1] == 1:
         array = array[..., np.newaxis]
     elif array.ndim == len(shape) + 1 and array.shape[-1] == 1:
@@ -168,7 +168,7 @@ def as_batch(array: NDArray, shape: Shape) -> NDArray | None:
 def check_batch(
     inputs: Inputs, arrays: list[NDArray], shaped: list[NDArray | None], finite: bool, item: str
 ) -> list[NDArray]:
-    """Checks that arrays match the inputs and contain numbers, and returns the batch.
+    """Returns a batch of arrays, or raises an error if they do not match the inputs.
 
     Args:
         inputs: the inputs.
@@ -244,7 +244,7 @@ def _join(names: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def explain_batch_size(model: str, fixed: int | None, count: int) -> Iterator[None]:
-    """Explains errors of a model with a fixed batch size that was run with another batch size."""
+    """Returns a context manager that explains the error if a batch does not have the fixed size."""
     try:
         yield
     except (TypeError, ValueError, tf.errors.OpError) as error:

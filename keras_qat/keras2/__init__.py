@@ -1,1 +1,1 @@
-"""Adapts Keras 2: finds its package, and reads private attributes of layers and models."""
+"""Finds the package of Keras 2, and accesses private attributes of its layers and models."""

@@ -1,4 +1,4 @@
-"""Finds the Keras 2 package and wraps the Keras behaviour that layers rely on."""
+"""Finds the package of Keras 2, and wraps its private functions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def add_scalar(
 
 
 def resolve_training(training: bool | int | tf.Tensor | None) -> bool | tf.Tensor:
-    """Resolves the `training` argument of a `call` like Keras' layers: to a bool or a tensor."""
+    """Returns the `training` argument of a `call` as a bool or a tensor, like Keras' layers."""
     if training is None:
         training = keras.backend.learning_phase()
     return bool(training) if isinstance(training, int) else training
@@ -116,7 +116,7 @@ def is_in_converter() -> bool:
 
 
 def make_input(shape: object, dtype: str | tf.DType, name: str | None = None) -> KerasTensor:
-    """Returns a symbolic input. The shape includes the batch."""
+    """Returns a symbolic input. The shape includes the batch axis."""
     return keras.Input(type_spec=tf.TensorSpec(shape, dtype), name=name)
 
 
@@ -236,7 +236,7 @@ def make_training_variables(model: keras.Model, batches: object, training: bool)
             model.compiled_metrics.update_state(targets, outputs, weights)
 
     def allow_any_batch(tensor: KerasTensor) -> Any:
-        """Targets may have other batch sizes than the model's declared inputs."""
+        """Computes losses and metrics; targets may have another batch size than the inputs."""
         spec = tensor.type_spec
         is_plain = isinstance(spec, tf.TensorSpec) and spec.shape.rank
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if is_plain else spec
@@ -247,7 +247,7 @@ def make_training_variables(model: keras.Model, batches: object, training: bool)
 
 
 def make_tf_function(function: Callable[..., Any], **options: object) -> Any:
-    """Makes a `tf.function` without warnings of frequent tracing, because each model makes one."""
+    """Creates a `tf.function` that does not warn about frequent tracing."""
     return silence_retracing(tf.function(function, autograph=False, **options))
 
 
@@ -321,7 +321,7 @@ _TURN = threading.RLock()
 
 
 def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Decorator: only one thread runs at a time, because these functions swap weights of layers."""
+    """Decorator that lets only one thread run a function at a time, because it swaps weights."""
 
     @functools.wraps(verb)
     def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:

@@ -27,7 +27,7 @@ def is_of_keras(layer: object) -> bool:
 
 
 def flatten_inputs(model: keras.Model, x: Any) -> list[tf.Tensor]:
-    """Returns data for a functional model as tensors in its input order and of its types."""
+    """Converts data for a functional model to tensors of its input types, in its input order."""
     flat = zip(model._flatten_to_reference_inputs(x), model.inputs, strict=True)
     return [
         model._conform_to_reference_input(tf.convert_to_tensor(tensor), ref_input=spec)
@@ -36,7 +36,7 @@ def flatten_inputs(model: keras.Model, x: Any) -> list[tf.Tensor]:
 
 
 def set_known_sizes(model: keras.Model, x: Any) -> None:
-    """Copies the static shapes of a functional model's inputs to symbolic data.
+    """Sets the shapes of symbolic data to the static shapes of a functional model's inputs.
 
     Data from a `Sequence` or a generator has no static shape, which unrolled layers need.
     """
@@ -59,7 +59,7 @@ def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """Returns a layer's own weights, then its inner layers', in an order without `trainable`."""
+    """Returns a layer's weights, then its inner layers', in an order independent of `trainable`."""
     layers = list_layers(layer)
     own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers]
     unique = {id(weight): weight for weights in own for weight in weights}
@@ -67,7 +67,7 @@ def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
 
 
 def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
-    """Makes an unbuilt copy of a layer from its configuration, with some entries changed.
+    """Creates an unbuilt copy of a layer from its configuration, with some entries changed.
 
     Raises:
         NotImplementedError, TypeError: if the configuration lacks arguments of the constructor.
@@ -157,7 +157,7 @@ def find_custom_initializers(layer: keras.layers.Layer) -> list[str]:
 
 
 def assign_reshaped(new: tf.Variable, old: tf.Variable | tf.Tensor) -> None:
-    """Assigns values to a weight, which may have another type or split the axes."""
+    """Assigns values to a weight, after conversion to its type and shape."""
     new.assign(tf.reshape(tf.cast(old, new.dtype), new.shape))
 
 
@@ -297,7 +297,7 @@ def bind_options(
 
 
 def name_inner_calls(layer: keras.layers.Layer) -> dict[int, str]:
-    """Returns a name for each inner layer by its id.
+    """Returns a dict from the id of each inner layer to a name.
 
     Layers with an automatic name are named after their attribute, and layers of inner models after
     their class, because Keras numbers them differently in every copy. Names that a user chose stay.
@@ -337,7 +337,7 @@ def _name_class(layer: keras.layers.Layer) -> str:
 
 @contextlib.contextmanager
 def use_attribute_names(layer: keras.layers.Layer) -> Iterator[None]:
-    """Names custom layers, and layers inside them, after attributes inside a `with` block.
+    """Returns a context manager that names custom layers, and layers inside them, after attributes.
 
     The names that Keras assigns differ in every copy, because they include a global counter.
     """

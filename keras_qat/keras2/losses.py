@@ -51,7 +51,7 @@ class CompiledLoss:
     function: Callable[[Any, Any], Any]
 
     def per_example(self, targets: np.ndarray, predicted: np.ndarray) -> np.ndarray | None:
-        """Returns the error of each example; None if the loss does not compute it."""
+        """Returns the error of each example; None if the loss function fails."""
         try:
             errors = self.function(tf.constant(targets, tf.float32), tf.constant(predicted))
             errors = np.asarray(errors, np.float64)
@@ -101,7 +101,7 @@ def _read_loss(loss: Any) -> CompiledLoss | None:
 
 @contextlib.contextmanager
 def take_losses(layer: keras.layers.Layer) -> Iterator[list[tuple[Any, Any]]]:
-    """Removes the losses that a layer adds while a block of a traced function runs.
+    """Returns a context manager that removes the losses that layers add in a traced function.
 
     They are tensors of that function. If the layer kept them, Keras would read them outside of the
     function. The function must return them instead.

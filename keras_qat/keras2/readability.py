@@ -20,7 +20,7 @@ from keras_qat.messages import LIBRARIES, get_package
 _Model = keras.Model
 
 _REVIVED = {"RevivedLayer", "RevivedNetwork"}
-"""Keras' classes of layers that run a SavedModel's graph because their code is missing."""
+"""Keras' classes for layers of a SavedModel without Python code."""
 
 
 def check_readable(model: Any) -> None:
@@ -114,7 +114,7 @@ def _check_has_code(model: keras.Model) -> None:
 
 
 def _check_vocabularies(model: keras.Model) -> None:
-    """Raise a `ValueError` if a layer has adapted to a vocabulary, because that is no variable."""
+    """Raise a `ValueError` if a layer has an adapted vocabulary, which is not a variable."""
     # A subclassed model that has not been called raises if it is asked for weights.
     layers = [layer for layer in model._flatten_layers() if layer.built]
     if holders := [x for x in layers if not all(hasattr(w, "dtype") for w in x.weights)]:
@@ -127,7 +127,7 @@ def _check_vocabularies(model: keras.Model) -> None:
 
 
 def is_graph_model(layer: object) -> bool:
-    """Returns whether an object is a model that can be read as a graph of layers."""
+    """Returns whether an object is a functional or Sequential model, a graph of layers."""
     is_graph = isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
     return is_graph and not defines(type(layer), "call")
 
@@ -139,7 +139,7 @@ def is_subclassed(model: object) -> bool:
 
 
 def as_functional(model: Any, inputs: Any = None) -> Any:
-    """Wraps a subclassed model as the only layer of a functional one, to be traced later.
+    """Wraps a subclassed model as the only layer of a functional model, to be traced later.
 
     Args:
         model: any model; models of other kinds are returned unchanged.
@@ -190,7 +190,7 @@ def describe_error(error: Exception) -> str:
 
 @contextlib.contextmanager
 def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[None]:
-    """Runs a block that creates a model from its configuration, and reports a damaged one.
+    """Returns a context manager that explains errors of creating a model from its configuration.
 
     Raises:
         ValueError: if the block raises an error that Python or TensorFlow raise for missing or

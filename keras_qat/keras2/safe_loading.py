@@ -22,7 +22,7 @@ EFFECTS = ("write_file", "print", "py_func", "numpy_func", "rpc_call", "custom_c
 
 
 def get_safe_mode() -> bool | None:
-    """Returns whether Keras is loading a file in safe mode; None if neither is set."""
+    """Returns whether Keras is loading a file in safe mode; None if unknown."""
     mode = serialization.in_safe_mode()
     frame = inspect.currentframe() if mode is None else None
     while frame is not None:  # For .h5 files and SavedModels, Keras does not pass on the argument.

@@ -260,7 +260,7 @@ class ContribPlacement:
         return any(self.kind(reader) in kinds for reader in self.consumers[call.output])
 
     def is_followed(self, value: Value) -> bool:
-        """Returns whether a tensor is quantized, directly or after reshapes."""
+        """Returns whether a tensor, or a reshaped form of it, is quantized."""
         return value in self.specs or any(
             self.is_followed(reader.output)
             for reader in self.consumers[value]

@@ -71,12 +71,12 @@ def describe_small_features(
 def describe_lost_features(
     name: str, lost: dict[int, float], count: int, ends: Ends, norm: str = ""
 ) -> str:
-    """Describes lost features of an input, with advice.
+    """Returns a warning about features that are too small for the range of an input, with advice.
 
     Args:
         name: the input's name.
-        lost: index -> span of the features.
-        count: how many features the input has.
+        lost: index of a feature -> width of its range.
+        count: number of features of the input.
         ends: the range of the input.
         norm: the name of the layer that normalizes the input; "" without one.
     """

@@ -1,1 +1,1 @@
-"""TFLite files: written operator by operator from the resolved graph, read, and run."""
+"""Writes TFLite files from the resolved graph, reads them, and runs them."""

@@ -51,7 +51,7 @@ class _Packer(flatbuffers.Builder):
         self._vectors: dict[tuple[str, bytes], int] = {}
 
     def add_vector(self, values: NDArray) -> int:
-        """Returns the offset of a vector, which is added unless an equal one exists."""
+        """Adds a vector, unless an equal one exists, and returns its offset."""
         key = values.dtype.name, values.tobytes()
         if key not in self._vectors:
             self._vectors[key] = self.CreateNumpyVector(values)
@@ -59,7 +59,7 @@ class _Packer(flatbuffers.Builder):
 
 
 class _Quantization(schema.QuantizationParametersT):
-    """Scales and zero points, which tensors with equal parameters share."""
+    """Scales and zero points, shared by tensors with equal parameters."""
 
     def Pack(self, builder: flatbuffers.Builder) -> int:
         if not isinstance(builder, _Packer):
@@ -81,7 +81,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.knows_sizes = True
-        """True if interpreters know the sizes of all tensors before they run the operators."""
+        """Whether interpreters know the sizes of all tensors before they run the operators."""
         self.model = new("ModelT", version=3, description=b"keras_qat")
         self.model.buffers = [_Buffer()]  # Buffer 0 means no data.
         self.model.operatorCodes, self.model.metadata = [], []
@@ -215,7 +215,7 @@ class Builder:
         self.graph.operators.append(operator)
 
     def once_known(self, prepare: Callable[[], None]) -> None:
-        """Calls `prepare` to add operators once all others are added and `knows_sizes` is final.
+        """Registers a function that adds operators after all others, when `knows_sizes` is final.
 
         The new operators are inserted before the operator that was added last. They are inserted
         before all operators if some sizes are unknown.

@@ -13,10 +13,10 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.tflite.schema import OPERATORS, TYPE_NAMES, describe_damage, operator_code, unpack
 
 LARGEST = 2**31 - 1
-"""The most bytes of a tensor."""
+"""Maximum number of bytes of a tensor."""
 
 POSITIVE = ("stride", "dilation", "filterWidth", "filterHeight", "beta")
-"""Prefixes of options that must be positive, which kernels do not check."""
+"""Prefixes of options that must be positive. Kernels do not check them."""
 
 ELEMENTWISE = (
     "ADD SUB MUL DIV MAXIMUM MINIMUM POW FLOOR_DIV FLOOR_MOD SQUARED_DIFFERENCE PRELU EQUAL "
@@ -40,10 +40,10 @@ _LEAST_INPUTS = {
     20: "UNIDIRECTIONAL_SEQUENCE_LSTM",
 }
 LEAST_INPUTS = {kind: count for count, kinds in _LEAST_INPUTS.items() for kind in kinds.split()}
-"""Operator -> how many inputs its kernel reads at least, which some kernels do not check."""
+"""Operator -> minimum number of inputs that its kernel reads. Some kernels do not check it."""
 
 SIZES = {"SPLIT": 0, "STRIDED_SLICE": 1}
-"""Operator -> its input that must hold integers, which kernels read without a check."""
+"""Operator -> index of an input that must contain integers. Kernels do not check it."""
 
 UNREADABLE = (
     *(struct.error, LookupError, TypeError, AttributeError),

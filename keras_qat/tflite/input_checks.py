@@ -17,10 +17,10 @@ LARGEST_SUM = 511.0
 """Largest sum of exponentials. Each is at most 1, so rows of up to 511 scores are safe."""
 
 MARGIN = 0.97
-"""Margin, because XNNPACK's scores may differ by one step from the scores of other kernels."""
+"""Safety margin: XNNPACK's scores may differ by one step from the scores of other kernels."""
 
 KEEPS_IDS = ("CAST", "RESHAPE")
-"""Operators that keep ids, between an input of token ids and its table."""
+"""Operators between an input of token ids and its table that do not change the ids."""
 
 
 class EndsProcess(ValueError):
@@ -35,7 +35,7 @@ class SoftmaxCheck:
 
     Args:
         graph: the file.
-        open_file: opens the file in an interpreter with XNNPACK that keeps all tensors.
+        open_file: function that opens the file in an XNNPACK interpreter that keeps all tensors.
     """
 
     def __init__(self, graph: FileGraph, open_file: Callable[[], FileInterpreter]) -> None:
@@ -70,13 +70,13 @@ class SoftmaxCheck:
 class TokenIdCheck:
     """Finds token ids beyond the end of their table.
 
-    LiteRT's error names no input, and TFLite Micro reads the memory after the table.
+    LiteRT's error does not name the input, and TFLite Micro reads memory beyond the table.
     """
 
     def __init__(self, graph: FileGraph) -> None:
         names = {tensor.index: name for name, tensor in graph.inputs.items()}
         self.rows: dict[str, int] = {}
-        """Name of each input that indexes a table -> the rows of its smallest table."""
+        """Name of an input of token ids -> number of rows of the smallest table it indexes."""
         for operation in graph.operations:
             if operation.kernel != "GATHER" or graph.options(operation).axis != 0:
                 continue

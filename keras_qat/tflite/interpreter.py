@@ -29,7 +29,7 @@ KERNELS: dict[str, str] = {
     "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
 }
-"""Name of kernels -> the interpreter's name of them. "xnnpack" falls back to TFLite's optimized
+"""Name of kernels -> their name in the interpreter. "xnnpack" falls back to TFLite's optimized
 kernels, as on phones. "tflm" runs in another interpreter: `micro_interpreter`."""
 
 Runtime = Literal["ai-edge-litert", "tensorflow", "tflite-runtime"]
@@ -69,7 +69,7 @@ class FileInterpreter:
             "reference" (TFLite's portable ones).
         runtime: the package whose interpreter runs it, by default the first of `RUNTIMES` that is
             installed.
-        keeps_tensors: whether tensors inside keep their values after a run.
+        keeps_tensors: whether inner tensors keep their values after a run.
         threads: number of threads.
         is_checked: whether `read_file` has checked the file, or the file was made from such a file.
 
@@ -165,7 +165,7 @@ class FileInterpreter:
     def run(
         self, inputs: dict[str, NDArray], batch: int = 32, verbose: int = 0
     ) -> dict[str, NDArray]:
-        """Returns the raw outputs for any number of examples. A fixed batch size is respected."""
+        """Runs any number of examples in batches. Returns the raw outputs."""
         count, fixed = len(next(iter(inputs.values()))), self.batch_size
         if fixed is not None and count % fixed == 0:
             batch = fixed
@@ -200,7 +200,7 @@ class FileInterpreter:
 
 
 def create_softmax_check(graph: FileGraph, contents: bytes) -> SoftmaxCheck:
-    """Creates a check of scores, which another interpreter computes."""
+    """Creates a `SoftmaxCheck` that computes scores in another interpreter."""
     return SoftmaxCheck(graph, lambda: FileInterpreter(contents, keeps_tensors=True))
 
 
@@ -223,7 +223,7 @@ def to_pixels(values: NDArray, scale: ArrayLike, offset: ArrayLike) -> NDArray[n
 
 
 def dequantize(q: NDArray, scale: float, zero_point: int) -> NDArray:
-    """Returns the float values of a tensor's quantized values. Other values are unchanged."""
+    """Converts a tensor's quantized values to float. Other values are unchanged."""
     if q.dtype.kind not in "iu" or scale == 0:
         return q
     return (q.astype(np.float32) - zero_point) * np.float32(scale)

@@ -87,7 +87,7 @@ class MicroInterpreter(FileInterpreter):
             return runtime.Interpreter.from_bytes(self.contents, arena_size=arena)
 
     def arena_size(self) -> int:
-        """Returns the size of the arena in bytes, as the interpreter reports it.
+        """Returns the size of the arena in bytes that the interpreter reports.
 
         The figure includes this computer's pointers, so a 32-bit chip needs slightly less. While
         the interpreter prepares a small file, it uses up to 1.5 times that size.

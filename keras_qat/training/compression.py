@@ -317,7 +317,7 @@ def list_weights(
         for name, axes in _weight_axes(layer).items()
     ]
     if not weights:
-        raise ValueError(f"'{model.name}' has no such layers with weights that are quantized.")
+        raise ValueError(f"The selected layers of '{model.name}' have no quantized weights.")
     return weights
 
 

@@ -30,7 +30,7 @@ __all__ = ["as_keras_2", "from_keras_3", "give_weights"]
 
 
 def from_keras_3(model: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Makes a Keras 2 model with the weights of a Keras 3 model. Both compute the same.
+    """Converts a Keras 3 model to an equivalent Keras 2 model with the same weights.
 
     Layers, names, nesting, inputs, outputs and `trainable` flags are the same. The model is not
     compiled. Operations on tensors (`x + y`, `keras.ops.relu(x)`) become layers.
@@ -92,7 +92,7 @@ def _check_layers(model: Keras3Model, custom: Mapping[str, type]) -> None:
 
 
 def _list_layers(layer: Keras3Layer) -> Iterator[Keras3Layer]:
-    """Yield the layers in a model, also inside nested models and wrappers."""
+    """Yield the layers of a model, including those inside nested models and wrappers."""
     if not is_model(layer):
         yield layer
     inner = layer.layers if is_model(layer) else [getattr(layer, "layer", None)]
@@ -160,7 +160,7 @@ class _Converter:
 
 
 def _find_added_arguments(node: Any) -> set[str]:
-    """Return the arguments of a call that Keras 3 added: `training`, and masks of tensors."""
+    """Return the names of arguments that Keras 3 added to a call: `training`, and masks."""
     flatten = keras_3().tree.flatten
     carried = {id(get_keras_mask(tensor)) for tensor in node.arguments.keras_tensors}
     return {

@@ -23,7 +23,7 @@ def keras_3() -> Any:
     """Returns the module `keras` of Keras 3.
 
     Raises:
-        ImportError: if it is not installed, or an older one is.
+        ImportError: if Keras 3 is not installed, or only Keras 2.
     """
     try:
         import keras
@@ -38,7 +38,7 @@ def keras_3() -> Any:
 
 
 def find_loaded_keras_3() -> Any:
-    """Returns the module `keras` of Keras 3 if it is loaded, e.g. by TensorFlow, or None."""
+    """Returns the module `keras` of Keras 3 if it was imported, such as by TensorFlow, or None."""
     keras = sys.modules.get("keras")
     return keras if _is_keras_3(keras) else None
 
@@ -49,7 +49,7 @@ def _is_keras_3(module: object) -> bool:
 
 
 def refuse_files(package: str, name: str, advice: str) -> None:
-    """Makes Keras 3 raise an error with advice for files with a certain class of Keras 2.
+    """Makes Keras 3 raise an error with advice if it loads a file with this class of Keras 2.
 
     It has no effect if Keras 3 is not loaded.
     """
@@ -69,7 +69,7 @@ def refuse_files(package: str, name: str, advice: str) -> None:
 
 
 def is_of_keras_3(value: object) -> bool:
-    """Returns whether a value's class is of Keras 3 or derives from one, without importing it."""
+    """Returns whether a value is an instance of a Keras 3 class, without importing Keras 3."""
     packages = {base.__module__.split(".")[0] for base in type(value).__mro__}
     return "keras" in packages and not isinstance(value, keras2.keras.layers.Layer)
 
@@ -120,15 +120,15 @@ class RefusesKeras3:
         super()._validate_compile(optimizer, metrics, **kwargs)  # type: ignore[misc]
 
     def fit(self, x: Any = None, *args: object, **kwargs: object) -> Any:
-        """Trains as Keras documents it."""
+        """Trains, like `fit` of Keras."""
         return super().fit(x, *args, **_check(x, kwargs))  # type: ignore[misc]
 
     def evaluate(self, x: Any = None, *args: object, **kwargs: object) -> Any:
-        """Returns losses and metrics as Keras documents it."""
+        """Returns losses and metrics, like `evaluate` of Keras."""
         return super().evaluate(x, *args, **_check(x, kwargs))  # type: ignore[misc]
 
     def predict(self, x: Any, *args: object, **kwargs: object) -> Any:
-        """Returns outputs as Keras documents it."""
+        """Returns outputs, like `predict` of Keras."""
         return super().predict(x, *args, **_check(x, kwargs))  # type: ignore[misc]
 
 
@@ -143,7 +143,7 @@ def _refuse_objects(argument: str, module: str, values: object) -> None:
 
     Args:
         argument: the argument's name.
-        module: the module of Keras with such objects.
+        module: name of the Keras module that defines such objects, such as `losses`.
         values: the argument: an object, or a structure of several.
     """
     if find_loaded_keras_3() is None:

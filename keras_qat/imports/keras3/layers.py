@@ -16,10 +16,10 @@ _RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
 """Layer class -> its options that have another name in Keras 2."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"data_format": ("channels_last",), "rms_scaling": (False,)}
-"""Option that Keras 2 lacks in some layers -> values that have no effect."""
+"""Option that some layers of Keras 2 lack -> values that have no effect."""
 
 _WITHOUT_EFFECT = {"encoding", "seed", "use_cudnn", "value_range", "vocabulary_size"}
-"""Options that Keras 2 lacks in some layers and that change no output at inference."""
+"""Options that some layers of Keras 2 lack, without effect on outputs at inference."""
 
 _APPLICATIONS = {
     "CustomScaleLayer": keras.applications.InceptionResNetV2,
@@ -53,12 +53,12 @@ def find_counterpart(layer: Keras3Layer, custom: Mapping[str, type]) -> Any:
 def convert_layer(
     layer: Keras3Layer, custom: Mapping[str, type], convert: Callable[[Keras3Layer], Any]
 ) -> keras.layers.Layer:
-    """Makes an unbuilt Keras 2 layer that computes the same as a layer of Keras 3.
+    """Creates an unbuilt Keras 2 layer that is equivalent to a layer of Keras 3.
 
     Args:
         layer: the layer.
         custom: name of a class that Keras 2 lacks -> the user's class.
-        convert: converts a layer inside the layer.
+        convert: function that converts a layer inside the layer.
 
     Raises:
         ValueError: if Keras 2 lacks the layer or one of its options.
@@ -92,7 +92,7 @@ def convert_layer(
 
 
 def _read_config(layer: Keras3Layer) -> dict[str, Any]:
-    """Return a layer's configuration with Keras 2's names and the entries that Keras 3 omits."""
+    """Return a layer's configuration with Keras 2's names and entries that Keras 3 omits."""
     name, config = type(layer).__name__, layer.get_config()
     if _is_keras_class(layer):
         if name == "Bidirectional":
@@ -147,7 +147,7 @@ def _convert_option(
 
 
 def _convert_object(layer: Keras3Layer, module: str, value: dict[str, Any]) -> Any:
-    """Make an initializer (any, because weights are copied), regularizer or constraint."""
+    """Create a regularizer, constraint or initializer of Keras 2. Unknown initializers are zeros."""
     make = getattr(getattr(keras, module), value["class_name"], None)
     if make is None or not str(value["module"]).startswith("keras"):
         if module == "initializers":

@@ -1,7 +1,7 @@
 """Converts functions of Keras 3 to Keras 2: activations, and operations on symbolic tensors.
 
 Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions, and Keras 2 makes a
-layer of each function that is called on its symbolic tensors. So most operations convert by calling
+layer for each function called on its symbolic tensors. So most operations are converted by calling
 them on Keras 2's tensors. `OPERATIONS` lists operations for which this fails or makes many layers.
 """
 
@@ -128,8 +128,8 @@ class Row:
     """A TensorFlow function that computes the same as an operation.
 
     Args:
-        function: called with the operation's tensors.
-        options: name of the function's option -> name of the operation's attribute that holds it.
+        function: the function. It is called with the operation's tensors.
+        options: name of the function's option -> name of the operation's attribute with its value.
     """
 
     function: Callable[..., Any]
@@ -201,10 +201,10 @@ OPERATIONS: dict[str, Row] = {
     "Swapaxes": Row(_swap, {"first": "axis1", "second": "axis2"}),
     "Take": Row(_take, {"axis": "axis"}),
 }
-"""Class of an operation of Keras 3 -> the row that computes it."""
+"""Class of an operation of Keras 3 -> its TensorFlow function."""
 
 _SAME_TYPE = {"Amax", "Amin", "Einsum", "Matmul", "Max", "Mean", "Min", "Sum"}
-"""Operations that only convert if inputs and output have one type. Keras 3 converts types."""
+"""Operations that are only converted if inputs and output have one type."""
 
 
 def call_operation(operation: Any, args: Any, kwargs: dict[str, Any], dtypes: set[str]) -> Any:

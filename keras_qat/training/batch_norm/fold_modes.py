@@ -52,7 +52,7 @@ def normalize_per_channel(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) ->
 def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
     """Calls a BatchNormalization. If statistics are frozen, it uses the moving statistics.
 
-    If a `Switch` decides, both results are computed. Frozen statistics stay unchanged.
+    If `frozen` is a `Switch`, computes both results and selects one.
     """
     if isinstance(phase.frozen, Switch):
         return _normalize_twice(norm, x, phase.frozen)
