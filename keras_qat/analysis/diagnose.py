@@ -132,7 +132,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table: problems of the data, the quality now and with each remedy
+        A report that prints as a table of problems, the quality now, and the quality with each remedy
         that gains at least 3 dB, and the layers with the largest drops of the SQNR.
 
     Raises:
