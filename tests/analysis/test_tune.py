@@ -118,6 +118,7 @@ def test_files_end_before_outputs_that_share_a_range():
     assert "outputs=['boxes', 'scores']" in result.best.settings
 
 
+@pytest.mark.slow
 def test_channels_with_ranges_far_apart_are_equalized(classifier):
     model = keras.models.clone_model(classifier)
     weights = classifier.get_weights()

@@ -54,6 +54,7 @@ def test_outputs_that_are_integers():
     assert_agreement(model_of(lambda x: [tf.argmax(x, -1), tf.argmin(x, -1)]))
 
 
+@pytest.mark.slow
 def test_complex_numbers():
     """A spectrogram computes in float. |x| of complex numbers was taken for that of real ones."""
 

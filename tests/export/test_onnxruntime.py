@@ -129,6 +129,7 @@ def test_inputs_between_two_codes():
     assert np.mean(to_even != qat.predict(halves, verbose=0)) > 0.3
 
 
+@pytest.mark.slow
 def test_groups_of_a_normalization():
     """They were taken for a convolution's, and the file normalized over all channels."""
     model = scramble(build_model((4, 4, 8), keras.layers.GroupNormalization(2)))

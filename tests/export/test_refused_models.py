@@ -60,6 +60,7 @@ LOSSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:These layers compute in float")
 @pytest.mark.parametrize("loss", LOSSES)

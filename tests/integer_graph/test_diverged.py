@@ -40,6 +40,7 @@ def test_weights_that_are_not_finite(value):
     assert qat.evaluate(X, Y, verbose=0) == loss
 
 
+@pytest.mark.slow
 def test_validation_goes_on_where_training_diverges():
     qat = calibrated_model()
     qat.optimizer.learning_rate.assign(1e38)

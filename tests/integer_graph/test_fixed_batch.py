@@ -53,6 +53,7 @@ def test_takes_batches_of_any_size():
     assert report.identical == 1
 
 
+@pytest.mark.slow
 @pytest.mark.legacy
 def test_trains_with_full_batches_of_another_size():
     """The size is known then of the targets, too."""
@@ -113,7 +114,7 @@ def read_batch(contents):
     return next(iter(FileGraph(contents).inputs.values())).shape[0]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", MIXING)
 @pytest.mark.parametrize("target", [None, "tflm", "ethos_u55"])
 def test_life_of_a_model_that_computes_its_examples_together(kind, target, tmp_path):

@@ -176,6 +176,7 @@ def test_what_training_computes_otherwise_stays_in_training(tmp_path):
     np.testing.assert_array_equal(plain(x), model(x))
 
 
+@pytest.mark.slow
 def test_parts_are_overridden_by_their_names():
     model = model_of(OPENED["a block of blocks"])
     name = model.layers[-1].name

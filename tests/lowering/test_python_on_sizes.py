@@ -94,6 +94,7 @@ class Flagged(layers.Layer):
         return tf.sin(y) if self.count > 3 else tf.nn.relu(y)
 
 
+@pytest.mark.slow
 def test_flags_that_do_not_train_are_numbers(tmp_path):
     inputs, layer = keras.Input((3, 4)), Flagged()
     model = scramble(keras.Model(inputs, layers.Dense(2)(layer(inputs))))

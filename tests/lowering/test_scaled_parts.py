@@ -89,6 +89,7 @@ def test_other_recipes(recipe):
     assert decibels(model, calibrated(model, recipe=chosen)) > 25
 
 
+@pytest.mark.slow
 def test_training_goes_on():
     """BatchNormalization sees, and keeps the statistics of, what it sees in float."""
     model = net(batch_norm)

@@ -34,6 +34,7 @@ def test_nearly_equal_scores_keep_their_shares(softmax, kernels, tmp_path):
     assert_kept(qat, x, tmp_path)
 
 
+@pytest.mark.slow
 def test_places_are_found_of_wide_scores():
     x = 20 * images(8, SHAPE)
     model = functional(SHAPE, build=lambda x: expected_place(x, layers.Softmax()))

@@ -12,6 +12,7 @@ from tests.networks.small import functional, layers
 pytestmark = pytest.mark.legacy
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", LAYERS)
 def test_one_layer_trains_and_the_other_is_frozen(case):

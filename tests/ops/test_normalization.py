@@ -75,6 +75,7 @@ HARD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("data", HARD)
 @pytest.mark.parametrize("groups", [None, 1, 3, -1])

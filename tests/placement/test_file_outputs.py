@@ -69,6 +69,7 @@ def test_the_model_decodes_what_the_file_gives(qat):
     np.testing.assert_allclose(qat.predict(X, verbose=0), decoded, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.legacy
 @pytest.mark.parametrize("format_", [".keras", ".h5"])

@@ -116,6 +116,7 @@ EXAMPLES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_files_compute_what_keras_does(name):

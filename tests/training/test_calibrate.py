@@ -187,6 +187,7 @@ def test_second_call_forgets_the_first(recipe):
     np.testing.assert_array_equal(ends(qat), result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["int8", CONTRIB])
 def test_second_call_goes_on_from_the_first(recipe):
     """Counted by examples."""

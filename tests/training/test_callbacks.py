@@ -120,6 +120,7 @@ def test_exact_with_several_steps_per_execution(delay):
     assert_same(numbers(qat), reference(8, delay, delay))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model.keras", *OTHER_FILES])
 def test_delay_goes_on_after_saving_and_loading(kind, tmp_path):
     labels = rng(5).integers(0, 3, 64)
@@ -253,6 +254,7 @@ def test_steps_are_the_same_in_any_graph(first_steps, is_dead, monkeypatch):
     assert_same(trained(first_steps), trained(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["model.keras", *OTHER_FILES])
 def test_frozen_ranges_stay_so_after_saving_and_loading(kind, tmp_path):
     qat = quantized()

@@ -59,6 +59,7 @@ def one_level_of_loss(qat):
     return 2 * level * (np.abs(Y).max() + output.maximum) / Y.size
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -27,6 +27,7 @@ def logged(folder):
     return dict(sorted(result.items()))
 
 
+@pytest.mark.slow
 def test_ranges_saturation_and_noise(tmp_path):
     qat = keras_qat.quantize_model(tiny_net())
     train(qat, X, epochs=4, callbacks=[LogQuantization(tmp_path, X[:8], every=2)])

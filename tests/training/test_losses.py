@@ -183,7 +183,7 @@ FLOAT_LAYERS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore:These layers compute in float")
 @pytest.mark.parametrize("eagerly", [False, True], ids=["graph", "eager"])
 @pytest.mark.parametrize("make", FLOAT_LAYERS.values(), ids=FLOAT_LAYERS)

@@ -67,6 +67,7 @@ def test_all_scales_are_powers_of_two(qat):
     assert {tensor.zero_point for tensor in tensors} == {0}
 
 
+@pytest.mark.slow
 def test_the_file_computes_what_the_model_does(qat):
     for kernels in ("xnnpack", "reference"):
         qat.kernels = kernels

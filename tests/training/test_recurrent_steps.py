@@ -72,7 +72,7 @@ def make_model(form):
     return qat, tf.constant(x)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_and_ranges_are_those_of_a_plain_loop(form, monkeypatch):
     qat, x = make_model(form)
@@ -111,6 +111,7 @@ def test_training_computes_the_same_eagerly_and_in_xla(options):
         np.testing.assert_allclose(plain, other, atol=1e-3)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("kind", [layers.GRU, layers.SimpleRNN])
 def test_the_first_training_batch_is_rounded_to_its_own_ranges(kind, stateful):

@@ -159,6 +159,7 @@ class Batches(keras.utils.Sequence):
         return {"steps": x}, x[:, 0, :1]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["GRU", "SimpleRNN"])
 def test_recurrent_layers_train_on_data_of_unknown_sizes(kind):
     """They are unrolled by the number of steps, which the model's input has."""

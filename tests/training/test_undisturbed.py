@@ -153,6 +153,7 @@ DISTURBED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", DISTURBED)
 def test_changes_between_steps_count_from_the_next_step(kind):
