@@ -132,8 +132,8 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table of problems, the quality now, and the quality with each remedy
-        that gains at least 3 dB, and the layers with the largest drops of the SQNR.
+        A report that prints as a table. It names problems of the data, the quality now and with
+        each remedy that gains at least 3 dB, and the layers with the largest drops of the SQNR.
 
     Raises:
         ValueError: if the model is not quantized, has no ranges or keeps states, or the data does
