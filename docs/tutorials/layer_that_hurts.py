@@ -82,8 +82,9 @@ print(diagnosis)
 # %% [markdown]
 # The line with `!` names the cause: large values of `ink` set a range that the features share. The
 # range fits the data, so calibrating again does not help. The signal gets worse at `both`, where
-# features between -1 and 1 share one range with values of several hundred, so they have only a few
-# of its 256 levels. 16 bits for all activations help, or float for the layers after `both`.
+# features between -1 and 1 share one range with values of several hundred, so these
+# features have only a few of its 256 levels. 16 bits for all activations help, or float for the
+# layers after `both`.
 
 # %%
 step = keras_qat.simulate(qat, x_test).tensors["both"].scale

@@ -72,7 +72,7 @@ print(report)
 
 # %% [markdown]
 # 4-bit weights can be packed, two in a byte, which makes the file smaller. The TFLite kernels for
-# packed weights round differently. With `pack_int4` the model computes as they do.
+# packed weights round differently. With `pack_int4` the model rounds like these kernels.
 
 # %%
 four_bits.pack_int4 = True

@@ -40,8 +40,8 @@ print(f"float: {float_accuracy:.2%}")
 # %% [markdown]
 # ## Check the target before training
 #
-# A target describes the operators of a device and how they round. `plan` lists what would not run
-# there. Here everything runs.
+# A target describes the operators of a device and how they round. `plan` lists layers that do not
+# run there; this model has none.
 
 # %%
 print(keras_qat.plan(model, target="tflm"))
@@ -77,8 +77,8 @@ assert accuracy > float_accuracy - 0.03
 # ## The file, in TFLite Micro
 #
 # Files for this target accept one example at a time, and all sizes are fixed. `verify` runs the
-# file on this computer in TFLite Micro's interpreter (the package `tflite-micro`), as a whole and
-# layer by layer. All outputs are identical. The arena is the memory for tensors. A 32-bit chip
+# file on this computer in TFLite Micro's interpreter (the package `tflite-micro`): the whole file,
+# and each layer. All outputs are identical. The arena is the memory for tensors. A 32-bit chip
 # needs slightly less, and more while it starts.
 
 # %%
@@ -138,7 +138,7 @@ with open("scanner.h") as header:
 # [Targets](../targets.md) for NPUs.
 
 # %% [markdown]
-# `simulate` returns the same expected outputs in Python, and every tensor inside:
+# `simulate` returns the same expected outputs in Python, with the values of all tensors:
 
 # %%
 golden = keras_qat.simulate(qat, x_test)

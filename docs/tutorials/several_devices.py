@@ -65,8 +65,8 @@ assert accuracy > 0.85
 # %% [markdown]
 # ## Ranges
 #
-# In every step, each replica measures the extremes of its share of the batch, and their mean
-# updates the moving average. All replicas have the same ranges.
+# In every step, each replica measures the extremes of its share of the batch, and the
+# mean over all replicas updates the moving average. All replicas have the same ranges.
 
 # %%
 for quantizer in keras_qat.quantizers(qat):

@@ -138,8 +138,7 @@ class Recipe:
             layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
             weight_bits: 2 to 8, or None for the recipe's bits.
             activation_bits: 2 to 8, or None for the recipe's bits.
-            quantize: False to keep the layers in float. True reverts an earlier False, and
-                quantizes
+            quantize: False keeps the layers in float. True reverts an earlier False, and quantizes
                 layers that stay in float by default: LayerNormalization and GroupNormalization.
             open: whether to trace custom layers. False keeps them in float. True also traces layers
                 that normalize, which the default, None, does not.

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Override, Recipe, note_use
 from keras_qat.config.specs import QuantSpec
-from keras_qat.messages import suggest
+from keras_qat.messages import suggest, warn_caller
 
 __all__ = [
     "Override",
@@ -197,7 +197,13 @@ def int4_weights(
 
 @answers_unknown(bits="low_bits(4, 4): bits of weights, then of activations")
 def low_bits(
-    weights: int = 4, activations: int = 4, *, ranges: Ranges = "learned", end_bits: int | None = 8
+    weight_bits: int = 4,
+    activation_bits: int = 4,
+    *,
+    ranges: Ranges = "learned",
+    end_bits: int | None = 8,
+    weights: int | None = None,
+    activations: int | None = None,
 ) -> Recipe:
     """Returns a recipe for few bits, with learned ranges and 8 bits in the first and last layers.
 
@@ -207,17 +213,23 @@ def low_bits(
     `calibrate(qat, x, method="mse")`.
 
     Args:
-        weights: bits of weights, 2 to 8.
-        activations: bits of activations, 2 to 8.
+        weight_bits: 2 to 8.
+        activation_bits: 2 to 8.
         ranges: how ranges are found: "learned", "learned_clipping" or "moving_average", as in
             `int8`.
         end_bits: bits of the first and last layers, and of activations that are not multiplied;
             None for the same bits as elsewhere.
+        weights, activations: deprecated names of `weight_bits` and `activation_bits`.
 
     Raises:
         ValueError: on bits outside 2 to 8.
     """
-    base = int8(weights, activations, ranges=ranges)
+    if weights is not None or activations is not None:
+        advice = "use weight_bits= and activation_bits=."
+        warn_caller(f"low_bits(weights=, activations=) is deprecated: {advice}", DeprecationWarning)
+        weight_bits = weight_bits if weights is None else weights
+        activation_bits = activation_bits if activations is None else activations
+    base = int8(weight_bits, activation_bits, ranges=ranges)
     return dataclasses.replace(base, name="low_bits", end_bits=end_bits)
 
 

@@ -97,7 +97,7 @@ def find_batch_size(
     A model with states, or with a fixed batch size, determines the batch size.
 
     Raises:
-        ValueError: if they contradict each other.
+        ValueError: if two of these batch sizes differ.
     """
     required = None if target is None else target.batch_size
     origin, rows = graph.origin, graph.origin.fixed_batch

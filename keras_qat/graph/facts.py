@@ -52,7 +52,7 @@ def reach(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -
 
     Args:
         starts: tensors or calls.
-        following: returns the successors of a tensor or call, such as `lambda call: call.inputs`.
+        following: function that returns the successors of a tensor or call.
     """
     found: dict[Node, None] = {}
     pending = list(starts)[::-1]

@@ -258,9 +258,9 @@ def set_static_shapes(graph: Graph, *_: object) -> Graph:
 
 
 def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
-    """Yields calls after inferring and setting the shapes and rows of their outputs.
+    """Sets the inferred shapes and rows of each call's outputs, then yields the call.
 
-    For example, a traced `tf.reshape(x, [tf.shape(x)[0], -1, size])` has an unknown size.
+    Traced calls, such as `tf.reshape(x, [tf.shape(x)[0], -1, 8])`, may lack static sizes.
     """
     facts = Facts()  # A call's inputs no longer change when they are evaluated.
     changed: set[Value] = set()

@@ -145,7 +145,7 @@ class FileInference:
     def __call__(
         self, inputs: Sequence[tf.Tensor], compute: Callable[..., list[tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Adds the computation of the outputs to a graph. `compute` does it with TensorFlow."""
+        """Adds the computation of the outputs to a graph. `compute` is its TensorFlow function."""
         me = weakref.ref(self)  # TensorFlow never frees the Python functions of graphs.
 
         def run(*arrays: NDArray) -> list[object]:

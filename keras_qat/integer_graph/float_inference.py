@@ -37,7 +37,7 @@ def make_evaluator(
     phase: Phase | None = IN_FLOAT,
     untraced_runs: int = FEW_RUNS,
 ) -> Evaluator:
-    """Returns a function of a model's inputs that returns the given values of its graph.
+    """Returns a function that computes the given values of a graph from the model's inputs.
 
     The layers compute in `phase`, by default in float; None is the current phase. The function is
     traced after `untraced_runs` runs.

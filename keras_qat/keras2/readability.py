@@ -151,7 +151,9 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
     """
     if not is_subclassed(model):
         if inputs is not None:
-            raise ValueError(f"'{model.name}' knows its inputs: inputs= is for subclassed models.")
+            raise ValueError(
+                f"'{model.name}' has inputs already: pass inputs= only for subclassed models."
+            )
         return model
     if inputs is None:
         try:

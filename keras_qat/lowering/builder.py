@@ -35,7 +35,7 @@ class LoweringContext:
     Args:
         activations: whether to replace activations by operators that runtimes have.
             `recipes.contrib` keeps them, like tf.contrib.quantize, and does not trace layers.
-        may_trace: returns whether a call's layer may be traced; None for the default rules.
+        may_trace: function that returns whether to trace a call's layer; None for default rules.
         has_int16: whether the target supports 16 bits. If not, lowering uses them only if 8 bits
             would lose all values.
         has_float: whether calls that replace NaN stay in float. If not, inputs must not hold NaN.
@@ -67,7 +67,7 @@ class LoweringContext:
         make: Callable[[], Layer],
         weights: Iterable[tf.Variable] = (),
     ) -> Layer:
-        """Return the component `part` of a layer. `make` creates it on first use."""
+        """Return the component `part` of a layer, or create it with the function `make`."""
         if (source, part) not in self._layers:
             layer = self._layers[source, part] = make()
             self.weights[layer] = list(weights)

@@ -61,7 +61,7 @@ def _emit_product(
 ) -> None:
     """Add a product with a matrix along the last axis of `x`, and write it to `end`.
 
-    `arrange` converts the layer's weights to the shape [output, input].
+    `arrange` is a function that converts the layer's weights to the shape [output, input].
     """
     if _is_fully_connected(e.attributes, e.wide):
         e.add(

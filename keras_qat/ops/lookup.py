@@ -147,9 +147,9 @@ class Kernel:
         code: the operator's name in TFLite.
         table: computes the kernel's table.
         of_neon: computes the table for ARM's vector instructions, if it differs.
-        fits: returns whether the kernel supports an operator's attributes.
-        fields: returns the options in the file, given the attributes.
-        supports: returns whether the kernel supports the parameters of the input and the output.
+        fits: function that returns whether the kernel supports an operator's attributes.
+        fields: function of the attributes that returns the options in the file.
+        supports: function of the parameters of input and output: whether the kernel supports them.
     """
 
     code: str

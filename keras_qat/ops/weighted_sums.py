@@ -222,7 +222,7 @@ def weight_constants(
 
     Args:
         e: the operator.
-        arrange: converts the weights from the layer's shape to the file's.
+        arrange: function that converts the weights from the layer's shape to the file's.
         axis: the axis of the output channels in the file.
     """
     weights = e.weights

@@ -86,7 +86,7 @@ def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None
     """Returns whether only float layers read an input, and integer layers read other inputs.
 
     Such an input may be labels that an opaque layer compares with predictions, so it is not
-    rounded. `get_op` returns None for a float call.
+    rounded. `get_op` is a function that returns a call's operator, or None for a float call.
     """
     consumers = graph.consumers(losses=False)
 

@@ -61,8 +61,8 @@ class Range:
         spec: the specification.
         observed: the tensors that determine the range.
         rounded: other tensors, which are only rounded with the range.
-        rounds: whether tensors are rounded. A float output is not: files only round it for an
-            integer output type.
+        rounds: whether tensors are rounded. False for a float output, which is only rounded for an
+            integer `output_dtype`.
     """
 
     spec: QuantSpec | FixedSpec

@@ -290,7 +290,7 @@ class Builder:
     ) -> bytes:
         """Returns the file's contents with named inputs and outputs and metadata.
 
-        `rewrite` may change the operators at the end.
+        `rewrite` is a function that may change the operators at the end.
         """
         self._prepare()
         self.graph.inputs = np.array(list(inputs.values()), np.int32)

@@ -31,7 +31,7 @@ def test_arguments_of_other_libraries(name):
     [
         (lambda: recipes.int8(bits=4), "int8() has no argument 'bits': pass weight_bits=4, or use"),
         (lambda: recipes.low_bits(bits=4), "pass low_bits(4, 4)"),
-        (lambda: recipes.low_bits(weight_bits=4), "Did you mean 'weights'?"),
+        (lambda: recipes.low_bits(weight_bit=4), "Did you mean 'weight_bits'?"),
         (lambda: recipes.contrib(bits=4), "pass weight_bits=4, activation_bits=4."),
         (lambda: recipes.int16x8(bits=16), "activations have 16"),
         (lambda: recipes.int4_weights(bits=4), "weights have 4"),

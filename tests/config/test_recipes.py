@@ -17,6 +17,11 @@ def test_bits(which, bits):
         recipes.int8(**{which: bits})
 
 
+def test_deprecated_names_of_bits():
+    with pytest.warns(DeprecationWarning, match="use weight_bits= and"):
+        assert recipes.low_bits(weights=2, activations=3) == recipes.low_bits(2, 3)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

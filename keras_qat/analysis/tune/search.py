@@ -92,7 +92,7 @@ class Search:
     Args:
         builder: creates models from settings.
         first: the settings of the first attempt.
-        max_drop: the budget in points.
+        max_drop: maximum drop of the metric, in points.
         directory: where attempts are saved.
         verbose: 1 prints each attempt, and on a terminal the current one while it runs.
     """
@@ -175,7 +175,7 @@ class Search:
         """Return the best attempt.
 
         Args:
-            max_size: bytes that the file may have, or None.
+            max_size: maximum size of the file in bytes, or None.
             smallest: whether the smallest file within the budget is the best.
         """
         attempts: list[Any] = list(self._saved)

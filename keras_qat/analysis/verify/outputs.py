@@ -198,7 +198,7 @@ class OutputComparison:
     """Compares a file's outputs with the model's, and with the float model's.
 
     Args:
-        evaluate: computes the float model for a batch of inputs.
+        evaluate: function that computes the float model for a batch of inputs.
         graph: the model's resolved graph.
         file: the file.
         inputs: an array for each input; the last batch is padded.

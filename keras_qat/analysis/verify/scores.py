@@ -78,14 +78,14 @@ class Score:
 
     @property
     def is_guess(self) -> bool:
-        """Whether neither file nor float model beat the guess, with enough labels to be sure."""
+        """Whether neither the file nor the float model is better than a constant guess."""
         span = 1.0 if self.perfect is None else abs(self.perfect - self.guess)
         best = self.gained - min(self.lost, 0.0)
         return not self.tells and (best <= 0 or self.by_chance <= CLEAR * span)
 
     @property
     def tells(self) -> bool:
-        """Whether file or float model beat the guess by more than chance explains."""
+        """Whether the file or the float model is significantly better than a constant guess."""
         best = self.gained - min(self.lost, 0.0)
         return best > self.by_chance or self.value == self.perfect
 

@@ -291,7 +291,7 @@ def judge(
     found: Findings,
     look_inside: Callable[[], Sequence[TensorReport]],
 ) -> Verdict:
-    """Returns the verdict. `look_inside` compares the inner tensors if the model is poor."""
+    """Returns the verdict. Calls `look_inside` to compare inner tensors if the model is poor."""
     if not is_same(outputs, rounds_alike) or found.faulty:
         causes = list(found.mismatches)
         causes += [f"the file computes {list_some(list(found.faulty))} differently."] * bool(

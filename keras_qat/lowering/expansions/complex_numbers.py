@@ -154,7 +154,7 @@ def _join(real: tf.Tensor, imag: tf.Tensor) -> Pair:
 
 
 def _multiply(x: Any, y: Any, product: Callable[[Any, Any], Any] = operator.mul) -> Pair:
-    """Return a product of complex tensors. `product` computes the product of two float tensors."""
+    """Return a product of complex tensors. `product` is the function for float tensors."""
     (a, b), (c, d) = _to_pair(x), _to_pair(y)
 
     def multiply(left: tf.Tensor, right: tf.Tensor) -> Any:

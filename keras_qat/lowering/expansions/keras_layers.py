@@ -117,7 +117,7 @@ def convolve_volumes(
     dilations: Any,
     complete: Callable[[Any], Any] = lambda y: y,
 ) -> tf.Tensor:
-    """Convolve volumes with a kernel. `complete` is applied to each slice of the result."""
+    """Convolve volumes with a kernel, then apply the function `complete` to each slice."""
     (_, depth, height, width, channels), (taps, *size, inputs, filters) = x.shape, kernel.shape
     (step, *strides), (gap, *dilations) = strides, dilations
     length = (taps - 1) * gap + 1

@@ -199,11 +199,11 @@ def _explain_unresolved(graph: Graph, data: InputData) -> str:
 def look_at_first_batch(model: keras.Model, name: str, batches: Iterator[Any]) -> Iterator[Any]:
     """Warns once if the next batch is far outside the ranges of a `PhasedModel`'s inputs.
 
-    Other batches are read inside the traced function as usual.
+    Later batches are not checked.
 
     Args:
         model: the model.
-        name: the Keras function that reads the batch, a key of `ALL_LOOKS`.
+        name: name of the Keras function that reads the batch, such as `fit`.
         batches: Keras' iterator.
 
     Returns:
