@@ -29,13 +29,13 @@ class Facts:
 
     Example:
         >>> def is_non_negative(value):
-        ...     call = value.producer
-        ...     if call is None or get_kind(call) not in ("exp", "relu", *MOVES):
-        ...         return False
-        ...     for x in call.inputs if get_kind(call) in MOVES else ():
-        ...         if not (yield x):
-        ...             return False
-        ...     return True
+        ...     kind, operands = read_operation(value.producer) if value.producer else ("", [])
+        ...     if kind != "add":
+        ...         return kind in ("exp", "relu")
+        ...     known = []
+        ...     for x in operands:
+        ...         known.append((yield x) if isinstance(x, Value) else np.min(x) >= 0)
+        ...     return all(known)
         >>> Facts().find(is_non_negative, graph.outputs)
     """
 

@@ -23,7 +23,7 @@ def is_non_negative(value):
     if kind not in KEEPS_SIGN:
         return False
     known = []
-    for x in value.producer.inputs if kind in MOVES else operands:
+    for x in tf.nest.flatten(operands[0]) if kind in MOVES else operands:
         known.append((yield x) if isinstance(x, Value) else np.min(x) >= 0)
     return any(known) if kind == "maximum" else all(known)
 
@@ -42,6 +42,7 @@ def outputs_of(function):
         (lambda x: tf.exp(x) - 1.0, False),
         (lambda x: 1.0 + tf.exp(x) * 2.0, True),
         (lambda x: tf.exp(x) * -2.0, False),
+        (lambda x: tf.concat([tf.exp(x), [[-1.0, 1.0, 1.0]]], 0), False),
     ],
 )
 def test_a_new_fact(function, expected):
