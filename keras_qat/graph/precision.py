@@ -99,7 +99,7 @@ class ScalesLoss:
 
 
 def check_precision(graph: Graph) -> None:
-    """Raises a `ValueError` if a layer computes in float64 or has weights not in float32.
+    """Raises a `ValueError` if a layer computes in float64 or if its weights are not float32.
 
     Non-trainable float64 variables are accepted, because NumPy creates tables and masks in
     float64.

@@ -103,7 +103,7 @@ class Int8Placement:
     def find_inner_ranges(self, group: Group) -> dict[str, QuantSpec]:
         """Returns the ranges inside an operator, which have 8 bits and are not learned.
 
-        With a ReLU, the states of a recurrent layer are not negative, but an initial state may be.
+        The range of recurrent states with a ReLU includes negative values of an initial state.
         """
         op, attributes, _ = match(group.kernel)
         has_state = any(value.dtype != "bool" for value in group.kernel.inputs[1:])

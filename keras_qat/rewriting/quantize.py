@@ -186,8 +186,7 @@ def _copy_quantized(
     if asked and (used is None or dataclasses.replace(used, without_float=False) != asked):
         how = "" if used is None else f" with recipe '{used.name}' and other settings"
         raise ValueError(
-            f"'{model.name}' is already quantized{how}. Quantize the float model it was made from "
-            f"instead."
+            f"'{model.name}' is already quantized{how}. Quantize its float model instead."
         )
     if given:
         raise ValueError(

@@ -101,7 +101,7 @@ def read_input_keys(contents: bytes) -> dict[str, str]:
 
 
 def read_kernels(contents: bytes) -> str:
-    """Returns the name of the kernels that the model's `predict` rounds like."""
+    """Returns the kernel family of the model's `predict` by name, such as "xnnpack"."""
     return _read_entry(contents, "kernels") or "xnnpack"
 
 

@@ -109,7 +109,7 @@ class TFLiteModel:
         if graph.signatures > 1:
             raise ValueError(
                 f"The TFLite file has {graph.signatures} signatures. Convert only the function "
-                f"to predict with, or run the file with LiteRT's get_signature_runner."
+                f"that predicts, or run the file with LiteRT's get_signature_runner."
             )
         self.inputs: Mapping[str, TensorInfo] = describe_tensors(
             graph.inputs, read_rescalings(contents)
@@ -222,7 +222,7 @@ class TFLiteModel:
 
 
 def _open_as_model(contents: bytes) -> FileInterpreter:
-    """Open a file with the kernels that its model rounds like, or with XNNPACK's."""
+    """Open a file with the kernels of its model's `predict`, or with XNNPACK's."""
     kernels = read_kernels(contents)
     if kernels == DEFAULT.name:
         return open_file(contents, kernels)

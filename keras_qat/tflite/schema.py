@@ -46,7 +46,7 @@ def read_contents(file: str | os.PathLike[str] | bytes) -> bytes:
     if hasattr(file, "get_layer"):
         raise ValueError(
             f"Expected the path or the contents of a TFLite file, got the model "
-            f"{getattr(file, 'name', '')!r}: pass what keras_qat.export_tflite returns for it."
+            f"{getattr(file, 'name', '')!r}: pass a file from keras_qat.export_tflite."
         )
     if not isinstance(file, (str, bytes, os.PathLike)):
         raise ValueError(

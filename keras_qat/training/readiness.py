@@ -148,8 +148,8 @@ def _read_own_settings(layer: keras.layers.Layer) -> dict[str, object]:
 def check_settings(model: keras.Model) -> None:
     """Raises a `ValueError` if a setting was changed after the model was quantized or loaded.
 
-    Training, inference and files were planned for the original settings. Some of them would follow
-    the change, and others would ignore it.
+    Training, inference and files were planned for the original settings, so some would
+    follow the change and others would ignore it.
     """
     for layer, before in getattr(model, "settings", ()):
         now = vars(layer)
