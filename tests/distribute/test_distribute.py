@@ -1,6 +1,7 @@
 """Training on several replicas: `tf.distribute` with two devices, and with two workers."""
 
 import contextlib
+import multiprocessing
 import socket
 import subprocess
 import sys
@@ -155,7 +156,11 @@ def test_parameter_servers(recipe):
     first, second, third = (f"localhost:{port}" for port in free_ports(3))
     jobs = {"worker": [first, second], "ps": [third]}
     tasks = [(kind, index) for kind, job in jobs.items() for index in range(len(job))]
-    servers = [fork(programs.server, jobs, *task) for task in tasks]
+    # TensorFlow would draw the same random names of functions in forks, and refuse the second one.
+    spawn = multiprocessing.get_context("spawn").Process
+    servers = [spawn(target=programs.server, args=(jobs, *task)) for task in tasks]
+    for server in servers:
+        server.start()
     try:
         assert run_all(fork(programs.coordinator, jobs, recipe)) == [0]
     finally:
