@@ -1,4 +1,4 @@
-"""The arithmetic, against TensorFlow's own fake-quantization ops and plain numpy."""
+"""The arithmetic, against TensorFlow's own fake-quantization ops and plain numpy; branches."""
 
 import math
 
@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant, plain_operations
+from keras_qat.arithmetic.control_flow import cond
 from keras_qat.arithmetic.quant_params import QuantParams
 from tests.helpers import rng
 
@@ -260,3 +261,16 @@ def test_functions_round_weights_as_eager_execution_does():
         )
 
     np.testing.assert_array_equal(tf.function(quantize)(), quantize())
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_graph_has_one_branch_if_a_tensor_outside_of_it_decides(taken):
+    def other():
+        raise AssertionError("is not traced")
+
+    def add_one(x):
+        branches = [lambda: x + 1.0, other] if taken else [other, lambda: x + 1.0]
+        return cond(outside, *branches)
+
+    outside = tf.constant(taken)
+    assert tf.function(add_one)(tf.constant(1.0)) == 2.0

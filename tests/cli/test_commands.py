@@ -353,3 +353,39 @@ def test_files_of_pixels_for_a_target(files, tmp_path):
     (image,) = keras_qat.TFLiteModel(path).inputs.values()
     assert image.dtype == "uint8"
     assert image.shape[0] == 1
+
+
+def test_the_best_file_is_written(files):
+    rows = np.concatenate([X, X + 0.01])
+    np.save(files / "more.npy", rows)
+    said = run(
+        *("tune", files / "float.keras", files / "more.npy", files / "x.npy"),
+        *(files / "tuned.tflite", "--max-drop", 50, "--minutes", 1),
+        code=2,
+    )
+    assert "40 of 40 validation examples" in said
+    np.save(files / "others.npy", X + 0.02)
+    result = run(
+        *("tune", files / "float.keras", files / "more.npy", files / "others.npy"),
+        *(files / "tuned.tflite", "--max-drop", 50, "--minutes", 1, "--json"),
+    )
+    best = json.loads(result)["best"]
+    assert best["size"] == (files / "tuned.tflite").stat().st_size
+    assert keras_qat.read_metadata(files / "tuned.tflite")
+
+
+@pytest.mark.slow
+def test_a_budget_that_is_not_met_is_exit_status_1(files):
+    model = keras.models.load_model(files / "float.keras")
+    labels = model.predict(X + 0.02, verbose=0)
+    model.compile("adam", "mse")
+    model.save(files / "compiled.keras")
+    np.savez(files / "judged.npz", x=X + 0.02, y=labels)
+    np.savez(files / "train.npz", x=X, y=labels)
+    said = run(
+        *("tune", files / "compiled.keras", files / "train.npz", files / "judged.npz"),
+        *(files / "tuned.tflite", "--labels", "y", "--max-drop", 0, "--minutes", 0.01),
+        code=1,
+    )
+    assert "no attempt is within 0 points" in said
+    assert (files / "tuned.tflite").exists()

@@ -1,4 +1,4 @@
-"""The data that the command line reads: arrays, tables, functions, images."""
+"""Files that the command line reads: arrays, tables, functions, images and models."""
 
 import json
 
@@ -11,7 +11,8 @@ from keras_qat.keras2.backend import keras
 from keras_qat_cli.data import open_array
 from keras_qat_cli.models import takes_pixels
 from tests.cli.running import X, run
-from tests.networks.small import functional, layers
+from tests.helpers import scramble
+from tests.networks.small import functional, layers, tiny_net
 
 SOURCES: dict[str, list[str]] = {
     "x.csv": [],
@@ -97,3 +98,55 @@ def test_models_that_scale_pixels_themselves(scale, tmp_path):
     for name, saved in (("float", model), ("qat", keras_qat.quantize_model(model))):
         saved.save(tmp_path / f"{name}.keras")
         assert takes_pixels(tmp_path / f"{name}.keras") == (scale < 0.1)
+
+
+OLD_KERAS = tuple(map(int, tf.__version__.split(".")[:2])) < (2, 16)
+
+CUSTOM = """
+import tensorflow as tf
+from keras_qat import keras
+@keras.utils.register_keras_serializable("mine")
+class Double(keras.layers.Layer):
+    def call(self, x):
+        return 2.0 * x
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["float.h5", "float"], ids=["h5", "SavedModel"])
+def test_kinds_of_files(name, tmp_path, monkeypatch):
+    """Float and quantization-aware."""
+    monkeypatch.chdir(tmp_path)
+    scramble(tiny_net()).save(name)
+    np.save("x.npy", X)
+    quantized = name.replace("float", "qat")
+    run("calibrate", name, "x.npy", "-o", quantized)
+    run("export", quantized, "model.tflite")
+    assert "100.000%" in run("verify", quantized, "model.tflite", "x.npy", "--min-identical", 100)
+
+
+@pytest.mark.skipif(OLD_KERAS, reason="Keras 3 comes with newer versions of TensorFlow")
+def test_files_of_keras_3(tmp_path):
+    import keras as keras_3
+
+    model = keras_3.Sequential([keras_3.Input((4,)), keras_3.layers.Dense(3, name="logits")])
+    model.save(tmp_path / "model.keras")
+    parsed = json.loads(run("plan", tmp_path / "model.keras", "--json"))
+    assert [item["tensor"] for item in parsed["tensors"]][1:] == ["logits/kernel", "logits"]
+
+
+def test_custom_layers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_layers.py").write_text(CUSTOM)
+    import my_layers
+
+    functional((4,), build=lambda x: my_layers.Double(name="double")(x)).save("model.h5")
+    known = keras.utils.get_custom_objects()
+    before = known.pop("mine>Double")
+    try:
+        told = run("plan", "model.h5", code=2)
+        assert "Keras cannot load model.h5. Import custom layers with --import" in told
+    finally:
+        known["mine>Double"] = before
+    assert "double" in run("--import", "my_layers", "plan", "model.h5")

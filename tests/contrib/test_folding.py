@@ -1,4 +1,4 @@
-"""BatchNormalization folded into layers: against unfolded training, and against plain numpy."""
+"""BatchNormalization, folded and not: against unfolded training, and against plain numpy."""
 
 import itertools
 from typing import Any
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.layers import QuantizeWrapper
-from tests.helpers import assert_all_close, images, keras, rng
+from tests.helpers import assert_all_close, images, keras, rng, save_and_load
 from tests.networks.contrib import KERNELS, conv, image, layers, relu, single
 
 contrib = keras_qat.recipes.contrib
@@ -204,3 +204,26 @@ def test_dilation_that_needs_padding(layer):
     np.testing.assert_allclose(
         wrapper.batch_norm.moving_mean, norm.moving_mean, rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.legacy
+def test_vectors_keep_the_variance_of_the_population(tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(4, name="fc"),  # With a bias: the original does not fold.
+            keras.layers.BatchNormalization(momentum=0.9, name="bn"),
+        ]
+    )
+    qat = keras_qat.quantize_model(model, "contrib")
+    keras_qat.set_quantization(qat, False)
+    x = np.random.default_rng(0).normal(size=(5, 6)).astype("float32")
+    y = model.layers[0](x).numpy()
+    output = qat(x, training=True)
+    norm = qat.get_layer("quant_bn")
+    np.testing.assert_allclose(norm.moving_mean, 0.1 * y.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(norm.moving_variance, 0.9 + 0.1 * y.var(0, ddof=1), rtol=1e-5)
+    normalized = (y - y.mean(0)) / np.sqrt(y.var(0) + 1e-3)
+    np.testing.assert_allclose(output, normalized, rtol=1e-3, atol=1e-4)
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), qat.predict(x, verbose=0))

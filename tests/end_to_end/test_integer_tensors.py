@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import keras_qat
 from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
-from tests.helpers import export_exact, keras, observe, quantize_on
-from tests.networks.small import layers
+from tests.helpers import build_model, export_exact, keras, layers, observe, quantize_on
+from tests.networks.forms.indices import TOKENS, pooled
 
 
 def real(x: Any) -> Any:
@@ -141,3 +141,18 @@ def test_pixels_become_real_numbers(name, target):
     qat = quantize_on(model, x, target=target, strict=True)
     assert np.mean(np.abs(qat(x) - model(x))) < 0.01 * np.ptp(model(x))
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat, target=target), x).identical == 1
+
+
+@pytest.mark.slow
+def test_files_take_tokens_as_the_model_does_unless_the_target_has_no_float():
+    model = build_model((5,), pooled)
+    for target, dtype in ((None, "float32"), ("ethos_u55", "int32")):
+        qat = quantize_on(model, TOKENS, target=target)
+        (details,) = keras_qat.TFLiteModel(keras_qat.export_tflite(qat)).inputs.values()
+        assert details.dtype == dtype
+    assert keras_qat.export_tflite(qat, input_dtype="float32") != keras_qat.export_tflite(qat)
+
+
+def test_what_computes_with_tokens_keeps_float_values():
+    model = build_model((5,), lambda x: layers.Embedding(9, 4)(x) * x[..., None])
+    assert "Indices" not in str(keras_qat.plan(model))

@@ -1,4 +1,4 @@
-"""Layers that keep a tensor of one call in an attribute, which a later call reads."""
+"""What custom layers do besides computing: they keep tensors for later calls, and return None."""
 
 import numpy as np
 import pytest
@@ -59,3 +59,18 @@ def test_inside_of_a_model_of_ones_own_it_is_a_tensor(kind):
     keras_qat.calibrate(qat, data)
     assert np.abs(qat(data) - expected).max() < 0.1
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
+
+
+class Closed(layers.Layer):
+    """Computes by numpy, and returns None beside it."""
+
+    def call(self, x):
+        return tf.ensure_shape(tf.numpy_function(abs, [x], tf.float32), x.shape), None
+
+
+@pytest.mark.filterwarnings("ignore:These layers compute in float")
+def test_none_beside_what_is_computed_in_float():
+    inputs, x = keras.Input((3, 4)), images(16, (3, 4))
+    hidden, _ = Closed()(layers.Dense(4)(inputs))
+    qat = quantize_on(keras.Model(inputs, layers.Dense(2)(hidden)), x)
+    assert qat(x).shape == (16, 3, 2)

@@ -1,11 +1,13 @@
-"""Weights that several operations or layers read: tied embeddings, kernels that a layer masks."""
+"""Weights: several layers read them, objects hold them, or layers compute kernels from them."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import build_model, keras, layers
+from tests.helpers import build_model, export_exact, images, keras, layers, quantize_on
+from tests.networks.computed_kernels import COMPUTED
+from tests.networks.forms.weights import ROWS, Held, HoldsNumbers, Module, X
 from tests.networks.lent_weights import TiedHead, language_model, pixel_cnn
 
 
@@ -78,3 +80,50 @@ def test_stripping_names_a_call_that_keras_reads_wrongly():
     reason = "cannot copy the float model: Exception .* layer 'tf.einsum.*: Got 0 inputs.*own code"
     with pytest.raises(ValueError, match=reason):
         keras_qat.strip_quantization(keras_qat.quantize_model(model))
+
+
+def test_training_objects_in_layers():
+    model = build_model((4,), Held(Module, name="held"))
+    qat = keras_qat.quantize_model(model)
+    qat.compile("sgd", "mse")
+    before = model.layers[1].first.kernel.numpy()
+    qat.fit(ROWS, np.zeros((16, 3)), verbose=0)
+    np.testing.assert_array_equal(model.layers[1].first.kernel, before)
+    with keras.utils.custom_object_scope({"Held": Held}):
+        stripped = keras_qat.strip_quantization(qat)
+    assert not np.allclose(stripped.layers[1].first.kernel, before)
+    np.testing.assert_allclose(qat(ROWS), stripped(ROWS), atol=0.3)
+
+
+def test_real_numbers_that_do_not_train_are_weights():
+    inputs = keras.Input((5, 4))
+    model = keras.Model(inputs, layers.Dense(3)(HoldsNumbers("real numbers")(inputs)))
+    qat = quantize_on(model, X)
+    np.testing.assert_allclose(qat(X), model(X), atol=0.1)
+    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
+
+
+SHAPE = (8, 8, 4)
+
+
+@pytest.mark.legacy
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_computed_kernels_are_kernels_in_the_file(name):
+    plan = keras_qat.plan(build_model(SHAPE, COMPUTED[name]))
+    assert "WeightTensor" not in str(plan) and not plan.float_layers
+
+
+@pytest.mark.slow
+@pytest.mark.legacy
+def test_rounding_is_learned_for_variables_only():
+    """Nothing can be assigned to a kernel that is computed."""
+    x = keras.Input(SHAPE)
+    model = keras.Model(x, layers.Conv2D(3, 1, name="last")(COMPUTED["normalized weights"](x)))
+    data = images(8)
+    (layer,) = keras_qat.sensitivity(model, data, bits=(4,)).layers
+    assert layer.name == "last"
+    qat = keras_qat.quantize_model(model, "int4_weights")
+    keras_qat.calibrate(qat, data, method="mse")
+    keras_qat.learn_rounding(qat, data, iterations=2)
+    export_exact(qat, data)

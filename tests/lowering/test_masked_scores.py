@@ -1,14 +1,14 @@
-"""Reading numbers that masks hide: what is read is not hidden."""
+"""Masks: reading values that they hide, and masks in variables that do not train."""
 
 import pytest
 import tensorflow as tf
 
 import keras_qat
 from keras_qat.helper_layers.operations import MaskScores
-from tests.helpers import keras, layers
+from tests.helpers import build_model, keras, layers
 from tests.networks.forms.attention import VISIBLE, choosing
 from tests.networks.forms.form import Form, decibels
-from tests.networks.forms.masks import SIZE, data, hidden
+from tests.networks.forms.masks import HELD_MASKS, SHAPE, SIZE, WITHIN, Attention, data, hidden
 
 
 def model_of(mask, reader):
@@ -59,3 +59,11 @@ def test_values_beside_a_mask_are_added(name):
     qat = keras_qat.quantize_model(model)
     keras_qat.set_quantization(qat, False)
     assert decibels(model([*VISIBLE]), qat([*VISIBLE], training=True)) > 60
+
+
+def test_another_mask_is_not_taken_for_the_one_before(monkeypatch):
+    """The copy of a float model makes its masks anew, with the user's own code."""
+    qat = keras_qat.quantize_model(build_model(SHAPE, Attention("truth")))
+    monkeypatch.setitem(HELD_MASKS, "truth", (WITHIN[::-1], HELD_MASKS["truth"][1]))
+    with pytest.raises(ValueError, match="Keras cannot copy the float model"):
+        keras_qat.strip_quantization(qat)

@@ -1,4 +1,4 @@
-"""The engine that finds patterns of operations in a graph and replaces them."""
+"""Passes of lowering, and the engine that finds patterns of operations and replaces them."""
 
 import math
 
@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_qat
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
+from keras_qat.lowering import builder, passes
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.patterns import (
     Matcher,
@@ -115,3 +117,46 @@ def test_calls_that_only_a_match_reads_go():
     model = functional(SHAPE, build=lambda x: tf.where(tf.cos(x) > 0.5, x, 2 * tf.ones_like(x)))
     graph = apply_rules(read_model(model), LoweringContext(), [rule])
     assert [type(call.layer) for call in graph.calls] == [layers.ReLU]
+
+
+class Gate(layers.Layer):
+    def call(self, x):
+        return x * tf.sigmoid(x)
+
+
+def gated():
+    return functional(
+        (4,), build=lambda x: Gate(name="gate")(layers.Dense(4, "relu", name="dense")(x))
+    )
+
+
+def test_plan_shows_what_each_pass_changes(capsys):
+    plan = keras_qat.plan(gated(), show_passes=True)
+    printed = capsys.readouterr().out
+    assert "trace custom layers: user code is replaced by Keras layers and operations" in printed
+    assert "- gate float32 (None, 4) = Gate(dense)" in printed
+    assert "+ gate/sigmoid float32 (None, 4) = math.sigmoid(dense)" in printed
+    assert "+ dense float32 (None, 4) = Activation(dense_before_activation)" in printed
+    assert not plan.float_layers
+
+
+def test_plan_prints_nothing_by_default(capsys):
+    keras_qat.plan(gated())
+    assert not capsys.readouterr().out
+
+
+def test_unused_calls_are_dropped():
+    model = functional((4,), build=lambda x: x + tf.zeros_like(tf.sigmoid(x)))
+    plan = keras_qat.plan(model)
+    assert "math.sigmoid" not in [getattr(call.layer, "symbol", "") for call in plan.graph.calls]
+
+
+def test_verifier_names_the_pass(monkeypatch):
+    def swap(graph, context):
+        graph.calls.reverse()
+        return graph
+
+    monkeypatch.setenv(builder.VERIFY, "1")
+    monkeypatch.setattr(passes, "PASSES", (passes.Pass("swap", swap, "wrong order"),))
+    with pytest.raises(AssertionError, match="after 'swap'"):
+        keras_qat.plan(gated())

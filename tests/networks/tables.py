@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tests.end_to_end import test_cells, test_given_states, test_integer_tensors
+from tests.end_to_end import test_given_states, test_integer_tensors
 from tests.end_to_end.exact import inputs_of, model_of
 from tests.helpers import images, keras, layers, scramble
 from tests.lowering import test_masking, test_masks, test_recurrent_masks
@@ -91,7 +91,9 @@ COMPARED = {
 
 TABLES: dict[str, dict[str, Network]] = {
     "cells": {
-        name: Network(partial(test_cells.model_of, name), lambda model: cells_and_convolutions.X)
+        name: Network(
+            partial(test_given_states.model_of, name), lambda model: cells_and_convolutions.X
+        )
         for name in cells_and_convolutions.MODELS
     },
     "masked steps": {

@@ -1,17 +1,33 @@
-"""Every operator x bits x family of kernels, on random examples of it."""
+"""Every operator x bits x family of kernels on random examples, in float too, and their files."""
 
+import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_qat.arithmetic.kernel_families import kernel_family
-from keras_qat.ops.registry import ROWS
+import keras_qat
+from keras_qat.arithmetic.kernel_families import FAMILIES, kernel_family
+from keras_qat.arithmetic.quant_params import QuantParams
+from keras_qat.graph.calls import map_values
+from keras_qat.integer_graph.execute import prepare, run
+from keras_qat.integer_graph.graph import ResolvedGraph
+from keras_qat.ops.node import Node, Tensor
+from keras_qat.ops.registry import ROWS, op_named
+from keras_qat.ops.requantize import prepare_requantization, requantize
+from keras_qat.tflite.interpreter import FileInterpreter
+from keras_qat.tflite.schema import OPERATORS, operator_code, unpack
 from tests.comparison import KERNELS, RUNNABLE
+from tests.helpers import images, keras, observe
+from tests.networks.small import functional
 from tests.ops.examples import EXAMPLES
+from tests.ops.examples.example import BATCH
 from tests.ops.harness import (
+    LACKING,
     assert_exact,
+    file_of,
     in_integers,
     in_integers_as_tensors,
     node_of,
@@ -131,3 +147,142 @@ def test_graphs_compute_the_same(op, bits, jit):
             in_integers(node, inputs, family), compute(inputs), strict=True
         ):
             np.testing.assert_array_equal(result, expected)
+
+
+def assert_written_as_computed(contents: bytes, kernels: str = "reference") -> None:
+    """Of each tensor the shape; of depthwise convolutions, too, how many channels they multiply."""
+    model, interpreter = unpack(contents), FileInterpreter(contents, kernels).interpreter
+    (graph,) = model.subgraphs
+    interpreter.allocate_tensors()
+    computed = {detail["index"]: detail["shape"] for detail in interpreter.get_tensor_details()}
+    for index, tensor in enumerate(graph.tensors):
+        assert tensor.hasRank
+        assert tuple(computed[index]) == tuple(tensor.shape), tensor.name
+    for operator in graph.operators:
+        if (
+            OPERATORS[operator_code(model.operatorCodes[operator.opcodeIndex])]
+            == "DEPTHWISE_CONV_2D"
+        ):
+            before, after = (graph.tensors[end[0]] for end in (operator.inputs, operator.outputs))
+            times = operator.builtinOptions.depthMultiplier
+            assert before.shape[-1] * times == after.shape[-1]
+
+
+WEIGHTS = {
+    **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), range(1, 2)),
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": range(1, 9),
+}
+"""Operator -> which of its inputs are weights."""
+
+
+@pytest.mark.parametrize("name", ["conv", "depthwise_conv", "dense", "lstm"])
+def test_weights_have_no_zero_point(name):
+    """Kernels read none, whatever a file says."""
+    model = unpack(file_of(node_of(op_named(name), 8, 1)[0], BATCH))
+    (graph,) = model.subgraphs
+    indices = [
+        operator.inputs[at]
+        for operator in graph.operators
+        for at in WEIGHTS.get(
+            OPERATORS[operator_code(model.operatorCodes[operator.opcodeIndex])], ()
+        )
+    ]
+    assert indices
+    for index in indices:
+        assert not np.any(graph.tensors[index].quantization.zeroPoint)
+
+
+def test_shapes_of_causal_convolutions():
+    convolution = keras.layers.Conv1D(4, 3, padding="causal", dilation_rate=2)
+    qat = observe(
+        keras_qat.quantize_model(functional((7, 3), build=convolution)), images(9, (7, 3))
+    )
+    assert_written_as_computed(keras_qat.export_tflite(qat, batch_size=BATCH))
+
+
+@pytest.mark.sample(10)
+@pytest.mark.parametrize(
+    "op", [op for op in MATCHING if op.has_kernel_for(8)], ids=lambda op: op.name
+)
+def test_shapes_are_those_that_the_interpreter_computes(op):
+    kernels = "optimized" if (op.name, "reference") in LACKING else "reference"
+    assert_written_as_computed(file_of(node_of(op, 8, 1)[0], BATCH), kernels)
+
+
+def test_several_open_sizes_behind_others_are_refused():
+    node, _ = node_of(op_named("linear"), 8, 0)
+    ends = (None, 6, None), (None, 3, None, None)
+    source, target = (
+        dataclasses.replace(tensor, shape=shape)
+        for tensor, shape in zip((node.inputs[0], node.output), ends, strict=True)
+    )
+    with pytest.raises(NotImplementedError, match="several unknown sizes"):
+        file_of(dataclasses.replace(node, inputs=(source,), outputs=(target,)))
+
+
+ELSEWHERE = {
+    "weights by gate": ("lstm", "masked_lstm", "gru", "simple_rnn", "simple_rnn_relu", "conv_lstm"),
+    "weights in other shapes than the layer's": ("einsum_dense_heads", "affine"),
+    "not defined for all random inputs": ("log", "sqrt", "rsqrt", "log1p"),
+    "other types": ("select", "from_integers", "one_hot", "reduce_any", "reduce_all"),
+}
+"""Why `real_results` cannot compute rows -> the rows."""
+
+IN_FLOAT = [
+    pytest.param(op, name, id=f"{op.name}-{name}")
+    for op in MATCHING
+    for name, family in FAMILIES.items()
+    if family.in_float and not op.is_table and op.name not in sum(ELSEWHERE.values(), ())
+]
+
+
+def real_results(node: Node, numbers: list[Any]) -> list[Any]:
+    """What the node's layer computes of real numbers, with the quantized weights."""
+    layer, weights, given = node.call.layer, node.weights, iter(numbers)
+    args, kwargs = map_values(lambda _: next(given), (node.call.args, node.call.kwargs))
+    if weights is not None:
+        unit = node.inputs[0].params.scale * weights.scale
+        bias = [] if weights.bias is None else [weights.bias * unit.reshape(-1)]
+        layer.set_weights([weights.q * weights.scale, *bias])
+    return tf.nest.flatten(layer(*args, **kwargs))
+
+
+@pytest.mark.sample(18)
+@pytest.mark.parametrize(("op", "family"), IN_FLOAT)
+def test_results_are_the_real_ones_rounded(op, family):
+    """Next to halves the order of operations in float32 decides."""
+    # Of weights some have no bias, and of two operands one may be a number, which stays real. The
+    # last seed gives two tensors, neither of which begins at its zero point.
+    for seed in (0, 1, 2, 4) if op.weights or op.quantizes_constants else (0,):
+        node, numbers = node_of(op, 8, seed)
+        read = [item for item in node.inputs if isinstance(item, Tensor)]
+        inputs = {tensor.name: tensor for tensor in read}
+        tensors = dict(zip(node.call.inputs, read, strict=True))
+        graph = ResolvedGraph("", inputs, {}, (node,), tensors, {})
+        codes = random_inputs(node, numbers)
+        centred = [
+            tf.cast(codes[x.name], tf.float32) - x.params.zero_point for x in inputs.values()
+        ]
+        kernels = kernel_family(family)
+        results = run(graph, centred, kernels, real_results, prepare(graph, kernels))
+        numbers = [np.float32(x.params.dequantize(codes[x.name])) for x in read]
+        for real, tensor in zip(real_results(node, numbers), node.outputs, strict=True):
+            result, params = np.asarray(results[tensor]), tensor.params
+            if params is None:
+                np.testing.assert_array_equal(result, real)
+                continue
+            ends = params.lowest - params.zero_point, params.highest - params.zero_point
+            steps = np.clip(np.asarray(real) / np.float64(params.scale), *ends)
+            np.testing.assert_array_equal(result, np.round(result))
+            assert np.abs(result - steps).max() < 0.501
+
+
+@pytest.mark.parametrize(
+    ("family", "rounded"), [("onnxruntime", np.rint), ("esp_dl", lambda x: np.floor(x + 0.5))]
+)
+def test_another_scale_rounds_once(family, rounded):
+    """Of half the steps every second value is a half."""
+    every = np.arange(-128, 128, dtype=np.float32)
+    scales = (QuantParams(np.float32(scale), 0).as_tensors() for scale in (0.5, 1.0))
+    numbers = prepare_requantization(kernel_family(family), *scales)
+    np.testing.assert_array_equal(requantize(tf.constant(every), numbers), rounded(every / 2))

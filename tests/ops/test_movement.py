@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_qat
 from keras_qat.arithmetic.kernel_families import XNNPACK
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.export.tflite_writer import get_tensor_index, write_node
@@ -15,15 +16,15 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.operations import Contract, Roll
 from keras_qat.integer_graph.execute import compute_node
 from keras_qat.keras2.backend import keras, register
+from keras_qat.ops.mean import MOST_WIDE
 from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.registry import match, register_op
 from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack
 from tests.comparison import KERNELS, RUNNABLE
+from tests.helpers import build_model, layers
 from tests.ops.harness import BATCH, assert_same, file_of, make_node, random_inputs
-
-layers = keras.layers
 
 
 def calls_of(build, *shapes):
@@ -317,3 +318,24 @@ def test_one_hot_of_bytes():
     node = make_node(call, 8, numbers)
     assert_same(node, random_inputs(node, numbers), "reference")
     assert [name for name, *_ in FileInterpreter(file_of(node)).operations()] == ["CAST", "ONE_HOT"]
+
+
+SIZES = {(256, 256, 1): True, (260, 260, 1): False, (MOST_WIDE + 1, 1, 1): False}
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_16_bit_means_of_too_many_values_are_in_float(shape):
+    model = build_model(shape, layers.GlobalAveragePooling2D(name="mean"))
+    reason = keras_qat.plan(model, "int16x8").float_layers.get("mean", "")
+    assert (not reason) == SIZES[shape]
+    assert SIZES[shape] or reason == "no int16 kernel for GlobalAveragePooling2D"
+    assert not keras_qat.plan(model).float_layers
+
+
+def test_16_bit_means_of_many_values():
+    call = calls_of(layers.GlobalAveragePooling2D(), (256, 256, 1))[-1]
+    node = make_node(call, 16, np.random.default_rng(0))
+    ((name, codes),) = random_inputs(node, np.random.default_rng(1)).items()
+    codes[0], codes[1] = -32768, 32767
+    for family in RUNNABLE:
+        assert_same(node, {name: codes}, family)

@@ -1,5 +1,7 @@
-"""Verification finds what is there and says so."""
+"""Verification finds what is there and reports it, also on the nodes of Model Explorer."""
 
+import json
+import sys
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
+from keras_qat.tflite.reader import FileGraph
 from tests.helpers import images, observe, quantize_on, scramble
 from tests.networks.small import functional, layers
 
@@ -118,3 +121,38 @@ def test_products_of_tensors_in_every_runtime(name, runtime):
     x = 1 + images(48, (20, 16))
     qat = observe(keras_qat.quantize_model(functional((20, 16), build=PRODUCTS[name])), x)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x, runtime=runtime).identical == 1
+
+
+def test_node_data_names_tensors_of_the_file(exported, tmp_path):
+    """A node's figures are found by the name of a tensor that its operator computes."""
+    report = keras_qat.verify(exported.model, exported.tflite, exported.x[:16], per_layer=True)
+    paths = report.to_model_explorer(tmp_path / "figures")
+    data = {path.stem: json.loads(path.read_text())["results"] for path in paths}
+    file = FileGraph(exported.tflite)
+    made = {file.tensors[index].name for step in file.operations for index in step.outputs}
+    inputs = {tensor.name for tensor in file.inputs.values()}
+    quantizers = keras_qat.quantizers(exported.model)
+    for tensor in report.tensors:
+        assert tensor.tensor in made | inputs
+        assert data["bits"][tensor.tensor]["value"] == 8
+        assert data["identical_percent"][tensor.tensor]["value"] == 100 * tensor.run.identical
+        if tensor.sqnr is not None:
+            noise = data["signal_to_noise_db"][tensor.tensor]["value"]
+            assert noise == pytest.approx(tensor.sqnr, abs=0.05)
+        low, high = map(float, data["range"][tensor.tensor]["value"].split(" to "))
+        near = [q for q in quantizers if tensor.name in q.quantizes]
+        for quantizer in near:  # Ranges are moved so that zero is a quantized value.
+            step = (high - low) / 255
+            assert low == pytest.approx(float(quantizer.minimum), abs=2 * step)
+            assert high == pytest.approx(float(quantizer.maximum), abs=2 * step)
+    assert any(tensor.name in q.quantizes for q in quantizers for tensor in report.tensors)
+
+
+def test_what_it_needs(exported, tmp_path, monkeypatch):
+    report = keras_qat.verify(exported.model, exported.tflite, exported.x[:4])
+    with pytest.raises(ValueError, match="per_layer=True"):
+        report.to_model_explorer(tmp_path)
+    report = keras_qat.verify(exported.model, exported.tflite, exported.x[:4], per_layer=True)
+    monkeypatch.setitem(sys.modules, "model_explorer", None)
+    with pytest.raises(ImportError, match="pip install ai-edge-model-explorer"):
+        report.to_model_explorer(tmp_path, show=tmp_path / "model.tflite")

@@ -1,13 +1,19 @@
-"""The demo, in a short form: it does the whole job and measures something sensible."""
+"""The demo, the tutorials' programs and the example project, in a short form."""
 
 import dataclasses
 import gzip
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import demo
 import demo_data
+import lenet_4bit
 import numpy as np
 import pytest
+import tune_digits
 from demo_results import Results
 
 GOOD = Results(
@@ -117,3 +123,59 @@ def test_fashion_mnist_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(demo_data.keras.datasets.fashion_mnist, "load_data", offline)
     with pytest.raises(SystemExit, match="apt-get install dataset-fashion-mnist"):
         demo_data.fashion_mnist()
+
+
+@pytest.mark.slow
+def test_the_lenet_tutorial_in_short() -> None:
+    rows = lenet_4bit.run(lenet_4bit.load(quick=True), epochs=3, fine_tuning=1)
+    assert [row.name for row in rows] == ["float", "8 bits", "4 bits"]
+    assert all(row.accuracy > 0.6 for row in rows)
+    for row in rows[1:]:
+        assert row.tflite_accuracy == pytest.approx(row.accuracy, abs=0.02)
+        assert row.agreement >= 0.98
+    # Four bits fit TFLite's codes as they are; contrib's eight bits are rounded again.
+    assert rows[2].identical >= 0.99
+    assert len(lenet_4bit.table(rows).splitlines()) == 4
+
+
+def test_pixels_are_codes() -> None:
+    data = lenet_4bit.load(quick=True)
+    for x in (data.x_train, data.x_test):
+        np.testing.assert_allclose(x * 255, np.round(x * 255), atol=1e-4)
+    assert data.x_test.max() == 1.0
+
+
+def test_without_fashion_mnist_lenet_takes_the_digits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> demo_data.Data:
+        raise SystemExit("apt-get install dataset-fashion-mnist")
+
+    monkeypatch.setattr(lenet_4bit, "fashion_mnist", missing)
+    assert lenet_4bit.load(quick=False).x_train.shape == (1200, 8, 8, 1)
+    printed = capsys.readouterr().out
+    assert "apt-get install" in printed
+    assert "digits" in printed
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_the_example_project(tmp_path: Path) -> None:
+    project = shutil.copytree(ROOT / "examples/digits", tmp_path / "digits")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for program in ("train.py", "export.py", "run.py"):
+        command = [sys.executable, program]
+        output = subprocess.check_output(command, cwd=project, env=environment, text=True)
+    right, count = (int(word) for word in output.split() if word.isdigit())
+    assert right > 0.9 * count
+
+
+@pytest.mark.slow
+def test_equalization_and_separate_outputs_are_both_needed(tmp_path: Path) -> None:
+    result, report = tune_digits.run(tmp_path)
+    assert result.is_met
+    assert "outputs=['light', 'scores'], equalize, calibrate" in result.best.settings
+    assert report.identical == 1
+    assert (tmp_path / "digits.tflite").exists()

@@ -1,0 +1,191 @@
+"""The pages: words that readers know, tables that fit, links and commands that are right."""
+
+import re
+import runpy
+from pathlib import Path
+
+import keras_qat
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+
+PRIVATE = {
+    "code for code": "the same integers",
+    "halves up": "rounded half up",
+    "halves away": "rounded half away from zero",
+    "the code beside": "off by one",
+    "is told": "knows, receives",
+    "what is told": "warning",
+    "spelled": "written, split into",
+    "spelling": "form",
+    "second factor": "right-hand side",
+    "twins": "common subexpressions",
+    "in place of": "instead of",
+}
+"""Words of the code's own dialect -> what a reader understands."""
+
+COLUMN = 908
+"""Pixels that a table has on the site. A character takes 6.5, and a cell 16 around its text."""
+
+
+def test_words():
+    for page in PAGES:
+        prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.M | re.S)
+        used = [word for word in PRIVATE if re.search(rf"\b{word}\b", prose, re.I)]
+        assert not used, (page, {word: PRIVATE[word] for word in used})
+
+
+def width(table):
+    """The least width of a table, as each column is as wide as its longest word."""
+    rows = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in table.splitlines()]
+    texts = [[re.sub(r"`[^`]*`", "12345678", cell) for cell in row] for row in rows[:1] + rows[2:]]
+    plain = [[re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell) for cell in row] for row in texts]
+    longest = [
+        max((len(word) for cell in column for word in cell.split()), default=0)
+        for column in zip(*(row for row in plain if len(row) == len(plain[0])), strict=True)
+    ]
+    return sum(6.5 * letters + 16 for letters in longest)
+
+
+def list_tables():
+    for page in PAGES:
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), flags=re.M):
+            yield page, table
+
+
+def test_tables_fit_their_column():
+    assert [(page, table[:60]) for page, table in list_tables() if width(table) > COLUMN] == []
+
+
+def test_a_table_that_does_not_fit():
+    cells = ["twelveletter"] * 10
+    rows = cells, ["---"] * 10, cells
+    assert width("\n".join(f"| {' | '.join(row)} |" for row in rows)) > COLUMN
+
+
+SOURCE = 112
+"""Characters of a program's line that the column shows."""
+
+
+def test_programs_fit_their_column():
+    for page in PAGES:
+        blocks = re.findall(r"^( *)```\w+\n(.*?)^\1```$", page.read_text(), flags=re.M | re.S)
+        lines = [line for _, block in blocks for line in block.splitlines()]
+        long = [line for line in lines if len(line) > SOURCE and not line.startswith("Error: ")]
+        assert not long, page
+
+
+def test_rows_have_the_cells_of_their_head():
+    """A vertical bar within a cell would begin another one: it is written with a backslash."""
+    for page, table in list_tables():
+        counts = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        assert len(counts) == 1, (page, table)
+
+
+def test_no_sentence_becomes_a_heading():
+    """As one does whose line happens to begin with the number of an issue."""
+    for page in PAGES:
+        prose = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.M | re.S)
+        assert re.findall(r"^#+[^# ].*$", prose, flags=re.M) == [], page
+
+
+GLOBS = ("*.md", "docs/**/*.md", "docs/tutorials/*.py", "benchmarks/results/*.md")
+LINKED = [page for glob in GLOBS for page in ROOT.glob(glob)]
+
+
+def anchors(page):
+    """What links to a page's headings may name, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.M)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {word.strip().replace(" ", "-") for word in words}
+
+
+def list_links():
+    for page in LINKED:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" not in target:
+                yield page, target
+
+
+def test_links():
+    for page, target in list_links():
+        path, _, anchor = target.partition("#")
+        result = (page.parent / path) if path else page
+        assert result.exists(), (page, target)
+        assert not anchor or anchor in anchors(result), (page, target)
+
+
+def test_reference_has_all_that_is_public():
+    """A new public name gets a line in a page of docs/reference."""
+    pages = "\n".join(page.read_text() for page in ROOT.glob("docs/reference/*.md"))
+    named = set(re.findall(r"^(?:::: |      heading: )keras_qat\.(\w+)$", pages, flags=re.M))
+    assert set(keras_qat.__all__) - {"__version__", "keras"} == named & set(keras_qat.__all__)
+
+
+RESULTS = ROOT.glob("benchmarks/results/*.md")
+WITH_FIGURES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *RESULTS]
+
+UNITS = r"±|%|x\b|ms|s\b|kB|MB|bytes|LSB|dB|k\b|M\b|\(|of \d"
+FIGURE = re.compile(rf"[-~]?\d[\d.,]*( ?({UNITS}).*)?")
+COMMAND = re.compile(r"python -m [\w.]+|python tutorials/\w+|make [a-z]+-?\w*|\bno command\b", re.I)
+WHEN = re.compile(r"\b(November|December) 20\d\d|\b20\d\d-\d\d-\d\d|\bversion \d\.\d")
+
+
+def sections(text):
+    """Yields the text below each heading, and all below the headings above it and its own."""
+    above, lines, is_program = {}, [], False
+    for line in [*text.splitlines(), "# end"]:
+        is_program ^= line.startswith("```")
+        if is_program or not (level := len(re.match("#*", line)[0])):
+            lines.append(line)
+            continue
+        depth = max(above, default=0)
+        above[depth] = "\n".join(lines)
+        yield above[depth], "\n".join(above.values())
+        above = {key: value for key, value in above.items() if key < level} | {level: ""}
+        lines = []
+
+
+def tables_of_figures(text):
+    """The tables of which most cells behind the first column are figures."""
+    for table in re.findall(r"(?:^\|.*(?:\n|$))+", text, flags=re.M):
+        rows = [re.split(r"(?<!\\)\|", row)[2:-1] for row in table.splitlines()[2:]]
+        cells = [cell.strip(" *") for row in rows for cell in row if cell.strip()]
+        if 2 * sum(bool(FIGURE.fullmatch(cell)) for cell in cells) > len(cells):
+            yield table.splitlines()[0]
+
+
+def figures(page):
+    """Each table of figures of a page, with the text that may tell where it is from."""
+    for below, all_above in sections(page.read_text()):
+        for table in tables_of_figures(below):
+            yield table, all_above
+
+
+def test_figures_name_their_command_and_when_it_ran():
+    tables = [(page, *table) for page in WITH_FIGURES for table in figures(page)]
+    assert [(page, table) for page, table, text in tables if not COMMAND.search(text)] == []
+    assert [(page, table) for page, table, text in tables if not WHEN.search(text)] == []
+
+
+def test_a_table_has_the_commands_of_its_section_and_above():
+    page = "# A\nmake lint\n## B\npython -m b.c\n### D\n| | a |\n| - | - |\n| b | 1 % |\n## E\n"
+    ((table, text),) = (
+        (t, above) for below, above in sections(page) for t in tables_of_figures(below)
+    )
+    assert (table, COMMAND.findall(text)) == ("| | a |", ["make lint", "python -m b.c"])
+
+
+def test_targets_of_make_and_tests_are_there():
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    for page in WITH_FIGURES:
+        text = page.read_text()
+        assert set(re.findall(r"[`\n]make ([a-z][\w-]*)", text)) <= set(targets), page
+        paths = re.findall(r"`(tests/[\w/.]*\w)", text)
+        assert [path for path in paths if not (ROOT / path).exists()] == [], page
+
+
+def test_the_page_of_operators_is_made_of_the_rows():
+    page = runpy.run_path(ROOT / "docs/operators.py")["page"]()
+    assert (ROOT / "docs/operators.md").read_text() == page
