@@ -79,7 +79,7 @@ MISTAKES = {
     "once for each": lambda _: recipes.int8().override(["a", "b"], quantize=False),
     "the function tiny_net: pass its": lambda _: keras_qat.quantize_model(tiny_net),
     "Expected a Keras model, got bytes": lambda _: keras_qat.diagnose(b"file", X),
-    "got the model 'tiny': pass what": lambda _: keras_qat.TFLiteModel(tiny_net()),
+    "got the model 'tiny': pass a file": lambda _: keras_qat.TFLiteModel(tiny_net()),
     "'tiny' is already quantized. Pass the float": lambda qat: keras_qat.sensitivity(qat, X),
     r"float model.*plan\(model, target='tflm'\)\.problems": lambda _: keras_qat.targets.problems(
         tiny_net(), "tflm"
