@@ -201,7 +201,6 @@ class Tied(layers.Layer):
         return tf.matmul(x, self.embedding.embeddings, transpose_b=True)
 
 
-@pytest.mark.slow
 def test_masks_are_handed_on_where_layers_are_opened_twice():
     """As with tied embeddings, which are found while layers are opened."""
     tokens, embedding = keras.Input((STEPS,)), layers.Embedding(TOKENS, SIZE, mask_zero=True)
