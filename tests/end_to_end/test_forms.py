@@ -37,7 +37,7 @@ OF_PHASES = (
 
 OF_SINGLE_NETWORKS = {
     **{f"behind_float {kind}": {"in_float": True, "is_random": True} for kind in KINDS},
-    **{key: {"in_float": True} for key in ("alone", "read by others", "behind weights", "scaled")},
+    **{key: {"in_float": True} for key in ("alone", "scaled")},
     **{f"stacked {kind}": {"is_random": True} for kind in KINDS},
     **{key: {"is_random": True} for key in ("two_levels", "nested_output", *OF_PHASES)},
     # What they compute is far larger than the targets, or a bias is before a normalization.
@@ -80,11 +80,11 @@ def kernels_of(case):
 def test_from_the_float_model_to_the_file(subject, name, tmp_path):
     form = FORMS[subject][name]
     model = form.model()
-    x, before = form.inputs(model), values(model.weights)
+    x = form.inputs(model)
+    expected, before = model(x), values(model.weights)  # Some change a kernel in their first call.
     strict = not form.in_float
     qat = keras_qat.quantize_model(model, form.recipe, target=form.target, strict=strict)
     assert len(qat.trainable_weights) == len(model.trainable_weights)
-    expected = model(x)
     assert_equal_without_quantization(qat, x, expected, form.is_random)
     if form.trains:
         train(qat, x)
