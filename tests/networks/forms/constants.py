@@ -41,7 +41,6 @@ LIMITS = forms(
         "one for each channel": lambda x: tf.maximum(x, EACH) + tf.minimum(x, EACH),
         "beyond a fixed range": lambda x: tf.maximum(tf.sigmoid(x), 1.5),
         "within a fixed range": lambda x: tf.maximum(tf.sigmoid(x), 0.6),
-        "norms": lambda x: tf.clip_by_norm(x, 9.0, [1]),
     },
     np.random.default_rng(0).uniform(0.1, 0.5, (16, 4)).astype(np.float32),
     sqnr=44,
