@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import re
 import statistics
 import subprocess
 import sys
@@ -29,6 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_qat
+from benchmarks.memory import read_megabytes
 from keras_qat.keras2.backend import keras
 
 ALL = (
@@ -71,19 +71,13 @@ def exporters(name: str, size: int) -> dict[str, Callable[[], bytes]]:
 def peak_memory(name: str, size: int) -> float:
     """What one export takes at most beside the model, in multiples of the float weights (Linux)."""
     model = keras_qat.quantize_model(build(name, size))
-    parameters = 4 * model.count_params()
+    megabytes = 4 * model.count_params() / 2**20
     keras_qat.calibrate(model, np.zeros((1, size, size, 3), np.float32), batch_size=1)
     gc.collect()
-    before = _memory("VmRSS")
+    before = read_megabytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # Peak memory counts from here.
     keras_qat.export_tflite(model)
-    return (_memory("VmHWM") - before) / parameters
-
-
-def _memory(name: str) -> int:
-    """Bytes of this process, as Linux counts them."""
-    (line,) = re.findall(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return 1024 * int(line)
+    return (read_megabytes("VmHWM") - before) / megabytes
 
 
 def measure(name: str, size: int, pairs: int) -> dict[str, Any]:
