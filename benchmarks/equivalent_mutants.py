@@ -19,15 +19,12 @@ EQUIVALENT = {
     "keras_qat/arithmetic/plain_operations.py _divide: sign > 0 -> sign >= 0": (
         "the sign of a scale is 1 or -1"
     ),
-    "keras_qat/integer_graph/cached_inference.py CachedInference._trace: False -> True": (
-        "AutoGraph finds nothing to convert in the package, which reads no tensor as a condition"
-    ),
     "keras_qat/integer_graph/fold_weights.py fold_calls: count_terms(tuple(q.shape), axes) > FEW "
     "-> count_terms(tuple(q.shape), axes) >= FEW": "what is not computed here is where it is used",
     "keras_qat/integer_graph/float_inference.py evaluate_all: max -> min": (
         "how many examples are computed at once"
     ),
-    "keras_qat/integer_graph/float_inference.py evaluate_all: 32 -> 33": (
+    "keras_qat/integer_graph/float_inference.py evaluate_all: max -> min (2)": (
         "how many examples are computed at once"
     ),
     "keras_qat/integer_graph/pixel_inputs.py _check_values: 1 -> 2 (2)": (
@@ -106,8 +103,6 @@ EQUIVALENT = {
         "what was assigned is read once more, by nobody"
     ),
     "keras_qat/ops/recurrent/lstm.py _prepare: 0 -> 1": SLOWER,
-    "keras_qat/ops/recurrent/lstm.py _prepare: own.q.shape[0] < 2 ** 24 // (128 * 127) -> "
-    "own.q.shape[0] <= 2 ** 24 // (128 * 127)": "sums of 1032 products are still below 2^24",
     "keras_qat/ops/recurrent/lstm.py _emit: 1 -> 2 (8)": "of the last step alone, each second one",
     "keras_qat/ops/recurrent/lstm.py _emit_zeros: times > 1 -> times >= 1": SLOWER,
     "keras_qat/ops/tiling.py _emit_reverse: len(shape) > SLICED_ANYWHERE -> len(shape) >= "
