@@ -43,7 +43,7 @@ Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
 """Layer -> attribute -> value, for the arguments of its constructor."""
 
 UNEQUAL = 0.02
-"""Maximum relative difference between the ends of a symmetric range: a step of 7 bits."""
+"""Maximum relative difference between the ends of a symmetric range, if its steps are smaller."""
 
 EXAMPLES_PER_BATCH = 32
 """Number of calibration examples that count as one batch when training continues."""
@@ -217,10 +217,12 @@ def _explain_asymmetry(model: keras.Model) -> str:
     """
     for layer in list_scheduled_layers(model):
         for quantizer in layer.quantizers:
-            if not getattr(quantizer.spec, "symmetric", False):
+            spec = quantizer.spec
+            if not getattr(spec, "symmetric", False):
                 continue
             low, high = quantizer.current_range()
-            if low < high and abs(low + high) > UNEQUAL * max(-low, high):
+            step = (high - low) / (2**spec.bits - 1)
+            if low < high and abs(low + high) > max(1.5 * step, UNEQUAL * max(-low, high)):
                 name = layer.name.removeprefix(PREFIX).removesuffix("_quant")
                 return (
                     f"The range of '{name}' in '{model.name}' is {low:.4g} to {high:.4g}, but the "

@@ -1,5 +1,6 @@
 """Files of models in which quantization never began, and files of another model: they are told."""
 
+import dataclasses
 import warnings
 
 import numpy as np
@@ -172,6 +173,12 @@ def test_values_slightly_beyond_a_range_are_no_reason_to_warn():
     assert of_a_series(shuffle=True) == []
 
 
+LOW = recipes.int8(5, 5)
+SYMMETRIC_5 = dataclasses.replace(
+    LOW, activations=dataclasses.replace(LOW.activations, symmetric=True)
+)
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("saved", "loaded", "is_told"),
@@ -180,8 +187,10 @@ def test_values_slightly_beyond_a_range_are_no_reason_to_warn():
         ("int8", recipes.symmetric(), True),
         ("int16x8", "int16x8", False),
         (recipes.symmetric(), recipes.symmetric(), False),
+        (LOW, SYMMETRIC_5, True),
+        (SYMMETRIC_5, SYMMETRIC_5, False),
     ],
-    ids=["int16x8", "symmetric", "same int16x8", "same symmetric"],
+    ids=["int16x8", "symmetric", "same int16x8", "same symmetric", "5 bits", "same 5 bits"],
 )
 def test_weights_of_another_recipe(saved, loaded, is_told):
     qat = quantized(saved)

@@ -92,7 +92,7 @@ MODELS = {
     )(x),
     "states": translator,
     "both ways": both_ways,
-    "other activations": lambda x: layers.GRU(3, "relu")(
+    "other activations": lambda x: layers.GRU(3, "softsign")(
         layers.LSTM(3, recurrent_activation="hard_sigmoid", return_sequences=True)(x)
     ),
 }
