@@ -9,7 +9,6 @@ from typing import Any
 
 from keras_qat import callbacks, layers, recipes, specs, targets
 from keras_qat.analysis.diagnose import diagnose
-from keras_qat.analysis.drawing import Picture, plot_model, plot_quantizers
 from keras_qat.analysis.plan import plan
 from keras_qat.analysis.search_bits import search_bits
 from keras_qat.analysis.sensitivity import sensitivity
@@ -46,7 +45,6 @@ from keras_qat.version import __version__
 
 __all__ = [
     "Distiller",
-    "Picture",
     "Plan",
     "QuantizedModel",
     "Quantizer",
@@ -75,8 +73,6 @@ __all__ = [
     "layers",
     "learn_rounding",
     "plan",
-    "plot_model",
-    "plot_quantizers",
     "quantize_model",
     "quantizers",
     "read_metadata",

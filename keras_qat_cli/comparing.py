@@ -34,7 +34,6 @@ ALL = sys.maxsize
     type=click.FloatRange(0),
     help="Fail if an output differs by more than this many LSB.",
 )
-@options.html
 @options.tflite_kernels
 @options.json_output
 @click.pass_obj
@@ -48,7 +47,6 @@ def verify(
     min_agreement: float | None,
     labels: tuple[str, ...],
     max_difference: float | None,
-    html: Path | None,
     kernels: Any,
     as_json: bool,
 ) -> None:
@@ -67,8 +65,6 @@ def verify(
             float_examples=ALL if min_agreement is not None else None,
             verbose=settings.verbose,
         )
-        if html is not None:
-            report.to_html(html)
     failed = find_shortfalls(report, min_identical, min_agreement, max_difference)
     totals = {
         "identical": report.identical,

@@ -95,7 +95,6 @@ KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime", "esp_dl")
 tflite_kernels = _kernels(*TFLITE_KERNELS)
 kernels = _kernels(*KERNEL_FAMILIES)
 
-html = click.option("--html", type=OutputFile("the page"), help="Also write the result as HTML.")
 
 min_identical = click.option(
     "--min-identical",

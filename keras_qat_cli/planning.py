@@ -65,7 +65,6 @@ def summary(settings: Settings, model: Path, quantizing: Quantizing, as_json: bo
     type=click.FloatRange(0),
     help="Choose bits for a budget of bytes, or for a share of the 8-bit size.",
 )
-@options.html
 @options.json_output
 @click.pass_obj
 def sensitivity(
@@ -74,7 +73,6 @@ def sensitivity(
     data: Source,
     bits: tuple[int, ...],
     budget: float | None,
-    html: Path | None,
     as_json: bool,
 ) -> None:
     """Rank the layers of a float MODEL by the cost of fewer bits for their weights.
@@ -88,8 +86,6 @@ def sensitivity(
         ranking = keras_qat.sensitivity(
             loaded, data.load(loaded), bits=choices, verbose=settings.verbose
         )
-        if html is not None:
-            ranking.to_html(html)
         result, chosen = ranking.to_dict(), None
         if budget is not None:
             chosen = keras_qat.search_bits(loaded, None, budget, bits=choices, known=ranking)

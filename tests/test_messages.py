@@ -134,8 +134,6 @@ OF_FLOAT_MODELS = {
     "export_c": lambda model: keras_qat.export_c(model, "model.cc"),
     "export_tflite": keras_qat.export_tflite,
     "export_saved_model": lambda model: keras_qat.export_saved_model(model, "folder"),
-    "plot_model": keras_qat.plot_model,
-    "plot_quantizers": lambda model: keras_qat.plot_quantizers(model, X),
     "QuantDelay": lambda model: QuantDelay(2, model=model).on_train_begin(),
 }
 

@@ -1,1 +1,1 @@
-"""Reports on models: plan, summary, verification, sensitivity, drawings."""
+"""Reports on models: plan, summary, verification, sensitivity."""

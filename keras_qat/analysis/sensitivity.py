@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keras_qat.analysis.drawing.pages import Cell, Table, fill_page
 from keras_qat.analysis.plan import plan
 from keras_qat.config import specs
 from keras_qat.config.arguments import answers_unknown
@@ -20,7 +18,6 @@ from keras_qat.graph.calls import flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.helper_layers.keras_variants import has_computed_kernel
 from keras_qat.integer_graph.float_inference import make_evaluator
-from keras_qat.io.atomic_files import write_contents
 from keras_qat.io.data import read_batches, show_progress
 from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.rewriting.quantize import quantize_model
@@ -74,23 +71,6 @@ class Sensitivity:
     def to_dict(self) -> dict[str, object]:
         """Returns the result as JSON data."""
         return dataclasses.asdict(self)
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Writes the ranking as one HTML page with a sortable table, which needs no network.
-
-        Args:
-            path: where to write the page, or None.
-
-        Returns:
-            The page.
-
-        Raises:
-            OSError: if the file cannot be written.
-
-        Example:
-            >>> keras_qat.sensitivity(model, x_train[:128]).to_html("sensitivity.html")
-        """
-        return write_contents(_build_page(self), path)
 
     def __str__(self) -> str:
         ranked = self.ranked()
@@ -228,32 +208,3 @@ def _find_layers(model: keras.Model, recipe: Recipe) -> dict[str, list[str]]:
             seen.add(layer)
             parts.setdefault(group.kernel.origin, []).append(group.kernel.name)
     return parts
-
-
-def _build_page(result: Sensitivity) -> str:
-    """Return the ranking as a page with a table."""
-    ranked = result.ranked()
-    tried = sorted({bits for layer in ranked for bits in layer.costs})
-    facts = {"layers": str(len(ranked)), "bits": ", ".join(map(str, tried))}
-    facts["weights"] = str(sum(layer.weights for layer in ranked))
-    verdict = "No layer has weights to quantize"
-    if ranked:
-        verdict = f"'{ranked[0].name}' is the most sensitive to weights of {tried[0]} bits"
-    most = {bits: max(layer.costs[bits] for layer in ranked) or 1.0 for bits in tried}
-    columns = {"layer": "Name in the float model", "weights": "Number of weights"}
-    columns |= {f"{bits} bits": f"Cost if only this layer has {bits} bits" for bits in tried}
-    rows = [
-        [
-            Cell(layer.name),
-            Cell(str(layer.weights), layer.weights),
-            *(
-                Cell(f"{cost:.3g}", cost, bar=max(cost / most[bits], 0.0), color="noise")
-                for bits, cost in sorted(layer.costs.items())
-            ),
-        ]
-        for layer in ranked
-    ]
-    note = "The cost if only this layer's weights are quantized and everything else is float."
-    return fill_page(
-        "Sensitivity of layers", verdict, "good", facts, [], [Table("Layers", columns, rows, note)]
-    )

@@ -58,8 +58,8 @@ CONVERTS = "convert_with_keras_qat.export_tflite"
 
 VERBS = (
     *("bias_correction", "calibrate", "diagnose", "export_c", "export_onnx", "export_saved_model"),
-    *("export_tflite", "freeze_batch_norm", "freeze_ranges", "learn_rounding", "plot_model"),
-    *("plot_quantizers", "quantizers", "reestimate_batch_norm", "resolve", "set_quantization"),
+    *("export_tflite", "freeze_batch_norm", "freeze_ranges", "learn_rounding"),
+    *("quantizers", "reestimate_batch_norm", "resolve", "set_quantization"),
     *("simulate", "strip_quantization", "verify"),
 )
 """Functions of the library that users may try as methods."""

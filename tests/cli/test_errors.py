@@ -72,10 +72,6 @@ ERRORS = {
         ["simulate", "qat.keras", "x.npy", "-o", "no/codes.npz"],
         "the directory no does not exist",
     ),
-    "no directory for a page": (
-        ["verify", "qat.keras", "model.tflite", "x.npy", "--html", "no/page.html"],
-        "the directory no does not exist",
-    ),
     "planned twice": (["plan", "qat.keras"], "qat.keras is already quantized. Pass the float"),
     "recipe of a quantized model": (
         ["calibrate", "qat.keras", "x.npy", "-o", "q.keras", "--recipe", "int16x8"],

@@ -1,13 +1,7 @@
 """Replaced files: links go on leading where they led, and permissions stay."""
 
-import errno
-import io
-from pathlib import Path
-from unittest.mock import Mock
-
 import pytest
 
-from keras_qat.analysis.verify.report import Report
 from keras_qat.io.atomic_files import replacing, write_contents
 
 pytestmark = pytest.mark.legacy
@@ -50,27 +44,3 @@ def test_a_link_into_a_directory_that_does_not_exist(tmp_path):
     link.symlink_to(tmp_path / "missing" / "model.tflite")
     with pytest.raises(FileNotFoundError, match=r"missing does not exist\. Create it first"):
         write_contents("new", link)
-
-
-def test_a_picture_stays_if_there_is_no_space(tmp_path, monkeypatch):
-    make = pytest.importorskip("matplotlib.figure").Figure
-    path = tmp_path / "layers.png"
-    path.write_bytes(b"old")
-    figure = make()
-    report = Mock()
-
-    def fail(to):
-        Path(to).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    figure.savefig = fail
-    monkeypatch.setattr("keras_qat.analysis.verify.pages.draw_layers", lambda *_: figure)
-    with pytest.raises(OSError, match=r"No space left on device. The file there is unchanged"):
-        Report.plot(report, path)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-    monkeypatch.setattr("keras_qat.analysis.verify.pages.draw_layers", lambda *_: make())
-    assert Report.plot(report, path) is not None
-    assert path.read_bytes().startswith(b"\x89PNG")
-    Report.plot(report, stream := io.BytesIO())
-    assert stream.getvalue().startswith(b"\x89PNG")

@@ -100,10 +100,10 @@ def verify(
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table, and has a method `plot`. Its `verdict` is whether file and
-        model have the same outputs, and whether the model is good. If it is not good, it names the
-        weakest layer and the cause. If weights in the file are packed in 4 bits, it is compared
-        with `simulate(pack_int4=True)` unless `model.pack_int4` is set. Its `notes`, which are also
+        A report that prints as a table. Its `verdict` is whether file and model have the same
+        outputs, and whether the model is good. If it is not good, it names the weakest layer and
+        the cause. If weights in the file are packed in 4 bits, it is compared with
+        `simulate(pack_int4=True)` unless `model.pack_int4` is set. Its `notes`, which are also
         warnings, list reasons for differences other than rounding: quantization has not begun, the
         file has other weights or belongs to another model, or inputs are outside the ranges. If the
         file accepts pixels, other values are rounded to pixels for both, with a note.

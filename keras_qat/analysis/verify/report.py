@@ -9,16 +9,10 @@ import shutil
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from keras_qat.analysis.drawing.pages import shorten
-from keras_qat.analysis.verify import pages
+from keras_qat.analysis.verify.model_explorer import show_in_model_explorer, write_node_data
 from keras_qat.analysis.verify.results import OutputReport, TensorReport, format_share, join_names
 from keras_qat.analysis.verify.verdict import Verdict
-from keras_qat.io.atomic_files import saving_to, write_contents
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PACKED = (
     "The file packs weights in 4 bits, and kernels for packed weights round differently from "
@@ -123,70 +117,6 @@ class Report:
         """Returns the report as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """Draws bars for each layer: identical outputs, values at the ends of the range, and SQNR.
-
-        Args:
-            path: where to write the picture (.png, .svg or .pdf), or None.
-
-        Returns:
-            The `matplotlib` figure.
-
-        Raises:
-            ValueError: if the report was made without `per_layer=True`.
-            ImportError: without matplotlib, which the extra `keras-qat[plot]` installs.
-
-        Example:
-            >>> keras_qat.verify(qat, "model.tflite", x, per_layer=True).plot("layers.png")
-        """
-        title = (
-            f"TFLite ({self.kernels} kernels) against the model, {self.examples} examples: "
-            f"{self.verdict.words}"
-        )
-        figure = pages.draw_layers(self.tensors, title)
-        if path is not None:
-            with saving_to(path, ("",)) as file:
-                figure.savefig(file)
-        return figure
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Writes the report as one HTML page, which needs no other file and no network.
-
-        Click on the head of a column to sort a table. With `per_layer=True` there is a row with
-        bars for each layer.
-
-        Args:
-            path: where to write the page, or None.
-
-        Returns:
-            The page.
-
-        Raises:
-            OSError: if the file cannot be written.
-
-        Example:
-            >>> keras_qat.verify(qat, "model.tflite", x, per_layer=True).to_html("report.html")
-        """
-        findings = self.findings()
-        facts = {
-            "examples": str(self.examples),
-            "kernels": self.kernels,
-            "runtime": self.runtime,
-            "identical outputs": format_share(self.identical),
-            "largest difference": f"{self.max_difference:g} LSB",
-        }
-        if self.tensors:
-            facts["layers"] = str(len(self.tensors))
-        else:
-            findings.append("verify(..., per_layer=True) compares each layer.")
-        if self.arena_size is not None:
-            facts["arena"] = f"{self.arena_size} bytes"
-        color = "good" if self.verdict.is_good else "poor" if self.verdict.is_same else "bad"
-        page = pages.build_page(
-            str(self.verdict), color, facts, findings, self.outputs, self.tensors
-        )
-        return write_contents(page, path)
-
     def to_model_explorer(
         self, folder: str | os.PathLike[str], show: str | os.PathLike[str] | None = None
     ) -> list[Path]:
@@ -211,9 +141,9 @@ class Report:
             >>> report = keras_qat.verify(qat, "model.tflite", x, per_layer=True)
             >>> report.to_model_explorer("figures", show="model.tflite")
         """
-        paths = pages.write_node_data(self.tensors, Path(folder))
+        paths = write_node_data(self.tensors, Path(folder))
         if show is not None:
-            pages.show_in_model_explorer(show, paths)
+            show_in_model_explorer(show, paths)
         return paths
 
     def findings(self) -> list[str]:
@@ -256,7 +186,7 @@ class Report:
         for output in self.outputs:
             argmax = "-" if output.argmax_agreement is None else f"{output.argmax_agreement:.2%}"
             lines.append(
-                f"{shorten(output.name, 18):<18} {output.identical:>18.3%} "
+                f"{_shorten(output.name, 18):<18} {output.identical:>18.3%} "
                 f"{output.max_difference:>10.3g} LSB {output.mean_difference:>8.2g} LSB "
                 f"{argmax:>12}"
             )
@@ -289,10 +219,17 @@ def _format_tensors(tensors: Iterable[TensorReport], width: int) -> Iterable[str
         off = "" if tensor.fed is None else f"{tensor.fed.max_difference:.0f}"
         sqnr = "-" if tensor.sqnr is None else f"{tensor.sqnr:.1f}"
         yield (
-            f"{shorten(tensor.name, width):<{width}} {shorten(tensor.kernel_names, 17):<17} "
+            f"{_shorten(tensor.name, width):<{width}} {_shorten(tensor.kernel_names, 17):<17} "
             f"{fed:>8} {off:>4} {format_share(tensor.run.identical):>8} "
             f"{tensor.run.max_difference:>4.0f} {tensor.at_ends:>5.1%} {sqnr:>5}"
         )
+
+
+def _shorten(text: str, length: int) -> str:
+    """Shorten a text to `length` letters by removing its middle."""
+    if len(text) <= length:
+        return text
+    return f"{text[: (length - 1) // 2]}…{text[len(text) - length // 2 :]}"
 
 
 def _find_least(shares: Iterable[float | None]) -> float | None:
