@@ -1,8 +1,8 @@
 """Inference with cached weights and ranges.
 
-Folded weights and the multipliers of kernels depend only on weights and ranges, and need many small
-operations. They are computed once after weights have changed, and stored in variables. Inference is
-traced once to read these variables. It is traced again only if new weights select other branches.
+Folded weights and the multipliers of kernels depend only on weights and ranges, but need many small
+operations. They are computed only when weights change, and stored in variables. Inference is traced
+once to read these variables, and again only if new weights select other branches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras, trace_after_few_calls, trace_for_any_batch
 
 DECIDES = 3
-"""The first traces contain only the branches that the weights select. Later traces contain all."""
+"""The first traces, up to this number, contain only the branches that the weights select."""
 
 LARGE = 1 << 26
 """If a weight has at least this many bytes, only its hash is stored."""
@@ -53,7 +53,7 @@ class CachedInference:
         self.graph = graph
         self._resolve, self._prepare, self._compute = resolve, prepare, compute
         self.version = 0
-        """Number of traces of inference. Functions of earlier traces are out of date."""
+        """How many times inference was traced. Functions of earlier traces are out of date."""
         self.resolved: ResolvedGraph | None = None
         """The resolved graph for the weights of the last `look`, if the caller stored it here."""
         self._weights: list[tf.Tensor | bytes] = []
@@ -61,21 +61,21 @@ class CachedInference:
         self.weights_version = self._prepared_version = 0
         """Version of the weights at the last `look`, and at the last `refresh`."""
         self.seconds = 0.0
-        """The duration of the last `refresh` in seconds, without tracing."""
+        """The duration of the last `refresh` in seconds, excluding tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None
         """The eager inference function, if the last `refresh` had `eagerly=True`."""
         # Reading the weights one by one in eager mode takes ten times as long.
         self._read = trace_after_few_calls(lambda: [weight.value() for weight in model.weights])
 
     def look(self) -> None:
-        """Compares ranges and weights with the last `look`. If they changed, clears `resolved`."""
+        """Clears `resolved` if ranges or weights have changed since the last `look`."""
         weights = list(map(_remember, self._read()))
         if not self._weights or not all(map(_is_unchanged, self._weights, weights)):
             self._weights, self.resolved = weights, None
             self.weights_version += 1
 
     def refresh(self, eagerly: bool = False) -> None:
-        """Prepares the parameters for current ranges and weights, and traces unless `eagerly`."""
+        """Prepares the parameters for current ranges and weights. Traces unless `eagerly`."""
         self.look()
         version, is_same = self.weights_version, eagerly is (self._eager is not None)
         if version == self._prepared_version and is_same:
@@ -128,7 +128,7 @@ class CachedInference:
 
 
 def add_to_floats(offset: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """Adds the offset, which is NaN if weights are not finite, to a tensor of float values."""
+    """Adds the offset to a tensor of float values. The offset is NaN if weights are not finite."""
     return tensor + tf.cast(offset, tensor.dtype) if tensor.dtype.is_floating else tensor
 
 
@@ -146,7 +146,7 @@ def _remember(weight: tf.Tensor) -> tf.Tensor | bytes:
 def _is_unchanged(before: tf.Tensor | bytes, now: tf.Tensor | bytes) -> bool:
     if isinstance(now, bytes):
         return before == now
-    # TensorFlow never overwrites a referenced buffer, so equal addresses mean equal values.
+    # TensorFlow does not overwrite a buffer that is in use, so equal addresses mean equal values.
     one, other = np.asarray(before), np.asarray(now)
     return one.ctypes.data == other.ctypes.data or np.array_equal(one, other)
 
@@ -157,7 +157,7 @@ def _is_finite(weight: tf.Tensor) -> bool:
 
 
 class _Slot:
-    """Placeholder for a tensor in a structure."""
+    """Stands for a tensor in a structure, which it identifies by its index."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -190,7 +190,7 @@ class PreparedStore:
         """Assigns new parameters with the same structure to the variables.
 
         Returns:
-            Whether graphs that were traced with `read` stay valid, because branches did not change.
+            Whether graphs that were traced with `read` stay valid: whether conditions are the same.
         """
         packed = self._pack(_list_tensors(prepared))
         for variable, value in zip(self._variables, packed, strict=True):
@@ -199,7 +199,7 @@ class PreparedStore:
         return all(choice.value is self._conditions[index] for index, choice in active)
 
     def read(self, decides: bool) -> Any:
-        """Returns the structure with tensors that read the variables, while a graph is traced.
+        """Returns, inside a traced graph, the structure with tensors that read the variables.
 
         Args:
             decides: whether to return scalar conditions as `Choice`s instead of tensors.
@@ -223,9 +223,9 @@ class PreparedStore:
 
 
 def replace_unless_finite(finite: bool | tf.Tensor, prepared: Structure) -> Structure:
-    """Replaces all float tensors of a structure by ones unless weights are `finite`.
+    """Replaces all float tensors of a structure by ones, unless weights are `finite`.
 
-    Otherwise NaN would be an index of lookup tables.
+    Without this, NaN would become an index of a lookup table.
     """
     if finite is True:
         return prepared
@@ -244,7 +244,7 @@ def _pack(tensors: list[tf.Tensor]) -> tf.Tensor:
 
 
 def _unpack(value: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Reverse `_pack`."""
+    """Split the result of `_pack` into the original tensors, given their shapes."""
     if len(shapes) == 1:
         return [value]
     return tf.unstack(value) if shapes[0].rank == 0 else tf.split(value, [n for (n,) in shapes])

@@ -1,7 +1,7 @@
 """Runs a resolved graph in integers, with the rounding of a kernel family.
 
-As in TFLite, each node is first prepared, then computed. `prepare` computes the parameters that
-depend only on ranges and weights, and `run` uses them to compute tensors.
+As in TFLite, each node is first prepared, then computed. `prepare` returns the parameters that
+depend only on ranges and weights. `run` uses them to compute tensors.
 
 Quantized tensors contain integers relative to the zero point, in float32, or in float64 for 16
 bits.
@@ -35,7 +35,7 @@ def _get_scale(params: QuantParams) -> tf.Tensor:
 
 
 def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
-    """Return the ends of a range. With a `maximum`, it ends where a fused ReLU clips."""
+    """Return the ends of a range, or of the part of it that a fused ReLU with `maximum` returns."""
     params = params.as_tensors()
     low, high = (end - params.zero_point for end in (params.lowest, params.highest))
     if maximum is not None:
@@ -47,9 +47,9 @@ def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 
 def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
-    """Clip values to a range. With `is_bound`, no value is below the lower end."""
+    """Clip values to a range. `is_bound` is whether none of them is below the lower end."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
-    if not is_bound:  # Maximum and minimum can work in place, but ClipByValue cannot.
+    if not is_bound:  # Unlike ClipByValue, Maximum and Minimum can work in place.
         q = tf.maximum(q, low)
     return tf.minimum(q, high)
 
@@ -60,7 +60,7 @@ class PreparedNode:
 
     Args:
         constants: for each input, the values of a constant; None for a tensor.
-        row: fields of the operator's `Arguments`: the result of `prepare`, or ranges and weights.
+        row: fields for the operator's `Arguments`: the result of `prepare`, or ranges and weights.
         ends: the ends of the range of the operator's result; None for a float result.
         conversion: the multiplier from that range to the output's range, if they differ.
         output_ends: the ends of the output's range if there is a conversion.
@@ -82,7 +82,7 @@ class Prepared:
         scales: name of each quantized tensor -> its scale.
         ends: name of each quantized input -> the ends of its range.
         to_even: whether inputs halfway between two steps are rounded to even, as in kernel families
-            that read float inputs. Otherwise they are rounded up.
+            with float inputs. Otherwise they are rounded up, as users of int8 files do.
     """
 
     nodes: tuple[PreparedNode | None, ...]
@@ -91,7 +91,7 @@ class Prepared:
     to_even: bool = False
 
     def quantize(self, x: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        """Quantizes an input of the graph like users of the file, who round halves up."""
+        """Quantizes an input of the graph as the user of a file would. See `to_even`."""
         if tensor.params is None:
             return x
         scale = self.scales[tensor.name]
@@ -100,7 +100,7 @@ class Prepared:
         return _clip(rounded, self.ends[tensor.name])
 
     def dequantize(self, q: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        """Returns a tensor's float32 values, given its quantized values. Others are unchanged."""
+        """Returns the float32 values of a quantized tensor, and other tensors unchanged."""
         if tensor.params is None:
             return q
         return tf.cast(q * tf.cast(self.scales[tensor.name], q.dtype), tf.float32)
@@ -157,7 +157,7 @@ def _get_spec(operand: Operand) -> tf.TensorSpec:
 
 
 def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
-    """Return the parameters of the operator's result: those of the output, or fixed parameters."""
+    """Return the parameters that the kernel requires for its result, or else the output's."""
     assert node.op is not None
     output, fixed = node.output.params, node.op.output
     if isinstance(fixed, FixedRange) and output is not None and not family.in_float:
@@ -177,7 +177,7 @@ def _get_constant(operand: Operand) -> tf.Tensor | None:
 
 
 def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
-    """Return an operator's arguments without ranges and weights. Parameters only have bits."""
+    """Return an operator's arguments without ranges and weights. Their `params` only hold bits."""
 
     def keep_bits(params: QuantParams | None) -> Any:
         return params and QuantParams(None, None, params.bits)
@@ -207,7 +207,7 @@ def uses_float_kernel(node: Node, family: KernelFamily) -> bool:
 def _quantize_results(
     results: list[tf.Tensor], family: KernelFamily, prepared: PreparedNode
 ) -> list[tf.Tensor]:
-    """Quantize the results of a float kernel. The family determines division and rounding."""
+    """Quantize the results of a float kernel with the kernel family's rounding."""
     assert prepared.ends is not None
     scale = prepared.row["prepared"]
     rounded = [family.halves(single(tf.cast(y, tf.float64) / scale)) for y in results]
@@ -217,7 +217,7 @@ def _quantize_results(
 def compute_node(
     node: Node, inputs: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
 ) -> list[tf.Tensor]:
-    """Computes the outputs of a node with an operator. Constants replace their `inputs`."""
+    """Computes the outputs of a node with an operator. `inputs` for constants are ignored."""
     op, output = node.op, node.output.params
     assert op is not None
     known = prepared or prepare_node(node, family)
@@ -233,7 +233,7 @@ def compute_node(
     ends, conversion, output_ends = known.ends, known.conversion, known.output_ends
 
     def finish(y: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        if tensor.params is None:  # An index.
+        if tensor.params is None:  # An index has no quantization parameters.
             return y
         y = _clip(y, ends, is_bound)
         if conversion is None or output_ends is None:
@@ -256,8 +256,8 @@ def run(
         graph: the graph.
         inputs: the model's inputs: float values, or quantized values relative to the zero point.
         family: the kernel family.
-        compute_in_float: function of a node without an operator and its float inputs, with Keras
-            masks, that returns its outputs.
+        compute_in_float: function that computes the outputs of a node without an operator, given
+            the node and its float inputs, which have Keras masks.
         prepared: the result of `prepare` for the graph and this family.
     """
     tensors = dict(zip(graph.inputs.values(), inputs, strict=True))

@@ -1,8 +1,8 @@
 """Runs `predict` and `evaluate` in TFLite's interpreter, which can be faster than TensorFlow.
 
 The model's file must be written again whenever weights change. `FileInference` therefore begins
-with TensorFlow, and writes the file when the batches have taken as long as writing it would. Both
-compute the first batch, and the results are compared.
+with TensorFlow, and writes the file when the batches have taken as long as writing it would. Then
+TensorFlow and the interpreter compute one batch, and the results are compared.
 `Inference.choose` in `keras_inference.py` decides which models use it.
 """
 
@@ -37,14 +37,14 @@ MACHINES = {
 """Kernel family -> processors on which TFLite's interpreter rounds like this family."""
 
 TRIALS = 3
-"""Batches that both compute before `FileInference` stops using a slower interpreter."""
+"""Number of batches that both compute before `FileInference` stops using a slower interpreter."""
 
 WRITERS: list[Callable[[ResolvedGraph], bytes]] = []
 """The function that writes a resolved graph as a file. `export` registers it."""
 
 
 def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
-    """Checks the argument `runtime`, and returns it.
+    """Returns the argument `runtime`, the user's choice between TensorFlow and the interpreter.
 
     Raises:
         ValueError: if there is no such runtime.
@@ -56,7 +56,7 @@ def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
 
 
 def find_obstacle(graph: ResolvedGraph, family: KernelFamily) -> str:
-    """Returns why the interpreter's results could differ from the graph's; "" if they are equal."""
+    """Returns why the interpreter's results could differ from the graph's; "" if they cannot."""
     origin = graph.origin
     if platform.machine() not in MACHINES.get(family.name, ()):
         return f"the interpreter has no kernels '{family.name}' on this processor"
@@ -90,7 +90,7 @@ class FileInference:
         self, graph: Graph, family: KernelFamily, resolve: Callable[[], ResolvedGraph]
     ) -> None:
         self.obstacle = ""
-        """Why TensorFlow computes all batches from now on."""
+        """The reason why TensorFlow computes all batches from now on, or ""."""
         self._name, self._family, self._resolve = graph.name, family, resolve
         self._types = [value.inference_dtype for value in flatten_values(graph.outputs)]
         self._inputs: list[str] = []
@@ -102,7 +102,7 @@ class FileInference:
         self._trials, self._is_trusted, self._compares_speed = TRIALS, False, True
         self._cost = self._spent = self._saved = self._saving = self._last = 0.0
         """Times in seconds: to write the file; in TensorFlow since weights changed; saved since
-        then; saved by one batch; in TensorFlow for the last batch."""
+        then; saved per batch; of TensorFlow's last batch."""
 
     def prepare(self, version: int, cost: float, at_once: bool) -> bool:
         """Writes the file if this saves time. Returns whether the interpreter may compute a batch.
@@ -113,7 +113,7 @@ class FileInference:
             at_once: whether to write the file before the first batch.
         """
         if version != self._version:
-            # Validation after each epoch computes the same amount of data each time.
+            # If the last file saved time, the next will, too: validation repeats after each epoch.
             paid, self._version = self._saved > self._cost, version
             self._file, self._is_trusted, self._saved = None, False, 0.0
             self._spent = self._cost if paid else 0.0
@@ -122,7 +122,7 @@ class FileInference:
             start = perf_counter()
             try:
                 self._open()
-            except Exception as error:  # Even a model that cannot be exported must predict.
+            except Exception as error:  # `predict` must not fail.
                 self.obstacle = str(error)
             self._cost = perf_counter() - start
         self._compares_speed = not at_once
@@ -145,8 +145,8 @@ class FileInference:
     def __call__(
         self, inputs: Sequence[tf.Tensor], compute: Callable[..., list[tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Adds the computation of the outputs to a graph. `compute` is its TensorFlow function."""
-        me = weakref.ref(self)  # TensorFlow never frees the Python functions of graphs.
+        """Adds operations to a TensorFlow graph that run the interpreter, or else `compute`."""
+        me = weakref.ref(self)  # TensorFlow keeps Python functions forever.
 
         def run(*arrays: NDArray) -> list[object]:
             return me()._run(arrays)  # type: ignore[union-attr]
@@ -169,7 +169,7 @@ class FileInference:
         return list(tf.cond(is_done, lambda: outputs, compute_otherwise))
 
     def _run(self, inputs: Sequence[NDArray]) -> list[object]:
-        """Return whether outputs are final, the start time, the seconds spent, and the outputs."""
+        """Run the file. Return whether its outputs count, the time, its seconds, and outputs."""
         outputs = [np.zeros(0, dtype) for dtype in self._types]
         start = seconds = 0.0
         with self._lock:
@@ -177,7 +177,7 @@ class FileInference:
                 start = perf_counter()
                 try:
                     raw = self._file.run_once(dict(zip(self._inputs, inputs, strict=True)))
-                except (ValueError, RuntimeError) as error:  # It cannot be resized to these shapes.
+                except (ValueError, RuntimeError) as error:  # Other shapes than it supports.
                     self._give_up(str(error))
                 else:
                     ends = [(raw[name], self._file.outputs[name]) for name in self._outputs]

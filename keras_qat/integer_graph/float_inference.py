@@ -23,7 +23,7 @@ FEW_RUNS = 4
 """Running a model eagerly is faster than tracing it for up to this many runs."""
 
 MANY_VALUES, MANY_EXAMPLES = 1 << 19, 16
-"""Maximum number of elements of a layer's output in one run."""
+"""Number of elements of the largest output in a batch, and the smallest batch size."""
 
 EXAMPLES, SIZE = 2, 8
 """The number of random examples, and the size that replaces unknown sizes."""
@@ -39,8 +39,8 @@ def make_evaluator(
 ) -> Evaluator:
     """Returns a function that computes the given values of a graph from the model's inputs.
 
-    The layers compute in `phase`, by default in float; None is the current phase. The function is
-    traced after `untraced_runs` runs.
+    The layers compute in `phase`, by default in float, or in the current phase if it is None. The
+    function runs eagerly for `untraced_runs` runs, and is then traced.
     """
     graph = dataclasses.replace(graph, outputs=outputs)
     specs = [tf.TensorSpec(value.shape, value.dtype) for value in flatten_values(graph.inputs)]
@@ -78,7 +78,7 @@ def evaluate_all(
 
 
 def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> int:
-    """Returns the number of elements of a tensor per example, if unknown sizes are the inputs'."""
+    """Counts a tensor's elements per example, with the largest input size for unknown sizes."""
     longest = max((size for x in inputs for size in x.shape[1:]), default=1)
     return math.prod(longest if size is None else size for size in shape[1:])
 
@@ -86,8 +86,8 @@ def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> in
 def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
     """Returns whether an example's outputs depend on the other examples of a batch.
 
-    If so, batches of another `size` than `rows` return other values or empty tensors, or fail. An
-    example is a graph network whose first axis holds the nodes of one graph.
+    It compares a batch of `rows` examples with a batch of `size`. Graph networks, whose first axis
+    holds the nodes of one graph, return other values or empty tensors, or fail.
     """
     outputs, inputs = flatten_values(graph.outputs), draw_inputs(graph)
     inside = [value for call in graph.calls for value in flatten_values(call.outputs)]
@@ -102,7 +102,7 @@ def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
 
 
 def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
-    """Return whether `second` has this share of the rows of `first`, with the same values."""
+    """Return whether `second` has `share` times as many rows as `first`, with equal values."""
     if not first.shape or second.shape[0] != first.shape[0] * share:
         return False
     count = min(first.shape[0], second.shape[0])
@@ -123,7 +123,7 @@ def _draw_input(value: Value, is_flag: bool, seed: int) -> np.ndarray:
     if value.is_float and not is_flag:
         return draw.normal(size=sizes)
     flags = draw.integers(0, 2, sizes)
-    if is_flag and len(sizes) > 1:  # Like a mask of padding at the end.
+    if is_flag and len(sizes) > 1:  # A typical mask has all its padding at one end.
         flags = np.sort(flags, axis=-1)
         flags[..., 0] = 0
         flags[::2] = 1 - flags[::2]

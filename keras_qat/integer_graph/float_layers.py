@@ -14,7 +14,7 @@ from keras_qat.keras2.backend import keras, layers
 def _category_encoding(
     layer: layers.CategoryEncoding, x: tf.Tensor, count_weights: tf.Tensor | None = None
 ) -> tf.Tensor:
-    # Keras counts with DenseBincount, which TFLite lacks.
+    # Keras calls DenseBincount, which TFLite lacks.
     encoded = tf.one_hot(tf.cast(x, tf.int32), layer.num_tokens, 1.0, 0.0)
     if layer.output_mode == "one_hot":
         return tf.squeeze(encoded, -2) if x.shape[-1] == 1 else encoded
@@ -68,7 +68,7 @@ def _conv3d(layer: layers.Conv3D, x: tf.Tensor) -> tf.Tensor:
 
 
 def _random_crop(layer: layers.RandomCrop, x: tf.Tensor, training: object = None) -> tf.Tensor:
-    # Keras has a branch at run time between this and a random crop.
+    # In Keras, a condition at run time chooses between this and a random crop.
     return keras.preprocessing.image.smart_resize(x, (layer.height, layer.width))
 
 
@@ -163,7 +163,7 @@ def rnn(
     zero_output_for_mask: bool = False,
     return_all_outputs: bool = True,
 ) -> tuple[Any, Any, Any]:
-    """Replaces `keras.backend.rnn`, which all of Keras' recurrent layers call.
+    """Computes like `keras.backend.rnn`, which all of Keras' recurrent layers call.
 
     It has the same arguments and results, but uses no TensorArray. The converter supports a
     TensorArray only with a fixed batch size.

@@ -1,4 +1,4 @@
-"""Computes nodes without an operator in float."""
+"""Computes the nodes of a resolved graph that have no integer operator, in float."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compute_in_float(
     if node.op is not None and node.op.reads_only_weights:
         return [call.layer.value()]
     args, kwargs = cast_constants((call.args, call.kwargs))
-    if for_file:  # Otherwise the file would contain numbered names of constant tensors.
+    if for_file:  # Otherwise TensorFlow would number the names of constants.
         args, kwargs = tf.nest.map_structure(_to_array, (args, kwargs))
     args, kwargs = map_values(lambda value: next(remaining), (args, kwargs))
     with compute_in_float32(call.layer), AUTOGRAPH_AS_USUAL:
@@ -81,7 +81,7 @@ def _call_layer(
 
 
 def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict[str, Any]:
-    """Return weights by path. Files need constants, because the converter freezes slowly."""
+    """Return the results of `compute`, as constants if `for_file`: the converter freezes slowly."""
     if not for_file:
         return compute()
     with tf.init_scope():
@@ -116,8 +116,8 @@ def _call_folded(wrapper: QuantizeWrapper, x: tf.Tensor, for_file: bool) -> Any:
 def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
     """Return the folded weights of a wrapper's layer by the names of its attributes.
 
-    Symmetric per-channel weights are first quantized and then folded. The reverse order has the
-    same result. Other weights were already folded in training.
+    Symmetric per-channel weights are first quantized and then folded, with the same result as in
+    reverse order. Other weights are folded first, as in training.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     quantized = None
@@ -142,7 +142,7 @@ def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
 
 
 def get_weight_scales(node: Node) -> list[float]:
-    """Returns the scales of a node's per-tensor quantized weights."""
+    """Returns the scale of each weight of a float node that is quantized per tensor."""
     layer = node.call.layer
     if not isinstance(layer, ScheduledLayer) or getattr(layer, "batch_norm", None) is not None:
         return []
@@ -156,7 +156,7 @@ def get_weight_scales(node: Node) -> list[float]:
 
 
 def find_mask_sources(call: Call) -> list[Value]:
-    """Returns the values that are needed to compute the masks of a call's inputs.
+    """Returns the values from which the Keras masks of a call's inputs can be computed.
 
     Tensors of the integer graph have no Keras masks, so float nodes compute the masks again.
     """

@@ -1,6 +1,6 @@
-"""Folds the weights of recurrent layers.
+"""Quantizes the weights of recurrent layers for files.
 
-An LSTM has one scale per gate. An unrolled layer has one scale per channel.
+An LSTM has one scale per gate. Layers that are unrolled have one scale per channel.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def fold_recurrent_calls(
 
 
 def _fold_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Fold the weights of an LSTM. Files always contain a bias."""
+    """Fold the weights of an LSTM for each call. They always include a bias, as files require."""
     inputs = [params.as_tensors().scale for params, _ in ends]
     wide = ends[0][0].bits == 16
     bias = wrapper.layer.cell.bias
@@ -109,7 +109,7 @@ def _quantize_gates(
     input_scale: tf.Tensor,
     wide: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the quantized values of a weight, and the scale of each column."""
+    """Return the quantized values of the weight at `path`, and the scale of each column."""
     kernel = get_weight(wrapper.layer, path)
     rows, columns = kernel.shape
     units = columns // GATES

@@ -38,15 +38,15 @@ FEW = 512
 """Number of products of 8-bit values that float32 sums without rounding."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
-"""Smallest scale of a weight. With a smaller scale, which only unused channels would have, the
-product with an input scale underflows in float32."""
+"""Smallest scale of a weight. Its product with an input scale must not underflow in float32. Only
+unused channels would have smaller scales."""
 
 LEAST_MULTIPLIER = 2.0**-23
-"""Smallest multiplier of sums in int16 TFLite kernels. It makes the bias of an unused channel fit
-32 bits."""
+"""Smallest multiplier of sums in int16 TFLite kernels. Thus the bias of an unused channel fits 32
+bits."""
 
 FEW_FOR_INT32 = (2**31 - 1) // (INT8_MAX * 255)
-"""Maximum number of products of 8-bit values in a sum that must fit 32 bits."""
+"""Maximum number of products of 8-bit values whose sum always fits 32 bits."""
 
 LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
 """Activation bits -> largest multiplier of sums. XNNPACK supports multipliers below 256, and int16
@@ -57,12 +57,12 @@ Ends = tuple[QuantParams, QuantParams]
 
 
 def has_quantized_weights(wrapper: QuantizeWrapper) -> bool:
-    """Whether a wrapper's weights are quantized, or are factors per channel, which are exact."""
+    """Whether all weights of a wrapper are quantized. Factors per channel are exact and count."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
 def find_table_params(wrapper: QuantizeWrapper) -> QuantParams:
-    """Returns int16 parameters for an embedding table with its own range."""
+    """Returns the int16 parameters of an embedding's output, with the scale of its table."""
     _, scale, _ = _fold(wrapper)
     (scale,) = tf.reshape(scale, [-1])
     is_known = tf.executing_eagerly()
@@ -75,7 +75,7 @@ def quantize_table(
     quantizer: ActivationQuantizer | None,
     in_graph: bool,
 ) -> Weights:
-    """Quantizes an embedding table with the scale of its output, rounding as in training."""
+    """Fake-quantizes an embedding table as in training, then quantizes it like its output."""
     scale = output.as_tensors().scale
     limits = None if quantizer is None else quantizer.observe(None, training=False)
 
@@ -96,9 +96,9 @@ def quantize_table(
 
 
 def fold_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Returns the weights for each call of a wrapper with quantized weights.
+    """Returns the folded weights of a wrapper for each of its calls.
 
-    Only the scale of the bias differs between calls. With `in_graph`, the weights are tensors.
+    The calls differ only in the scale of the bias. With `in_graph`, the weights are tensors.
     """
     rounding, spec = 0.0, wrapper.weight_spec
     reach, bits = None, spec.bits if spec else 8
@@ -114,7 +114,7 @@ def fold_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> li
     inputs, outputs = (
         [params.as_tensors().scale for params in end] for end in zip(*ends, strict=True)
     )
-    # Ranges are compared by identity, because the values of a graph's tensors are unknown.
+    # Compares ranges by identity, because the values of a graph's tensors are unknown.
     alike = all(one is first for end in ends for one, first in zip(end, ends[0], strict=True))
     if wide and alike:
         q, scale = _make_multipliers_exact(q, scale, outputs[0] / inputs[0])
@@ -139,7 +139,7 @@ def copy_for_calls(
 ) -> list[Weights]:
     """Returns a copy of weights for each call, with its bias and a multiplier that kernels support.
 
-    `inputs` and `outputs` are the scales of each call's input and output. If outputs is None,
+    `inputs` and `outputs` are the scales of each call's input and output. If `outputs` is None,
     multipliers are not limited.
     """
     q = weights.q if in_graph else tf.cast(weights.q, tf.int8).numpy()
@@ -176,9 +176,9 @@ def _quantize_bias(bias: tf.Tensor, scale: tf.Tensor, input_scale: tf.Tensor) ->
 def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
     """Return quantized values (float32), scales and bias (float64) of symmetric weights.
 
-    For a channel factor a, Q(a W) = a Q(W): the unfolded kernel W is quantized, and its scales are
-    multiplied by |a|. With fewer than 8 bits, scales are divided by an integer. Finer scales round
-    the bias less.
+    For a channel factor a, Q(a W) = a Q(W). The function therefore quantizes the kernel W before
+    folding, and multiplies its scales by |a|. With fewer than 8 bits, it divides scales by
+    `find_divisor`.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:  # An affine layer has one exact value per channel.
@@ -208,7 +208,7 @@ def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | N
 
 
 def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Return the results of `_fold` for per-tensor weights, which are folded before rounding."""
+    """Return the results of `_fold` for per-tensor weights, which are folded, then quantized."""
     _, bias = compute_factor_and_bias(wrapper, tf.float64)
     q, scale, gains = fold_modes.quantize_folded(wrapper)
     divisor = find_divisor(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
@@ -218,9 +218,9 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 
 
 def find_divisor(bits: int) -> int:
-    """Returns the integer divisor of the scales of symmetric weights.
+    """Returns the integer by which scales of weights with few bits are divided to use 8 bits.
 
-    The bias is a multiple of input scale x weight scale, so finer scales round it less.
+    The bias is a multiple of input scale x weight scale, so smaller scales round it less.
     """
     return INT8_MAX // (2 ** (bits - 1) - 1)
 
@@ -265,10 +265,10 @@ def fit_bias(
     wide: bool,
     divisor: Any = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Increases scales until the bias fits 32 bits, and keeps values multiples of `divisor`.
+    """Increases scales until the bias fits 32 bits. Weights stay multiples of `divisor`.
 
-    Only unused channels need this: their weights are close to zero, but their bias is not. Rounding
-    such weights to a larger scale changes little compared with the bias.
+    Only unused channels need this, whose weights are close to zero, unlike their bias. The larger
+    scale changes their weights by much less than the bias.
     """
     wider = tf.maximum(scale, LEAST_SCALE)
     if bias is not None and not wide:
@@ -306,10 +306,10 @@ def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tenso
 def _make_multipliers_exact(
     q: tf.Tensor, scale: tf.Tensor, ratio: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Change scales as little as possible, so int16 TFLite kernels represent multipliers exactly.
+    """Change scales slightly, so that the 15-bit multipliers of int16 TFLite kernels are exact.
 
-    Otherwise their 15-bit multipliers have an error of up to 0.003 %, which is half a step for a
-    result of 65,536 steps. `ratio` is the output's scale divided by the input's.
+    Otherwise multipliers have an error of up to 0.003 %, which is a whole step for a result of
+    32,768 steps. `ratio` is the output's scale divided by the input's.
     """
     wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
     return _scale_and_round(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)

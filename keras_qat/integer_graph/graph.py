@@ -23,15 +23,13 @@ from keras_qat.training.recurrent import kept_batch
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """Facts about the model of a resolved graph, read when the graph was resolved.
-
-    The defaults describe a graph without a model.
+    """Facts about the model from which a graph was resolved. The defaults stand for no model.
 
     Args:
         calls: the model's calls, which compute it in float or with fake quantization.
         inputs: names, shapes and structure of the inputs.
         recipe: the recipe of `quantize_model`; None for a model built from other models' layers.
-        family: the kernel family of the model's inference.
+        family: the kernel family that the model's inference reproduces.
         simulates: whether inference uses fake quantization instead of integers.
         target: the target of the file; None if `quantize_model` was called without one.
         packs_int4: whether inference and the file use weights packed in 4 bits.
@@ -39,7 +37,7 @@ class Origin:
         uncalibrated: names of the tensors that have a quantizer without a range.
         fingerprint: digests of weights and ranges, which identify a file of this model.
         warnings: reasons why the file may differ from the trained model.
-        unlike_float: the warning that the original float model computes differently, or "".
+        unlike_float: a warning if the original float model computes differently, or "".
     """
 
     calls: Graph = dataclasses.field(default_factory=lambda: Graph("", [], [], [], []))
@@ -90,7 +88,7 @@ class Origin:
         return self.fixed_batch or default
 
     def warn(self) -> None:
-        """Issues `warnings`, and a warning about values that the ranges lose."""
+        """Issues `warnings`, and warns about features and tensors that the ranges lose."""
         for sentence in (*self.warnings, *explain_losses(self.calls)):
             warn_caller(sentence)
 

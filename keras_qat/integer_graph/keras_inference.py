@@ -45,7 +45,7 @@ from keras_qat.training.scheduled_layer import shapes_are_enough
 
 
 class Inference:
-    """Computes a functional model in integers at inference, if all of its layers quantize."""
+    """Computes a functional model in integers at inference, if quantization is on in all layers."""
 
     def __init__(self, model: keras.Model, family: KernelFamily) -> None:
         from keras_qat.training.phase_graphs import get_phase_finder
@@ -59,7 +59,7 @@ class Inference:
         self.with_losses += self.graph.loss_only
         self.loss_inputs = self._find_loss_inputs()
         self.float_losses: list[keras.layers.Layer] = []
-        """Float layers that add losses, by call."""
+        """The float layer of each added loss. A layer that is called twice occurs twice."""
         self.replaces_nan = find_nan_handling(self.graph)
         self.settled = CachedInference(
             model, self.graph, self._resolve, self._prepare, self._compute
@@ -68,9 +68,9 @@ class Inference:
         self._is_eager = False
         """Whether the model runs eagerly, cached because Keras checks every layer."""
         self.runs_file = False
-        """Whether `predict` and `evaluate` graphs that are traced now may run the file."""
+        """Whether graphs of `predict` and `evaluate` that are traced next may run the file."""
         self.traced: tuple[int, Any] = (0, None)
-        """The function for eager calls, and the version of `settled` for which it was traced."""
+        """The version of `settled`, and the function for eager calls that was traced for it."""
         self._in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
         self.traced_whole = backend.make_tf_function(self._infer, reduce_retracing=True)
 
@@ -86,12 +86,12 @@ class Inference:
 
     @property
     def in_float(self) -> Evaluator:
-        """A function that computes the outputs without quantization. Calibration uses it, too."""
+        """A function that computes the outputs without quantization. Calibration also calls it."""
         watch = get_watch(self.model)
         return watch.outputs if watch else self._in_float
 
     def settle(self) -> None:
-        """Prepares the parameters for current ranges and weights, for graphs of a known phase."""
+        """Prepares the parameters for current ranges and weights. The next batches read them."""
         if not tf.distribute.has_strategy():
             self._is_eager = self.model.run_eagerly
             self.settled.refresh(self._is_eager)
@@ -117,7 +117,7 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Calls `settle`, and returns True, if `compute_settled` would then equal `predict`."""
+        """Calls `settle` if `compute_settled` then equals `predict`. Returns whether it does."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
@@ -130,12 +130,12 @@ class Inference:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether the prepared parameters may be used. They are not updated under a strategy."""
+        """Whether prepared parameters are up to date. Under a distribution strategy, never."""
         return self.settled.is_ready and not tf.distribute.has_strategy()
 
     def _get_function(self) -> Callable[..., list[tf.Tensor]]:
         """Return the function for eager calls, traced for the current phase."""
-        if tf.distribute.has_strategy():  # Creating variables would block until all workers do so.
+        if tf.distribute.has_strategy():  # Creating a variable waits for all workers.
             return self.traced_whole
         self.settled.refresh(self.model.run_eagerly)
         if self.model.run_eagerly:
@@ -146,7 +146,7 @@ class Inference:
         return self.traced[1]
 
     def _infer_eagerly(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Call the eager function. It reads all weights, so a gradient tape watches them."""
+        """Compute outputs in eager mode. All weights are read, so a gradient tape watches them."""
         return self._get_function()(*inputs)
 
     def _check_nan(self, inputs: Sequence[tf.Tensor]) -> None:
@@ -166,13 +166,13 @@ class Inference:
     def _compute(
         self, resolved: ResolvedGraph, prepared: Prepared, inputs: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Return outputs and inputs of losses as float values, and losses of float layers."""
+        """Return outputs and inputs of losses as float values, then the losses of float layers."""
         losses: list[tuple[keras.layers.Layer, tf.Tensor]] = []
 
         def compute(node: Node, values: list[tf.Tensor]) -> list[tf.Tensor]:
             with take_losses(node.call.layer) as added:
                 results = compute_in_float(node, values)
-            if node.call not in self.with_losses:  # Layers with losses are called again.
+            if node.call not in self.with_losses:  # `_finish` calls these again.
                 losses.extend(added)
             return results
 
@@ -232,7 +232,7 @@ class Inference:
         return self._finish([add_to_floats(offset, tensor) for tensor in tensors], adds_losses)
 
     def __call__(self, x: Any, training: bool | tf.Tensor, **options: Any) -> Any:
-        """Computes the model's outputs. `options` are passed to the model's `simulated`."""
+        """Computes the model's outputs, in integers or with the model's `simulated(**options)`."""
         simulated = functools.partial(self.model.simulated, **options)
         if not self.layers or training is True or shapes_are_enough() or backend.is_building():
             return simulated(x)
@@ -264,7 +264,7 @@ class Inference:
     ) -> Any:
         """Compute with the kernels' rounding if `applies`, otherwise return `y`.
 
-        The gradient is always the gradient of `y`. Training assigns `after` to the states.
+        The gradient is always that of `y`. If `applies` is False, the states become `after`.
         """
         simulated = tf.nest.flatten(y)
 
@@ -280,7 +280,7 @@ class Inference:
         return tf.nest.pack_sequence_as(y, list(map(attach_gradient, exact, simulated)))
 
     def _is_exact(self, training: bool | tf.Tensor) -> bool | tf.Tensor:
-        """Whether all layers quantize and have ranges: a bool, or a scalar tensor."""
+        """Whether to compute in integers: a bool, or a tensor if only a graph can decide it."""
         phase: Phase | None = self.layers[0].assumed
         if phase is None and tf.executing_eagerly() and training is False:
             phase = self.look(False)
@@ -298,7 +298,7 @@ class Inference:
 
 
 def _regularizes(call: Call) -> bool:
-    """Whether a call's layer only adds an activity regularization loss."""
+    """Whether a call's layer does nothing but add an activity regularization loss."""
     if getattr(call.layer, "activity_regularizer", None) is None:
         return False
     op = match(call).op

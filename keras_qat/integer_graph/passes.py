@@ -28,8 +28,8 @@ Shape = tuple[int | None, ...]
 def fuse_padding(graph: ResolvedGraph) -> ResolvedGraph:
     """Replaces explicit zero padding before a convolution by the convolution's SAME padding.
 
-    Keras Applications have such padding before strided convolutions. The results do not change, and
-    the padded image, the largest tensor of a small network, needs no memory.
+    Models of Keras Applications have such padding before strided convolutions. The results do not
+    change, and the file needs no memory for the padded image, often the largest tensor.
     """
     reads = Counter(operand for node in graph.nodes for operand in node.inputs)
     reads.update(graph.outputs.values())
@@ -95,13 +95,13 @@ def has_int4(graph: ResolvedGraph) -> bool:
 def pack_if_requested(
     graph: ResolvedGraph, requested: bool | None, family: KernelFamily
 ) -> ResolvedGraph:
-    """Packs weights into 4 bits if requested. None stands for the model's `pack_int4`."""
+    """Packs weights into 4 bits if `requested`, or if it is None and the model has `pack_int4`."""
     packs = graph.origin.packs_int4 if requested is None else requested
     return pack_int4(graph, family) if packs else graph
 
 
 def pack_int4(graph: ResolvedGraph, family: KernelFamily = XNNPACK) -> ResolvedGraph:
-    """Packs all weights into 4 bits that fit and for which the runtime has kernels."""
+    """Packs weights into 4 bits where they fit and the runtime has a kernel for them."""
     return dataclasses.replace(graph, nodes=tuple(pack_node(node, family) for node in graph.nodes))
 
 
@@ -128,7 +128,7 @@ def _divide(weights: Weights) -> Weights:
     if bias is not None:
         shape = tuple(bias.shape) if np.size(divisor) > 1 else []
         bias = tf.round(bias / np.reshape(divisor, shape))
-    q, scale = weights.q / divisor, single(weights.scale * divisor)  # Rounded as in files.
+    q, scale = weights.q / divisor, single(weights.scale * divisor)  # float32, as in files.
     if not tf.is_tensor(weights.q):
         q, scale = np.round(q), scale.numpy()
         bias = None if bias is None else bias.numpy()
@@ -172,8 +172,7 @@ def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> Resol
 def _infer_shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, Shape]:
     """Infer the shapes of all tensors by tracing a function that never runs.
 
-    The shapes do not depend on the kernels. Among the integer kernels, `XNNPACK` needs the fewest
-    operations.
+    The shapes do not depend on the kernel family. That of XNNPACK needs the fewest operations.
     """
     prepared = prepare(graph, XNNPACK)
     shapes: dict[Tensor, Shape] = {}

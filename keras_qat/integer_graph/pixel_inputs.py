@@ -1,4 +1,4 @@
-"""Lets the inputs of a file be pixels, 0 to 255, if the model expects rescaled values."""
+"""Makes pixels, 0 to 255, the inputs of a file whose model expects rescaled values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ZERO = -128
 """Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Quantized value of constants and weights. The largest value has the finest scale."""
+"""Quantized value of constants and weights. The largest possible value makes their scale finest."""
 
 MOST = 8
 """Maximum number of channels computed separately: TFLite Micro concatenates up to 10 tensors."""
@@ -48,7 +48,7 @@ CONCATENATE_CHANNELS = dataclasses.replace(
 """Concatenates computed channels. No Keras layer uses this operator."""
 
 FEW = 0.6
-"""If the ranges of rescaled pixels and of the input overlap by less, a warning is issued."""
+"""Least overlap between the range of rescaled pixels and the input's range without a warning."""
 
 
 def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
@@ -137,7 +137,7 @@ def accept_pixels(
 
 
 def _make_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
-    """Return nodes that compute an input from pixels minus 128; [] if its values are the same."""
+    """Return nodes that compute an input from pixels minus 128; [] if they are the input itself."""
     tensor = graph.inputs[name]
     params, channels = tensor.params, tensor.shape[-1]
     scale, offset = (np.asarray(x, np.float64) for x in rescaling)
@@ -183,8 +183,8 @@ def _make_sum(
 ) -> Node:
     """Make a node that adds a constant to scaled pixels. TFLite kernels add with 20 more bits.
 
-    The constant is the offset, adjusted to be equally far from both rounding boundaries of the
-    expected values.
+    The constant is the offset, moved to the middle of the interval in which all results round to
+    the expected values.
     """
     params = output.params
     assert params is not None

@@ -1,4 +1,4 @@
-"""Resolves quantization-aware models to graphs of integer operators."""
+"""Resolves quantization-aware models: returns their integer computation as a graph of operators."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def resolve_to_export(
     """Resolves a trained model for export or simulation.
 
     Raises:
-        ValueError: as `resolve`; and if the model is not quantized, a quantizer has no usable
-            range or a weight is not finite.
+        ValueError: if `resolve` raises it, the model is not quantized, a quantizer has no usable
+            range, or a weight is not finite.
     """
     check_exportable(model)
     return resolve(model, input_range=input_range)
@@ -66,8 +66,8 @@ def resolve_in_graph(
 ) -> ResolvedGraph:
     """Resolves a model's calls to a graph that reads the current ranges and weights at each run.
 
-    Its `origin` is empty. `packing` is the kernel family for which weights of at most 4 bits are
-    packed, or None.
+    Its `origin` is empty. `packing` is the kernel family for which weights are packed into 4 bits,
+    or None to pack none.
     """
     graph = resolve_calls(calls, in_graph=True)
     return _fix_batch(graph if packing is None else pack_int4(graph, packing), target)
@@ -80,7 +80,7 @@ def _fix_batch(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
 
 
 def _read_origin(model: keras.Model, calls: Graph) -> Origin:
-    """Return the facts about a quantization-aware model that its calls do not contain."""
+    """Return the facts about a model that export, simulation and verification need."""
     recipe = get_recipe(model)
     uncalibrated = {
         name

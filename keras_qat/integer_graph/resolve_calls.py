@@ -33,7 +33,7 @@ def resolve_calls(
 
 
 class _Resolver:
-    """Creates nodes for the calls in order."""
+    """Creates the nodes of a graph from the calls of a model, in order."""
 
     def __init__(
         self, graph: Graph, input_range: tuple[float, float] | None, in_graph: bool
@@ -93,7 +93,7 @@ class _Resolver:
         return fold_recurrent_calls(layer, ends, self.in_graph, self.ranges.get_params)
 
     def _add_call(self, call: Call) -> None:
-        """Add the nodes of a call, unless an earlier node includes the call."""
+        """Add the nodes of a call, unless an earlier node already computes the call."""
         layer = call.layer
         if isinstance(layer, Quantize):
             self._add_quantizer(call)
@@ -105,7 +105,7 @@ class _Resolver:
             self._add_plain(call)
 
     def _add_quantizer(self, call: Call) -> None:
-        """Add a QUANTIZE for a `Quantize` layer, unless its input already has this range."""
+        """Add a QUANTIZE for a `Quantize` layer, unless its input already has the layer's range."""
         source = self.tensors.of_value[call.args[0]]
         params = self.ranges.get_params(call.layer.quantizer)
         if not call.layer.rounds:
@@ -238,7 +238,7 @@ class _Resolver:
     def _find_output_params(
         self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None
     ) -> tuple[QuantParams | None, float | None, list[Call]]:
-        """Return the output's parameters, the fused ReLU's maximum, and the calls in the node."""
+        """Return the output's parameters, the fused ReLU's maximum, and the calls to fuse."""
         quantize = self.tensors.find_quantize(value)
         if quantize is not None:
             return self.ranges.get_params(quantize.layer.quantizer), maximum, [quantize]
@@ -259,7 +259,7 @@ class _Resolver:
         return None, maximum, []
 
     def _find_relu(self, value: Value) -> tuple[Call, float, Call] | None:
-        """Return the next call, its maximum and its quantizer, if it is a ReLU to fuse."""
+        """Return the ReLU to fuse that reads `value`, its maximum, and its quantizer; or None."""
         call = self.tensors.find_only_consumer(value)
         if call is None or isinstance(call.layer, (Quantize, QuantizeWrapper, QuantizeWeights)):
             return None
@@ -272,7 +272,7 @@ class _Resolver:
     def _convert(
         self, operands: tuple[Operand, ...], params: QuantParams, call: Call
     ) -> tuple[Operand, ...]:
-        """Convert the tensors that an operator reads to the parameters that its inputs share."""
+        """Convert the tensors that an operator reads to `params`, which all its inputs share."""
         converted: list[Operand] = []
         for index, operand in enumerate(operands):
             if (
@@ -294,7 +294,7 @@ class _Resolver:
         quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
         suffix = "" if quantizer is None else "/real"
         outputs = tuple(self.tensors.create(value, None, suffix) for value in values)
-        # A float weight has no inputs, but the inputs of its call connect it to the graph.
+        # The inputs of the call only connect a float weight to the graph.
         operands = self.tensors.get_inputs(call) or tuple(
             self.tensors.of_value[value] for value in call.inputs
         )

@@ -23,11 +23,11 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 NEXT_TO_NOTHING = 1e-6
-"""Upper end of a range that only contains 0. It does not widen the range of a concatenation."""
+"""Upper end of a range that only contains 0, too small to widen the range of a concatenation."""
 
 
 class Ranges:
-    """Returns quantization parameters. Tensors that share a range get the same `QuantParams`.
+    """Creates quantization parameters. Tensors that share a range get the same object.
 
     With `in_graph`, parameters are tensors, which are read each time the graph runs.
     """
@@ -45,7 +45,7 @@ class Ranges:
                 low, high = quantizer.observe(None, training=False)
             else:
                 low, high = quantizer.current_range()
-            if not self.in_graph and low == high:  # In `recipes.contrib`, a ReLU that is always 0.
+            if not self.in_graph and low == high:  # A ReLU that is always 0, in `recipes.contrib`.
                 high = NEXT_TO_NOTHING
             self.params[quantizer] = QuantParams.from_range(low, high, spec.bits)
         return self.params[quantizer]
@@ -56,7 +56,7 @@ class Ranges:
         return next((key for key in keys if hasattr(key, "observe")), None)
 
     def get_or_create(self, key: Hashable, create: Callable[[], QuantParams]) -> QuantParams:
-        """Returns parameters without a quantizer. `create` is called once per `key`."""
+        """Returns the parameters of a tensor without a quantizer. Calls `create` once per `key`."""
         if key not in self.params:
             self.params[key] = create()
         return self.params[key]
@@ -113,7 +113,7 @@ class Tensors:
         suffix: str = "",
         absorbed: Sequence[Call] = (),
     ) -> Tensor:
-        """Creates a value's tensor, named after the last `absorbed` call or the producer."""
+        """Creates a value's tensor, named after the last `absorbed` call or its producer."""
         call = value.producer
         name = as_scope(value.name) if call is None else get_scope(call, value)
         label = _get_label(absorbed[-1].output if absorbed else value)
@@ -137,7 +137,7 @@ class Tensors:
         return tensor
 
     def absorb(self, call: Call, tensor: Tensor) -> None:
-        """Marks a call as computed by the node before it, which has the output `tensor`."""
+        """Marks a call as computed by the previous node, whose output is `tensor`."""
         self.absorbed.add(call)
         self.of_value[call.output] = tensor
         self.values[tensor] = call.output
@@ -170,7 +170,7 @@ def _list_inputs(call: Call) -> list[Value]:
 
 
 def get_scope(call: Call, value: Value | None = None) -> str:
-    """Returns the name of a call or of one of its outputs: the layer's path.
+    """Returns the name of a call, or of one of its outputs, as a path of layers.
 
     The second call of `block/conv` is `block/conv>2`, its second output `block/conv:1`.
     """
@@ -206,7 +206,7 @@ def quantize_constant(values: ArrayLike, bits: int, params: QuantParams | None =
         else:
             scale = (high - low) / 255 or 1.0
             params = QuantParams(np.float32(scale), -128 + int(np.rint(-low / scale)))
-    # The result is a tensor if the graph reads ranges each time it runs.
+    # The range is a tensor if the graph reads ranges each time it runs.
     is_known = not tf.is_tensor(params.scale)
     with tf.init_scope() if is_known else contextlib.nullcontext():
         known = params.as_tensors()

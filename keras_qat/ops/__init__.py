@@ -1,1 +1,1 @@
-"""Definitions of operators (`Op`), in one file for each kind of operator."""
+"""The operators (`Op`), in one file for each kind, such as `conv.py` for convolutions."""

@@ -1,4 +1,4 @@
-"""Activation functions with int8 kernels in TFLite, some also with int16: sigmoid, tanh, ..."""
+"""Activation functions with int8 kernels in TFLite, such as sigmoid, and int16 kernels for some."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def _gelu_in_float32(x: tf.Tensor, approximate: bool) -> tf.Tensor:
 def _supports_hard_swish(x: QuantParams, output: QuantParams) -> tf.Tensor:
     """Whether TFLite's HARD_SWISH supports these scales.
 
-    Kernels check the output's scale, but not that they shift by at most 31 bits to the left and 15
-    bits to the right.
+    Kernels only check the output's scale. They can shift by at most 31 bits to the left and 15 bits
+    to the right, but do not check that.
     """
     to_output, to_gate = (single(x.scale / 128.0 / scale) for scale in (output.scale, 3 / 32768))
     return (to_output < 1) & (to_gate < 2.0**30) & (tf.minimum(to_output, to_gate) >= 2.0**-16)
 
 
 def _hard_swish_table(a: Arguments, up: bool = False) -> tf.Tensor:
-    """Compute a table of x * relu6(x + 3) / 6 in 16 bits. Halves round away from zero, or `up`."""
+    """Tabulate x * relu6(x + 3) / 6 in 16 bits. Halves round up if `up`, else away from zero."""
 
     def to_upper_bits(x: tf.Tensor) -> fixed_point.FixedPoint:
         return fixed_point.upper_bits(fixed_point.to_fixed_point(x))
@@ -70,7 +70,7 @@ def _hard_swish_table(a: Arguments, up: bool = False) -> tf.Tensor:
     value = shift(tf.cast(a.q[0], tf.int64), 7)
     factor, exponent = to_upper_bits(single(fine / a.output.scale))
     scaled = high_product(value, factor, 15)
-    # The gate relu6(x + 3) / 6, as integers from -32768 to 32767 for -1 to 1.
+    # The gate relu6(x + 3) / 6, in 32768ths.
     gate_factor, gate_exponent = to_upper_bits(single(fine / np.float64(np.float32(3 / 32768))))
     gate = saturate(shift(value, tf.maximum(gate_exponent - 1, 0)), 15)
     gate = high_product(gate, gate_factor, 15)
@@ -92,9 +92,8 @@ def _prepare_bounded(
     Args:
         function: the float function, which computes XNNPACK's table.
         of_tflite: the same function with the operations that compute TFLite's table.
-        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. The
-            table has the ends of the range for larger inputs than 15 / 2^ceil(log2(scale)), rounded
-            down.
+        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. From
+            floor(15 / 2^ceil(log2(scale))) steps on, the result is an end of the output's range.
     """
     float32 = compute_in_float32(of_tflite, xnnpack=function)
 
@@ -126,7 +125,7 @@ def _make_bounded(
     compute_int16: Callable[[tf.Tensor, Curve], tf.Tensor],
     **fields: Any,
 ) -> Op:
-    """Return the `Op` of a function with a fixed output range."""
+    """Return the `Op` of a function with a fixed output range, such as sigmoid."""
 
     def prepare(a: Arguments) -> object:
         if not a.wide:

@@ -1,7 +1,7 @@
 """Operators that are composed of other operators.
 
-A `Description` is a function that runs other operators on a `Machine`. The machine prepares,
-computes or emits them, so `compose` needs one description for all three functions of an `Op`.
+A `Description` is a function that runs other operators on a `Machine`. There are machines that
+prepare, compute and emit operators, so one description defines all three functions of an `Op`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.ops.weights import Weights
 
 Quantized = tuple[Any, QuantParams]
-"""Quantized values relative to their zero point, or the index of a tensor in a file; and the
+"""A pair of quantized values relative to the zero point, or of a tensor's index in a file, and the
 quantization parameters."""
 
 WIDE = QuantParams(None, None, 16)
@@ -131,7 +131,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def split(self, x: Quantized, count: int) -> list[Quantized]:
-        """Splits values into blocks of channels."""
+        """Splits the channels of `x` into `count` equal blocks."""
 
     @abc.abstractmethod
     def widen(self, x: Quantized) -> Quantized:
@@ -139,7 +139,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:
-        """Returns the stored integers, including the zero point, with 16 or 32 bits."""
+        """Returns the integers as stored, without subtracting the zero point, in 16 or 32 bits."""
 
     @abc.abstractmethod
     def reshape(self, x: Quantized, shape: Shape) -> Quantized:
@@ -149,7 +149,7 @@ class Machine(abc.ABC):
     def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
         """Replaces each value of `x` by its entry in a table. The results have the zero point 0.
 
-        The table has an entry for each integer from 0 on, or for each 8-bit value.
+        The table has an entry for each integer from 0, or for each 8-bit value from the lowest.
         """
 
 
@@ -333,11 +333,11 @@ def _as_numbers(params: QuantParams) -> QuantParams:
 
 
 Description = Callable[[Machine, list[Quantized], QuantParams, Attributes, Shape], Quantized]
-"""A function that runs the operators of a composed operator on a machine and the inputs.
+"""A function that runs the operators of a composed operator on a machine, and returns the result.
 
-Further arguments are the output's parameters, the attributes, and the output's shape. While it
-computes with prepared parameters, the output's parameters have no scale and the shape is (). Its
-result may have other parameters than the output."""
+Its arguments are the machine, the inputs, the output's parameters, the attributes and the output's
+shape. On `Computing`, the output's parameters have no scale, and the shape is (). The parameters of
+the result may differ from the output's."""
 
 
 def get_inputs(a: Arguments) -> list[Quantized]:
@@ -360,7 +360,7 @@ def prepare_each(a: Arguments, inputs: Sequence[Quantized], params: QuantParams)
 
 
 def compose(describe: Description) -> dict[str, Any]:
-    """Returns the functions of an `Op` that runs a description and requantizes its result."""
+    """Returns `prepare`, `compute` and `emit` of an `Op` that runs a description."""
 
     def prepare(a: Arguments) -> list[Any]:
         prepared: list[Any] = []

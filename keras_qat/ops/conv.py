@@ -1,6 +1,6 @@
 """Convolutions along one or two axes: CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV.
 
-A multiplication and addition per channel, as in BatchNormalization, is a 1x1 DEPTHWISE_CONV_2D.
+BatchNormalization and other multiplications and additions per channel are 1x1 DEPTHWISE_CONV_2D.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
 def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
     """Computes `convolve` without groups as a matrix product of all patches with the weights.
 
-    The patches need as much memory as one copy of the images for each pixel of the kernel.
+    For a kernel of 3x3 pixels, the patches need nine times as much memory as the images.
     """
     *sizes, inputs, outputs = kernel.shape
     sides, spans = [], []
@@ -274,7 +274,7 @@ def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def _is_known(node: Arguments | Node) -> bool:
-    """Whether the file holds a constant output shape, which XNNPACK requires."""
+    """Whether the output's shape is a constant in the file, as XNNPACK requires."""
     shape = node.call.output.shape
     return None not in (shape[1:] if node.sized else shape)
 

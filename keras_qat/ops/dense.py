@@ -31,7 +31,7 @@ from keras_qat.ops.weighted_sums import RECENT, Sums, compute_weighted
 from keras_qat.ops.weights import Weights, count_terms
 
 FORM = "fully_connected" if RECENT else "convolution"
-"""The variant of layers without the attribute `form`."""
+"""The variant for layers whose attributes have no `form`."""
 
 
 def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
@@ -77,7 +77,7 @@ def _emit_product(
 
 
 def _find_sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
-    """Return sizes for `tf.reshape`, with -1 for the first unknown size and tensors for others."""
+    """Return the sizes of `x` for `tf.reshape`: -1 for one unknown size, tensors for several."""
     known = x.shape.as_list()
     now = tf.unstack(tf.shape(x)) if known.count(None) > 1 else [-1] * len(known)
     return [now[axis] if size is None else size for axis, size in enumerate(known)]
@@ -127,7 +127,7 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 
 
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
-    """Accept an equation if the last `count` axes of the weights are the result's axes, in order.
+    """Accept an equation if only the last `count` axes of the weights are in the output, in order.
 
     `einsum_dense_per_tensor`, with one scale for all weights, computes other equations.
     """
@@ -166,7 +166,7 @@ def _find_result_sizes(axes: Axes, kernel: np.ndarray | tf.Tensor) -> tuple[int,
 
 
 def _expand_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
-    """Return the weights with their bias broadcast to all of the weights' axes in the result."""
+    """Return the weights, with their bias broadcast to all weight axes that the output has."""
     if weights.bias is None:
         return weights
     make = np if isinstance(weights.bias, np.ndarray) else tf

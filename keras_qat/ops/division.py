@@ -1,4 +1,4 @@
-"""Division of two tensors: multiplies x by 1 / y, which it looks up in a 16-bit table.
+"""Division x / y of two tensors: multiplies x by 1 / y from a 16-bit lookup table.
 
 TFLite has no int8 kernel for division.
 """

@@ -28,7 +28,7 @@ from keras_qat.ops.requantize import Multiplier, prepare_requantization, requant
 
 @dataclasses.dataclass(frozen=True)
 class _NativeScale:
-    """The scale of a kernel's result: the output's scale, or a larger one that is then converted.
+    """The scale of a kernel's result, which may have to be larger than the output's scale.
 
     Args:
         is_wider: whether the scale is larger than the output's.
@@ -86,7 +86,7 @@ def _prepare_add(a: Arguments) -> _Sum | tuple[tf.Tensor, ...]:
 
 
 def _add(a: Arguments) -> tf.Tensor:
-    """Compute a + b or a - b in a scale that kernels support, and convert to the output's scale."""
+    """Compute a + b or a - b in a scale that kernels support, then convert the result."""
     if _computes_in_float32(a):
         return mlas.add(a.q, a.prepared, a.family.halves)
     prepared: _Sum = a.prepared
@@ -100,8 +100,8 @@ def _computes_in_float32(a: Arguments) -> bool:
 def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     """Return the output's parameters, or a larger scale if an input's scale is much larger.
 
-    With the output's scale, TFLite's kernels would abort, because their multipliers must be below
-    1, or int8 kernels would overflow 16 bits. XNNPACK leaves such sums to TFLite's kernels.
+    With the output's scale, TFLite's kernels would abort, because multipliers must be below 1, or
+    their int8 sums would overflow 16 bits. XNNPACK leaves such sums to TFLite's kernels.
     """
     widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
@@ -130,9 +130,9 @@ def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 @trace_once
 def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ...]:
-    """Return the parameters for `_add_once`. The larger ratio of scales is a multiplier of 21 bits.
+    """Return both multipliers, the shift, a half, and whether XNNPACK computes the sum.
 
-    The last one is whether XNNPACK computes the sum: it leaves ratios below 2^-10 to TFLite's
+    The larger multiplier has 21 bits. XNNPACK leaves ratios of scales below 2^-10 to TFLite's
     kernel. It also leaves ratios of 2^8 and above, but `_find_native` excludes them.
     """
     ratios = [single(scale / output) for scale in (a, b)]
@@ -146,7 +146,7 @@ def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ..
 
 
 def _count_bits(a: Arguments) -> int:
-    """Return how many fractional bits the common scale of both inputs adds."""
+    """Return how many bits TFLite's kernel shifts both inputs to the left before an addition."""
     return 15 if a.wide else 20
 
 
@@ -177,7 +177,7 @@ def _add_twice(a: Arguments) -> tf.Tensor:
 
 
 def _find_multipliers(bits: int, first: Any, second: Any, output: Any) -> tuple[Any, ...]:
-    """Return the multipliers of both inputs and of their sum."""
+    """Return the fixed-point multipliers of both inputs and of their sum, for `_add_twice`."""
     common = 2 * tf.maximum(first, second)
     ratios = first / common, second / common, common / (2.0**bits * output)
     return tuple(map(to_fixed_point, ratios))
@@ -288,8 +288,8 @@ def _emit_multiply(e: Emission) -> None:
 def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **options: Any) -> None:
     """Add an operator, and a QUANTIZE if its result needs a larger scale than the output has.
 
-    A ReLU6 that clips inside the range is then a separate operator, because 6 may not be a multiple
-    of the larger scale.
+    In the larger scale, 6 is not always a quantized value, so a fused ReLU6 becomes an operator
+    after the QUANTIZE.
     """
     output = e.params
     inputs = tuple(x.params for x in e.node.inputs if x.params)

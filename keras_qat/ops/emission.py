@@ -50,13 +50,13 @@ class Emission:
 
     @property
     def params(self) -> QuantParams:
-        """The quantization parameters of the node's output, which is quantized."""
+        """The quantization parameters of the node's output, which must be quantized."""
         assert self.node.output.params is not None
         return self.node.output.params
 
     @property
     def input_params(self) -> QuantParams:
-        """The quantization parameters of the node's first input, which is quantized."""
+        """The quantization parameters of the node's first input, which must be quantized."""
         params = self.node.inputs[0].params
         assert params is not None
         return params
@@ -68,7 +68,7 @@ class Emission:
 
     @property
     def source(self) -> int:
-        """The input that an operator moves: the first. Other inputs are indices or sizes."""
+        """The input that an operator moves: the first quantized one, if any, else the first."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
         return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 
@@ -88,7 +88,7 @@ class Emission:
         return Activation.RELU6 if self.ends_at_6(self.node.maximum) else Activation.RELU
 
     def ends_at_6(self, maximum: float) -> bool:
-        """Whether a ReLU clips at 6 inside the output's range. Kernels refuse 6 far outside it."""
+        """Whether a ReLU clips at 6, inside the output's range. Kernels refuse 6 far outside."""
         params = self.params
         return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
 
@@ -184,7 +184,7 @@ class Emission:
         return target
 
     def _reshape_after_unknown(self, source: int, target: int, sizes: list[int]) -> None:
-        """Reshape the axes after the unknown sizes, which the file reads at run time."""
+        """Add a RESHAPE if several first sizes are unknown. The file reads them at run time."""
         same = 0
         for before, after in zip(self.shape(source), self.shape(target), strict=False):
             if before != after:
@@ -249,7 +249,7 @@ def as_image(e: Emission, source: int) -> int:
 
 
 def make_image_output(e: Emission, target: int) -> int:
-    """Returns `target` if its shape is an image, otherwise an image for `emit_from_image`."""
+    """Returns a tensor for images: `target`, or a new one that `emit_from_image` reshapes."""
     shape = e.shape(target)
     return target if len(shape) == 4 else e.temporary("image_output", _image_shape(shape), target)
 

@@ -57,8 +57,8 @@ class Entries:
 
     Args:
         values: the output for each value of the input, from the lowest to the highest.
-        first: the offset from values relative to the zero point to indices of the table.
-        of_eights: a table for the first values of a tensor, all but `size % 8` of them; or None.
+        first: the index of the entry for the zero point.
+        of_eights: another table for all but the last `size % 8` values of a tensor; or None.
     """
 
     values: tf.Tensor
@@ -71,8 +71,8 @@ def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
 
     Args:
         table: computes the table.
-        of_neon: computes the table for ARM's vector instructions, which process 8 values at a time,
-            if that table differs.
+        of_neon: computes a different table for ARM's vector instructions, which process 8 values at
+            a time; None if they use the same table.
     """
 
     def prepare(a: Arguments) -> Entries:
@@ -118,11 +118,11 @@ def compute_in_float32(
 ) -> Table:
     """Returns a function that computes a table in float32, like int8 kernels.
 
-    TFLite rounds halves away from zero and then adds the zero point. XNNPACK adds it in float32
-    and then rounds halves to even.
+    TFLite rounds halves away from zero and then adds the zero point. XNNPACK adds the zero point
+    in float32 and then rounds halves to even.
 
     Args:
-        function: the float function, of float32 values held in float64, and the attributes.
+        function: the float function of float32 values, held in float64, and of the attributes.
         xnnpack: the function that XNNPACK tabulates, if XNNPACK has a kernel.
     """
 
@@ -149,7 +149,7 @@ class Kernel:
         of_neon: computes the table for ARM's vector instructions, if it differs.
         fits: function that returns whether the kernel supports an operator's attributes.
         fields: function of the attributes that returns the options in the file.
-        supports: function of the parameters of input and output: whether the kernel supports them.
+        supports: function of both parameters that returns whether the kernel supports them.
     """
 
     code: str

@@ -41,12 +41,12 @@ class Axes:
 
     @property
     def rows(self) -> str:
-        """The axes that the second input lacks."""
+        """The axes of the first input that the second lacks."""
         return "".join(a for a in self.first if a not in self.second)
 
     @property
     def columns(self) -> str:
-        """The axes that the first input lacks."""
+        """The axes of the second input that the first lacks."""
         return "".join(a for a in self.second if a not in self.first)
 
     @property
@@ -74,7 +74,7 @@ def expand_ellipsis(terms: Sequence[str], count: int) -> list[str]:
 
 
 def find_positions(axes: str, term: str) -> tuple[int, ...]:
-    """Returns the index of each axis in a term."""
+    """Returns the index in `term` of each of the `axes`."""
     return tuple(map(term.index, axes))
 
 
@@ -86,8 +86,8 @@ def emit_product(
     Args:
         e: the operator.
         add: function that adds the product, given the index of its output tensor.
-        shape: shape of the product, after merging axes to rows and columns.
-        full: the product's shape if its axes were not merged.
+        shape: shape of the product, with axes merged to rows and columns.
+        full: shape of the product, with separate axes.
         order: the order of the axes of `full` in the output.
     """
     (output,) = e.outputs
@@ -101,14 +101,14 @@ def emit_product(
 
 
 EXACT_DEPTH = 2**24 // 255**2
-"""The number of int8 products, relative to the zero points, that float32 adds exactly."""
+"""The number of products of two int8 values, without zero points, that float32 adds exactly."""
 
 MAX_AXES = 5
 """The maximum number of axes of the TFLite kernel's inputs."""
 
 
 def _prepare(a: Arguments) -> Multiplier:
-    """Return the ratio of the scales, in float32 if the second matrix has the zero point 0."""
+    """Return the ratio of the scales in fixed point, and in float32 for the family's own kernel."""
     first, second = a.params
     product = first.scale * second.scale
     ratio = (product if a.family.ratios == "float64" else single(product)) / a.output.scale
@@ -155,7 +155,7 @@ def _matmul_attributes(call: Call) -> Attributes:
 def _emit_matmul(e: Emission) -> None:
     first, second = e.inputs
     turned, adjoint = e.attributes["transposed"]
-    if turned:  # XNNPACK only supports a transposed second matrix.
+    if turned:  # XNNPACK can only transpose the second matrix.
         rank = len(e.shape(first))
         first = e.transpose(first, (*range(rank - 2), rank - 1, rank - 2))
     _multiply_matrices(e, first, second, e.outputs[0], adjoint)
@@ -265,7 +265,7 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
 
 
 def _emit_contract(e: Emission) -> None:
-    """Add TRANSPOSE and RESHAPE to matrices, BATCH_MATMUL, and RESHAPE and TRANSPOSE back."""
+    """Add TRANSPOSE and RESHAPE to get matrices, BATCH_MATMUL, then RESHAPE and TRANSPOSE back."""
     axes, (first, second) = parse_equation(e.attributes["equation"]), e.inputs
     sizes = _find_sizes(axes, e.shape(first), e.shape(second))
     # Whether the summed axes are the last axes of the second tensor.

@@ -24,7 +24,7 @@ MOST_WIDE = 2**16
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Return the factor of sums. If the count is unknown, XNNPACK's factor is not divided by it."""
+    """Return the parameters for `_mean`. Those of XNNPACK include the count if it is known."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)
@@ -44,7 +44,7 @@ def _find_count(a: Arguments) -> int | None:
 
 
 def _factor_and_offset(a: Arguments, prepared: Any, count: Any) -> tuple[Any, ...]:
-    """Return XNNPACK's factor of sums, the zero point times the count, and both added offsets."""
+    """Return XNNPACK's factor and offset, and the sum of the zero points, for a known count."""
     (ratio, zero, zero_point), size = prepared, tf.cast(count, tf.float64)
     factor, zeros = single(ratio * single(1.0 / size)), size * zero
     return factor, zeros, single(zero_point - _round_summand(a, zeros * factor)), zero_point
@@ -56,7 +56,7 @@ def _round_summand(a: Arguments, product: Any) -> Any:
 
 
 def _find_one_factor(scales: tuple[Any, Any], count: Any) -> Any:
-    """Return onnxruntime's factor of sums."""
+    """Return the factor by which onnxruntime multiplies sums to get means."""
     before, after = scales
     return single(quotient(before, single(after * tf.cast(count, tf.float64))))
 

@@ -18,7 +18,7 @@ from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.ops.op import Arguments
 
 Rounding = Callable[[tf.Tensor], tf.Tensor]
-"""`KernelFamily.halves`."""
+"""A function that rounds halves, as in `KernelFamily.halves`."""
 
 UNSIGNED = 128
 """Difference between zero points in uint8 and in int8."""
@@ -102,10 +102,10 @@ def softmax(q: tf.Tensor, prepared: Softmax, axis: int) -> tf.Tensor:
 
 
 MOST_ROWS = 256
-"""Up to this many values, one operation adds each value."""
+"""The maximum number of values per sum in `_add_rows`, which adds an operation for each value."""
 
 FEW_SUMS = 16
-"""If an example has fewer sums, `tf.cumsum` is faster."""
+"""If an example has fewer sums than this, `tf.cumsum` is faster."""
 
 
 def sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:

@@ -25,7 +25,7 @@ from keras_qat.tflite.splice import splice_model
 from keras_qat.tracing.replaced_functions import OwnGradient
 
 Part = tuple[int | None, int | None, int]
-"""(begin, end, step) of a slice along one axis. None is the begin or the end of the axis."""
+"""(begin, end, step) of a slice along one axis. None stands for the axis's beginning or end."""
 
 MAX_SLICED = 5
 """The maximum number of axes of TFLite's slicing operators."""
@@ -68,7 +68,7 @@ def read_integer(argument: Any, default: int | None = None) -> int | None:
 
 
 def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
-    """Returns the sizes of a window along `axes` axes between batch and channels.
+    """Returns the size of a window along each of the `axes` axes between batch and channels.
 
     Returns None if they are unknown, or if the window has a batch or channel size other than 1.
     """
@@ -111,7 +111,7 @@ def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
 def emit_slice(
     e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
 ) -> None:
-    """Adds a STRIDED_SLICE of each axis to its part. It removes the `dropped` axes of size 1."""
+    """Adds a STRIDED_SLICE that selects one part of each axis, and removes the `dropped` axes."""
     begins, ends, steps = ([part[field] for part in parts] for field in range(3))
     for axis in dropped:
         ends[axis] = (begins[axis] or 0) + 1
@@ -214,7 +214,7 @@ def _make_error(node: Node, why: str) -> ValueError:
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
-    """Quantize a constant, and return whether it is zero. Every range contains 0 exactly."""
+    """Replace a constant by zeros in `params`, and return whether it was zero."""
     data = model.buffers[tensor.buffer].data
     if data is None:
         return True

@@ -52,10 +52,10 @@ from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.requantize import REQUANTIZE
 
 LARGEST = 2.0**31
-"""The smallest integer beyond 32 bits."""
+"""The smallest positive integer that does not fit in 32 bits."""
 
 FINE = 2048
-"""Each variance below this has a table entry. From here on, 16 variances share an entry."""
+"""Each variance below this has its own table entry. From here on, 16 variances share an entry."""
 
 LEAST_WEIGHTS = 200.0
 """Gamma has at least this many steps. The remaining bits are fractional bits of the mean."""
@@ -64,7 +64,8 @@ LEAST_WEIGHTS = 200.0
 def _tabulate_inverses() -> np.ndarray:
     """Tabulate 32767 / sqrt(variance) at the indices that `_invert` computes.
 
-    The first entries are unused. Entries of small variances follow, then the shared entries.
+    The first entries are unused. Then follow the entries of variances below `FINE`, and then the
+    entries that 16 variances share.
     """
     shared = np.arange(MOST // 16 + 3)[FINE // 16 + 1 :] * 16
     variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])
@@ -80,7 +81,7 @@ class _View(NamedTuple):
     Args:
         split: shape with groups as a separate axis.
         order: the transposition that moves the normalized axes to the end.
-        rows: shape with one axis of size 1, then all values that are normalized together.
+        rows: shape whose last axes are an axis of size 1, and all values normalized together.
         shape: shape for the multiplication by gamma.
         weights: shape of gamma and beta.
     """
@@ -130,7 +131,7 @@ class _Stages:
         mean: parameters of negated means and of differences from the mean.
         variance: parameters of the sums of squared differences, in 16 bits.
         shared: parameters with a 16 times larger scale than `variance`, for shared table entries.
-        epsilon: the layer's epsilon in units of variances with their own and with shared entries.
+        epsilon: the layer's epsilon in units of `variance`, and in units of `shared`.
         scaled: parameters of the result in 32 bits.
         gamma, beta: the weights as integers; None if the layer has no such weight.
     """
@@ -186,7 +187,7 @@ def _find_stages(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _St
 
 
 def _invert(m: Machine, difference: Quantized, view: _View, stages: _Stages) -> Quantized:
-    """Look up 32767 / sqrt(variance + epsilon). Both are counted in the scale of the variance."""
+    """Look up 32767 / sqrt(variance + epsilon), with both in units of the variance's scale."""
 
     def run(op: Op, inputs: list[Quantized], params: QuantParams) -> Quantized:
         return m.run(op, inputs, params, shape=view.row_shape)

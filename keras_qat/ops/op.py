@@ -53,7 +53,7 @@ class FixedRange:
     Args:
         minimum, maximum: float values that the lowest and the highest int8 value represent.
         wide: float values that the lowest and the highest int16 value represent.
-        is_bound: whether no result is below the lowest value.
+        is_bound: whether the function never returns less than `minimum`.
     """
 
     minimum: float
@@ -87,7 +87,7 @@ class Arguments:
         output: the quantization parameters of the result.
         call: the call. Some operators run its layer on integers.
         weights: the weights of a weighted operator, or None.
-        merges_relu: whether the operator has a fused ReLU, so negative results become 0.
+        merges_relu: whether the operator has a fused ReLU, which replaces negative results by 0.
         sized: whether the file has a fixed batch size, even if the call does not.
         prepared: the result of the operator's `prepare`.
     """
@@ -109,7 +109,7 @@ class Arguments:
         return self.params[0].bits == 16
 
     def run_layer(self, inputs: list[tf.Tensor]) -> Any:
-        """Calls the layer. `inputs` replace the tensors that the original call reads, in order."""
+        """Calls the layer on `inputs`, in the order of the tensors that the original call reads."""
         remaining = iter(inputs)
         args, kwargs = map_values(lambda value: next(remaining), (self.call.args, self.call.kwargs))
         if accepts_training(self.call.layer):
@@ -127,8 +127,8 @@ Prepare = Callable[[Arguments], Any]
 """A function that computes all parameters that depend only on ranges and weights, in any structure.
 
 In its `Arguments`, `q` holds a `tf.TensorSpec` for each input. Equal tensors are the same object.
-It computes in TensorFlow, eagerly or in a graph. `compute` receives the result as `prepared`, but
-no weights and scales."""
+It computes in TensorFlow, eagerly or in a graph. `compute` receives the result as `prepared`. It
+receives neither weights nor scales."""
 
 Compute = Callable[[Arguments], Any]
 """A function that computes the quantized values of the output relative to its zero point, or a

@@ -102,7 +102,7 @@ AVERAGE_POOLING = dataclasses.replace(
 
 
 def _reduce_attributes(call: Call) -> Attributes:
-    """Return the reduced `axes`, and `keepdims`, whether they remain with size 1."""
+    """Return the reduced `axes`, and `keepdims`: whether they remain as axes of size 1."""
     layer, rank = call.layer, get_rank(call)
     if not get_kind(call):
         start = 2 if layer.data_format == "channels_first" else 1
@@ -139,7 +139,7 @@ REDUCE_MIN = dataclasses.replace(
 
 
 _TRUTH = QuantParams(np.float32(0.5), 0, 8)
-"""Parameters of booleans in 8 bits. NOT_EQUAL requires scales below 1."""
+"""Quantization parameters of booleans in 8 bits. NOT_EQUAL requires scales below 1."""
 
 
 def _make_boolean_reduction(name: str, code: str, words: str) -> Op:

@@ -20,7 +20,7 @@ Layer: TypeAlias = keras.layers.Layer
 
 
 class Match(NamedTuple):
-    """The operator of a call and its attributes; or None, and the reason why it stays in float."""
+    """The operator of a call and its attributes; or None, and why the call stays in float."""
 
     op: Op | None
     attributes: Attributes
@@ -87,7 +87,7 @@ def find_rows(call: Call) -> list[Op]:
 
 
 def _match_first(rows: list[Op], call: Call) -> Match:
-    """Return the first operator that accepts a call, or the first reason why none accepts it."""
+    """Return the first operator that accepts a call, or the first operator's reason against it."""
     reason = ""
     for op in rows:
         attributes = op.attributes(call)
@@ -241,7 +241,7 @@ def register_op(
 
     Raises:
         ValueError: if the operator is unknown, attributes are missing or unknown, or the output
-            channels are not the operator's.
+            channels differ from the operator's.
 
     Example:
         >>> axis_of = lambda layer: {"axis": layer.dim}

@@ -38,7 +38,7 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 def _tabulate_relu(a: Arguments) -> tf.Tensor:
     """Compute the table of a ReLU that is not fused. XNNPACK leaves it to TFLite's kernel.
 
-    It clips at 6. Any other maximum is the end of the output's range.
+    The table clips at a maximum of 6. Any other maximum is the end of the output's range.
     """
     factor = to_fixed_point(ratio(a.family, a.params[0].scale, by=a.output.scale))
     result = tf.maximum(tf.cast(multiply(tf.cast(a.q[0], tf.int64), factor), tf.float64), 0.0)
@@ -97,8 +97,8 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
     """Compute the table of x above zero and slope * x below.
 
-    XNNPACK's 8-bit kernel multiplies by integers in 256ths and rounds halves up. It leaves the
-    steepest and the flattest slopes to TFLite's kernel.
+    XNNPACK's 8-bit kernel multiplies by integers in 256ths and rounds halves up. TFLite's kernel
+    computes slopes that are too steep or too flat for it.
     """
     exact = _tabulate_exact_leaky_relu(a)
     if a.wide or a.family.leaky_relu != "256ths":
@@ -115,7 +115,7 @@ def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
 
 
 def _tabulate_exact_leaky_relu(a: Arguments) -> tf.Tensor:
-    """Compute the table of TFLite's kernel, which has a multiplier above zero and one below."""
+    """Compute the table of TFLite's kernel, with one multiplier above zero and another below."""
     steps, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
     above = to_fixed_point(ratio(a.family, scale, by=a.output.scale))
     below = to_fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))

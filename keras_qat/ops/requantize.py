@@ -37,7 +37,7 @@ class Multiplier(NamedTuple):
         fixed: the ratio in fixed point; None if it is never used.
         other: the ratio as the family's own kernel needs it; None if there is no such kernel.
         is_other: whether the family's own kernel is used.
-        steps: if int8 values are converted to int16 first: the number of int16 steps per int8 step.
+        steps: int16 steps per int8 step, if int8 values are first converted to int16; else None.
     """
 
     fixed: Any
@@ -69,7 +69,7 @@ def prepare_requantization(
     """Returns the multiplier for `requantize` from `params` to `output`.
 
     XNNPACK multiplies by an integer in 256ths if the ratio of the scales is from 2^-8 to 2^7.
-    TFLite's kernel has a 31-bit multiplier. `Builder.quantize` adds the same operators to a file.
+    TFLite's kernel has a 31-bit multiplier. `Builder.quantize` adds the operators to a file.
     """
     before, after = (end.as_tensors().scale for end in (params, output))
     if max(params.bits, output.bits) > 8:

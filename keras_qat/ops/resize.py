@@ -19,7 +19,7 @@ from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 
 
 def read_resize_options(call: Call) -> Attributes:
-    """Returns the new `height` and `width`, 0 if unknown, and how to `crop` the image before."""
+    """Returns the new `height` and `width` (0 if unknown), and how to `crop` images first."""
     layer, shape = call.layer, call.output.shape
     is_first = getattr(layer, "data_format", "") == "channels_first"
     crops = getattr(layer, "crop_to_aspect_ratio", False)
@@ -109,7 +109,7 @@ def _bilinear(a: Arguments) -> Any:
 
 
 def _find_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """Return both neighbours of each pixel along a resized axis, and the second one's weight."""
+    """Return the two neighbours of each pixel along a resized axis, and the second one's weight."""
     scale = quotient(tf.cast(old, tf.float32), float(new))
     position = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
     position = tf.clip_by_value(position, 0.0, tf.cast(old - 1, tf.float32))

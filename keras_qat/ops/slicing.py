@@ -31,7 +31,7 @@ FULL_SLICE = dict.fromkeys(("start", "stop", "step"))
 
 
 def items_for_axes(indices: Any, rank: int) -> list[Any]:
-    """Returns the slice or index for each axis of `x` and each new axis in `x[indices]`."""
+    """Returns `indices` of `x[indices]` with an item for each axis of `x` and each new axis."""
     items = list(indices) if isinstance(indices, (list, tuple)) else [indices]
     missing = rank - sum(item is not None and item is not Ellipsis for item in items)
     position = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
@@ -207,7 +207,7 @@ GATHER = make_movement(
 
 
 def _concatenate_attributes(call: Call) -> Attributes:
-    """Return the `axis`, and `numbers`: position -> constant among integer tensors."""
+    """Return the `axis`, and `numbers`: (position, values, shape) of each constant."""
     axis = get_argument(call, "axis") or 0 if get_kind(call) else call.layer.axis
     axes, rank = read_integers(axis), len(call.output.shape)
     parts = get_source(call)

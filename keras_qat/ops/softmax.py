@@ -52,7 +52,7 @@ HIGHEST = 2**15 - 1
 """The largest int16 value, which stands for 1 in the tables."""
 
 LEAST_SCALE = 2.0**-25
-"""The smallest scale of int8 inputs. TFLite's reference kernel aborts at half of it."""
+"""The smallest scale of int8 inputs. TFLite's reference kernel aborts if a scale is half of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Prepared:
     """The prepared parameters of an 8-bit softmax.
 
     Args:
-        is_wider: whether inputs are requantized, because the kernel does not support their scale.
+        is_wider: whether inputs are requantized because their scale is too small for the kernel.
         conversion: the multiplier from the input's scale to the smallest supported scale.
         table: the exponentials; None for the fixed-point kernel.
         output: the output's scale; None for the fixed-point kernel.
@@ -120,7 +120,7 @@ def _compute(a: Arguments) -> tf.Tensor:
 def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
     """Compute softmax like TFLite's reference kernel.
 
-    In Qn, an integer has a sign, n integer bits and 31 - n fractional bits.
+    Integers in the format Qn have a sign, n integer bits and 31 - n fractional bits.
 
     Args:
         q: quantized values.
@@ -136,7 +136,7 @@ def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tens
     exponentials = exponential(differences, 5)
     terms = tf.where(counts, divide(exponentials, tf.constant(12, tf.int64)), zero)
     sums = tf.reduce_sum(terms, axis, keepdims=True)
-    # Expresses the sum as 2^length * (1 + fraction), in Q12.
+    # The sum, in Q12, is 2^length * (1 + fraction).
     length = get_exponent(tf.cast(sums, tf.float64)) + 1
     inverse = saturate(shift(reciprocal(shift(sums, 32 - length) - 2**31), 1), 31)
     quantized = divide(high_product(inverse, exponentials), length + 3)
@@ -262,10 +262,10 @@ SOFTMAX = Op(
 
 
 MANY = 511
-"""If softmax is over more values, the mean of the results is at most half a step of 8 bits."""
+"""Above this number of values, the mean of softmax's results is at most half a step of 8 bits."""
 SOME, FEW_IN_ALL = 63, 2**13
-"""If softmax is over more than `SOME` values, the mean is at most four steps. 16 bits then cost at
-most 0.1 ms in a tensor of up to `FEW_IN_ALL` values."""
+"""Above `SOME` values, the mean of softmax's results is at most four steps of 8 bits. In a tensor
+of up to `FEW_IN_ALL` values, 16 bits cost at most 0.1 ms."""
 
 SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 """Quantization parameters of the 16-bit kernel's output."""
@@ -299,7 +299,7 @@ LARGEST_EPSILON = 1e-5
 
 
 def _unit_norm(a: Arguments) -> tf.Tensor:
-    """Divide vectors along the last axis by their length. Results are in 128ths."""
+    """Divide vectors along the last axis by their Euclidean length. Results are in 128ths."""
     x = tf.cast(a.q[0], tf.int64)
     multiplier, exponent = inverse_square_root(tf.reduce_sum(x * x, -1, keepdims=True))
     return tf.cast(multiply(x, (multiplier, exponent + 7)), a.q[0].dtype)

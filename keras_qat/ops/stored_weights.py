@@ -21,7 +21,7 @@ INDICES = ("int32", "int64")
 
 
 def _store(values: np.ndarray, params: QuantParams) -> np.ndarray:
-    """Add the zero point, clip, and convert to integers for a file."""
+    """Return quantized values as integers for a file: with the zero point added, and clipped."""
     return np.clip(values + params.zero_point, params.lowest, params.highest).astype(params.dtype)
 
 

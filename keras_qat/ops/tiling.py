@@ -26,11 +26,11 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes
 
 Entries = list[tuple[int, Any]]
-"""Pairs of an axis and its new indices, or the number of copies if its size is unknown."""
+"""Pairs of an axis and the indices to gather, or the number of copies if its size is unknown."""
 
 
 def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
-    """Add a GATHER of the entries for each axis, because some runtimes have no TILE."""
+    """Add a GATHER for each axis in `entries`, because some runtimes have no TILE."""
     shape = list(e.shape(source))
     for position, (axis, indices) in enumerate(entries):
         is_unknown, target = isinstance(indices, int), e.outputs[0]
@@ -107,7 +107,7 @@ BROADCAST = make_movement(
 
 
 def _repeat_attributes(call: Call) -> Attributes:
-    """Return `times`: pairs of an axis and its repetitions, one number or one for each entry."""
+    """Return `times`: pairs of an axis and its repetitions, one integer or one for each entry."""
     layer, rank = call.layer, get_rank(call)
     if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
@@ -123,7 +123,7 @@ def _repeat_attributes(call: Call) -> Attributes:
 
 
 def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any], e: Emission) -> None:
-    """Add a GATHER of `entries(size, change)` for each axis that `attribute` changes."""
+    """Add a GATHER of the indices `entries(old, change)` for each axis that `attribute` changes."""
     source, changes = e.source, e.attributes[attribute]
     shape = e.shape(source)
     if any(shape[axis] is None for axis, _ in changes):

@@ -29,10 +29,12 @@ RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
 FULLY_CONNECTED does not, and neither does XNNPACK's TRANSPOSE_CONV."""
 
 Rounding = Literal["fixed", "double", "up", "eights"]
-"""How TFLite's kernel rescales int8 sums. `fixed`: by a 31-bit multiplier, rounded twice. `double`:
-in double precision, rounded once, halves away from zero; int16 too. `up` and `eights`: like
-`fixed`, but without XNNPACK, optimized kernels round halves up, in all channels or in groups of
-eight."""
+"""How TFLite's kernel rescales int8 sums.
+
+- `fixed`: by a 31-bit multiplier, and rounds twice.
+- `double`: in double precision, and rounds once, halves away from zero. Also for int16.
+- `up`, `eights`: like `fixed`, but optimized kernels other than XNNPACK's round halves up. `up`:
+  in all channels; `eights`: in complete groups of eight channels."""
 
 INT8_MAX = 127
 """The largest quantized value of a weight."""
@@ -52,8 +54,8 @@ class Sums:
         kernel: the weights, in the dtype of the sums.
         bias: one value for each output channel, or None.
         channels: axes of the weights that are output channels, counted from the end.
-        factor: the factor of the sums, in float32, float64 or fixed point.
-        rounding: how sums are multiplied; "family": in float32, like the family's kernels.
+        factor: the factor that rescales the sums, in float32, float64 or fixed point.
+        rounding: how sums are rescaled; "family": in float32, like the family's kernels.
         fits: whether float32 represents all possible sums exactly.
     """
 
@@ -107,7 +109,7 @@ def _fits(a: Arguments, channels: tuple[int, ...]) -> Any:
     weights: Weights = a.weights
     if a.wide or count_terms(tuple(weights.q.shape), channels) <= _most(a):
         return True
-    # The range contains 0, so inputs above and below 0 together span `_largest`.
+    # The range contains 0, so the largest and the lowest input differ by at most `_largest`.
     reach = compute_reach(weights.q, channels) if weights.reach is None else weights.reach
     fits = reach * _largest(a) < EXACT
     return fits if tf.is_tensor(fits) else bool(fits)
@@ -118,7 +120,7 @@ def _largest(a: Arguments) -> int:
 
 
 def _most(a: Arguments) -> int:
-    """Return how many products float32 can sum exactly, whatever the weights are."""
+    """Return how many products float32 can always sum exactly, even of the largest weights."""
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
@@ -128,8 +130,8 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
     Args:
         a: the arguments.
         linear: function that computes the sums.
-        as_matrices: function that computes them as a matrix product, for which GPUs use no inexact
-            algorithm; None if it would be slow.
+        as_matrices: function that computes them as a matrix product, which is exact on GPUs; None
+            if it would be slow.
     """
     prepared: Sums = a.prepared
     sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)
@@ -217,8 +219,8 @@ def weight_constants(
 ) -> list[int]:
     """Adds an operator's weights and bias to a file, and returns their tensors.
 
-    It always adds a bias. XNNPACK requires one for convolutions, and its type decides whether int16
-    kernels sum in 64 bits.
+    It always adds a bias. XNNPACK requires one for convolutions, and the bias's type decides
+    whether int16 kernels sum in 64 bits.
 
     Args:
         e: the operator.

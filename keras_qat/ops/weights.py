@@ -44,11 +44,11 @@ class Weights:
         bits: bits that the weights were trained with, 2 to 8.
         reach: the result of `compute_reach`; None if not needed. Sums of products are at most
             `reach` times the largest input.
-        rounding: the largest change of a weight, in steps of training, if an asymmetric range
-            becomes symmetric. Kernels support no zero point for weights.
+        rounding: the largest change of a weight, in steps of its scale in training, because kernels
+            need symmetric weights. 0 if they are symmetric in training too.
         packed: whether files hold the weights in 4 bits, two in a byte.
-        divisor: common divisor of all values, or of each channel, if the quotients fit in 4 bits;
-            or None. Weights trained with few bits have one, because files store them in 8 bits.
+        divisor: common divisor of all values, or of each channel's, if the quotients fit in 4 bits;
+            or None. Weights trained with few bits have one, because files scale them to 8 bits.
         gates: number of column blocks, each with a scale, in an LSTM.
         inner: quantization parameters of tensors inside the operator, by name.
         recurrent: weights of a recurrent operator for its previous output.
@@ -80,7 +80,7 @@ class Weights:
 
     @property
     def granularity(self) -> str:
-        """What has a scale of its own: "per gate", "per channel" or "per tensor"."""
+        """How many scales there are: "per gate", "per channel" or "per tensor"."""
         return "per gate" if self.gates else "per channel" if self.per_channel else "per tensor"
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
 
 
 def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float | tf.Tensor:
-    """Returns the largest sum of |weight| over the weights of an output channel with the same sign.
+    """Returns the largest sum of |weight| over all weights of an output channel with the same sign.
 
     Args:
         q: the quantized weights, an array or a tensor.

@@ -64,10 +64,10 @@ class StateVariable:
     def write(self, state: int) -> int:
         """Adds an SVDF that writes `state` to the variable, and returns the SVDF's output.
 
-        The SVDF has weights of 1 and a memory of one step, and updates its variable in place. An
-        operator with the variable as its output would form a cycle with the reader, which LiteRT
-        does not delegate to XNNPACK. If no operator read the output, compilers would remove the
-        SVDF.
+        The SVDF has weights of 1 and a memory of one step, and updates its variable in place. If
+        the variable were the output of an operator, `read` and `write` would form a cycle, and
+        LiteRT would not delegate them to XNNPACK. The SVDF's output must be used, or compilers
+        remove the operator.
         """
         e, scale = self.e, self.params.scale
         column = e.make_reshaped(state, e.shape(self.variable), "column")

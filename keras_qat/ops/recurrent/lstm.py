@@ -37,7 +37,7 @@ from keras_qat.ops.recurrent.step_math import count_steps
 from keras_qat.ops.weights import Weights
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
-"""The range of the hidden state, which is also the output."""
+"""The range of the hidden states. The output consists of hidden states."""
 
 CELL = QuantParams(np.float32(2.0**-11), 0, 16)
 """Quantization parameters of the cell state."""
@@ -68,7 +68,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def explain_form(call: Call, axes: int = 3) -> str | None:
-    """Returns why a layer is not a function of one sequence with initial zeros; None if it is."""
+    """Returns why a call does not compute one sequence from initial zeros; None if it does."""
     layer = call.layer
     is_masked = any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None
     if is_masked and not has_mask_input(layer):
@@ -168,7 +168,7 @@ def _divide(a: Arguments, x: Any, bits: int) -> Any:
 
 
 def _divide_twice(x: Any, bits: int) -> Any:
-    """Computes x / 2^bits like a 31-bit multiplier followed by a shift, which round twice."""
+    """Computes x / 2^bits and rounds twice, like a 31-bit multiplier followed by a shift."""
     return divide_floats(tf.floor(x * 0.5 + 0.5), bits - 1)
 
 
@@ -282,11 +282,11 @@ def _count_sequences(e: Emission, x: int) -> int:
 
 
 def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
-    """Add operators that write zeros into the states: they multiply a value per example by zeros.
+    """Add operators that write zeros into the states.
 
-    Interpreters allocate the memory of states before an operator that determines a size at run
-    time. If the file has such an operator, these operators come first and read the file's input.
-    XNNPACK does not fuse them.
+    They multiply one value of each example by zeros, to get the batch size. If operators of the
+    file determine sizes at run time, they read the file's first input instead of `x`, because
+    interpreters must allocate the memory of states before sizes are determined.
     """
     hidden, cell = states
     batch, units = e.shape(cell)
@@ -302,8 +302,8 @@ def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> Non
             some = e.make_reshaped(folded, (batch, 1), "some_of_step")
     zeros = e.constant("zeros", np.zeros((1, units or 1), np.int16), fine)
     if units == 1:
-        # LiteRT may compute a product in the memory of an input of the same size, without
-        # allocating memory for a state. A CAST to a type of another size avoids this.
+        # LiteRT may store a product in the memory of an input of the same size, and allocate no
+        # memory for the state. A CAST to a type of another size avoids this.
         product = e.temporary("product", (batch, units), CELL)
         e.add("MUL", [some, zeros], [product])
         is_wide = e.dtype(hidden) == "int16"

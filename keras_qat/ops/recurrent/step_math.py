@@ -120,9 +120,10 @@ HARD_SIGMOID = keras.activations.hard_sigmoid
 
 
 class Part(NamedTuple):
-    """Columns of a layer's weights with the same activation, which is slope * (product + offset).
+    """Columns of a layer's weights with the same activation function.
 
-    The scales of the weights include the slope, and the bias of the inputs includes the offset.
+    A hard sigmoid clips slope * (product + offset). The weights' scales include the slope, and the
+    bias of the inputs includes the offset.
     """
 
     blocks: tuple[slice, ...]
@@ -165,7 +166,7 @@ def select_columns(x: Any, part: Part) -> Any:
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """Returns the observed ranges inside a step by name: of input and state products and their sum.
+    """Returns the observed ranges inside a step by name: of both products and of their sum.
 
     16-bit sums have fixed ranges. Products that are converted to 16 bits have the zero point 0.
     """

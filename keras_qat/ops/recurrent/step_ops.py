@@ -24,7 +24,7 @@ SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in (
 assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
-"""16-bit parameters for values up to 1, 10 and 20. For powers of two, TFLite has other kernels."""
+"""16-bit parameters for values up to 1, 10 and 20. Powers of two would select other kernels."""
 
 NEVER_CLIPPED = (UNIT, SUM)
 """Limit -> quantization parameters for values up to it."""
@@ -55,14 +55,14 @@ def get_inner_params(weights: Weights, name: str) -> QuantParams:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """A `step_math.Arithmetic` that runs an operator on a machine for each operation of a step.
+    """Computes each operation of a step by an operator on a machine: a `step_math.Arithmetic`.
 
     Args:
         machine: prepares, computes or emits the operators.
         parts: parts of the weights, by name.
         attributes: attributes of the layer's operator.
         weights: the weights for inputs. Their field `recurrent` has the weights for states. After
-            preparation, only the inner ranges remain.
+            preparation, they only hold the inner ranges.
     """
 
     machine: Machine
@@ -136,14 +136,14 @@ class Steps:
         return self.machine.constant("constant", np.zeros([]), params)
 
     def zeros(self, like: Quantized, name: str) -> Quantized:
-        """Returns zeros with the shape of `like`. It multiplies `like` by zero."""
+        """Returns zeros with the shape of `like`, by multiplying it by zero."""
         zero = QuantParams(np.float32(1.0), 0, self.get_params(name).bits)
         return self.multiply(self._add_zero(zero), like, name)
 
 
 def _select_part(weights: Weights, part: Part) -> Weights:
     """Return the columns of a part of the weights, with their scales and biases."""
-    if weights.q is None:  # The weights were prepared.
+    if weights.q is None:  # After preparation.
         return weights
     bias = None if weights.bias is None else select_columns(weights.bias, part)
     scale = select_columns(weights.scale, part) if weights.per_channel else weights.scale

@@ -2,7 +2,8 @@
 
 The products of the inputs of all steps are computed at once. Each step then only multiplies its
 hidden state, and computes elementwise operations. All steps share weights and ranges. `step_math`
-defines the steps, which `step_ops` computes in integers and emits, and training computes in float.
+defines the steps. `step_ops` computes them in integers and emits them. Training computes them in
+float.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ of a ConvLSTM 18."""
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
-    """Prepare the operators for the products of inputs, an initial state, a step and the output.
+    """Prepare the operators of the input products, the initial state, a step and the output.
 
-    Returns the prepared parameters of these four by name, and the weights without values.
+    Returns the prepared parameters of these four by name, and the weights without their values.
     """
     weights: Weights = a.weights
     prepared: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
@@ -113,7 +114,7 @@ def _compute(a: Arguments) -> Any:
 
 
 _MASK = "mask"
-"""Key of the mask in the dict of the steps' inputs, whose other keys are parts of the weights."""
+"""Key of the mask in a dict of a step's inputs. The other keys are parts of the weights."""
 
 
 def has_initial_state(a: Arguments | Emission) -> bool:
@@ -197,8 +198,8 @@ def _emit_selection(e: Emission, mask: int, after: States, before: States) -> St
 def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
     """Return a function of a step's index that returns the products of its input by part.
 
-    The products of all steps are added at once. For images, which need more memory, they are added
-    step by step.
+    One operator computes the products of all steps. Images would need too much memory for that, so
+    each of their steps has its own operator.
     """
     source: Any = e.inputs[0], e.node.inputs[0].params
     if not convolves(e.attributes):
@@ -281,7 +282,8 @@ def _accepts(
 def _read_attributes(call: Call) -> Attributes:
     """Return the attributes of an `LSTM`, `hard` for hard sigmoids, and `zeroes`.
 
-    With `zeroes`, masked steps return zeros, as inside Bidirectional, not the previous output.
+    With `zeroes`, masked steps return zeros, as inside Bidirectional. Otherwise they repeat the
+    previous output.
     A GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
     """
     layer, masked = call.layer, keras_variants.has_mask_input(call.layer)
