@@ -143,20 +143,6 @@ def test_without_labels_the_float_model_is_the_reference(classifier):
 
 
 @pytest.mark.slow
-def test_errors_have_a_drop_in_percent():
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(1)])
-    model.compile("adam", "mse", metrics=["mae"])
-    data = [(x, x[:, :1]) for x, _ in (TRAIN, VALIDATION)]
-    model.fit(*data[0], epochs=3, verbose=0)
-    result = keras_qat.tune(model, *data, max_drop=1000, verbose=0)
-    output = result.model.predict(VALIDATION[0], verbose=0)
-    error = np.mean(np.abs(output - data[1][1]))
-    assert result.metric == "mae"
-    assert result.best.drop == pytest.approx(100 * (error / result.float_value - 1), abs=1e-3)
-
-
-@pytest.mark.slow
 def test_smaller_files(classifier, easy_search):
     size = easy_search.best.size
     options = {"max_drop": 100, "max_size": size - 1, "verbose": 0}

@@ -22,19 +22,6 @@ from tests.networks.small import functional, layers
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("as_json", [True, False])
-def test_diagnosis(files, as_json):
-    qat = keras.models.load_model(files / "qat.keras")
-    diagnosis = keras_qat.diagnose(qat, X)
-    told = run("diagnose", files / "qat.keras", files / "x.npy", *["--json"] * as_json)
-    if as_json:
-        assert json.loads(told) == json.loads(json.dumps(diagnosis.to_dict()))
-        assert diagnosis.examples == 20
-    else:
-        assert told == f"{diagnosis}\n"
-
-
 def test_what_was_made_is_what_python_makes(files):
     qat = keras.models.load_model(files / "qat.keras")
     ranges = [(quantizer.minimum, quantizer.maximum) for quantizer in keras_qat.quantizers(qat)]

@@ -11,8 +11,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat_cli.data import open_array
 from keras_qat_cli.models import takes_pixels
 from tests.cli.running import X, run
-from tests.helpers import scramble
-from tests.networks.small import functional, layers, tiny_net
+from tests.networks.small import functional, layers
 
 SOURCES: dict[str, list[str]] = {
     "x.csv": [],
@@ -110,19 +109,6 @@ class Double(keras.layers.Layer):
     def call(self, x):
         return 2.0 * x
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["float.h5", "float"], ids=["h5", "SavedModel"])
-def test_kinds_of_files(name, tmp_path, monkeypatch):
-    """Float and quantization-aware."""
-    monkeypatch.chdir(tmp_path)
-    scramble(tiny_net()).save(name)
-    np.save("x.npy", X)
-    quantized = name.replace("float", "qat")
-    run("calibrate", name, "x.npy", "-o", quantized)
-    run("export", quantized, "model.tflite")
-    assert "100.000%" in run("verify", quantized, "model.tflite", "x.npy", "--min-identical", 100)
 
 
 @pytest.mark.skipif(OLD_KERAS, reason="Keras 3 comes with newer versions of TensorFlow")

@@ -6,7 +6,7 @@ import pytest
 import keras_qat
 from keras_qat.layers import Quantize, QuantizeWrapper
 from keras_qat.training.schedule import list_scheduled_layers
-from tests.helpers import assert_all_equal, images, keras, save_and_load, train, values
+from tests.helpers import assert_all_equal, images, keras, train, values
 from tests.networks.contrib import conv, image, layers, relu, two_scopes
 from tests.networks.small import residual_net, tiny_net
 
@@ -138,16 +138,3 @@ def test_inference_before_the_delay_is_float():
         np.testing.assert_allclose(quantized(x), model(x), atol=1e-5)
     train(quantized, x, steps=3)
     assert len(np.unique(quantized(x))) <= 4
-
-
-@pytest.mark.slow
-def test_a_trained_model_resumes_in_the_middle_of_its_delay(tmp_path):
-    quantized = keras_qat.quantize_model(tiny_net(), contrib(quant_delay=5))
-    x = images(shape=(6, 6, 2))
-    train(quantized, x, steps=4)
-    loaded = save_and_load(quantized, tmp_path / "model.keras")
-    for model in (quantized, loaded):
-        assert {int(layer.step) for layer in list_scheduled_layers(model)} == {4}
-        train(model, x, steps=2)
-    for one, other in zip(quantized.weights, loaded.weights, strict=True):
-        np.testing.assert_array_equal(one, other, err_msg=one.name)

@@ -11,9 +11,8 @@ import pytest
 
 import keras_qat
 from keras_qat.training.schedule import list_scheduled_layers
-from tests.helpers import assert_all_equal, images, train, values
+from tests.helpers import assert_all_equal, images, values
 from tests.networks.contrib import ACTIVATIONS, KERNELS, SHAPE, single
-from tests.networks.small import tiny_net
 
 GRID = [
     (kind, batch_norm, activation, bypass, scope)
@@ -122,21 +121,3 @@ def test_with_batch_norm_the_folded_kernel_is_quantized():
     np.testing.assert_allclose(
         (weights.minimum, weights.maximum), (folded.min(), folded.max()), rtol=1e-5
     )
-
-
-@pytest.mark.slow
-def test_fit_with_a_delay_counts_from_one():
-    """With quant_delay=n the n-th step is the first quantized one."""
-    x = images(shape=(6, 6, 2))
-    delayed = keras_qat.quantize_model(tiny_net(), contrib(quant_delay=3, activation_bits=2))
-    floating = keras_qat.quantize_model(tiny_net(), contrib(quant_delay=99, activation_bits=2))
-    for steps, same in ((2, True), (1, False)):
-        for model in (delayed, floating):
-            train(model, x, steps=steps)
-        equal = [
-            np.array_equal(one, other)
-            for one, other in zip(
-                values(delayed.trainable_weights), values(floating.trainable_weights), strict=True
-            )
-        ]
-        assert all(equal) is same

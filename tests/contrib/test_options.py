@@ -160,19 +160,6 @@ def test_symmetric():
     assert not specs["multiply"].symmetric
 
 
-@pytest.mark.parametrize("decay", [0.5, 0.999])
-def test_ema_decay(decay):
-    model = keras_qat.quantize_model(network(batch_norm=False), contrib(ema_decay=decay))
-    keras_qat.set_quantization(model, False)
-    batches = [images(8, (6, 6, 4), seed) * (seed + 1) for seed in range(4)]
-    maxima = []
-    for batch in batches:
-        maxima.append(float(np.max(wrapper(model, "layer").layer(batch))))
-        model(batch, training=True)
-    assert ranges(model)["relu"][0] == 0
-    assert ranges(model)["relu"][1] == pytest.approx(debiased(maxima, decay), rel=1e-4)
-
-
 @pytest.mark.parametrize("narrow", [True, False])
 def test_weight_narrow_range(narrow):
     """The narrow range has 15 levels in 4 bits, the wide one 16, in the same range."""

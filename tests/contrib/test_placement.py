@@ -174,15 +174,6 @@ def test_shared_weights_have_one_quantizer():
         assert len(calls[0].layer.weight_quantizers) == 1
 
 
-def test_layers_of_unknown_height_and_width():
-    x = image((None, None, 4))
-    y = layers.BatchNormalization(name="bn")(conv(x, "layer", use_bias=False))
-    y = relu(y, "relu6", 6.0)
-    model = keras_qat.quantize_model(keras.Model(x, y), "contrib")
-    for size in (5, 8):
-        assert model(images(2, (size, size, 4)), training=True).shape == (2, size, size, 4)
-
-
 def test_called_inside_a_name_scope():
     """TensorFlow's name scope around the call changes no name of a layer."""
     x = image()

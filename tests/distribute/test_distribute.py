@@ -112,23 +112,6 @@ def test_workers_share_learned_rounding(tmp_path):
 
 
 @pytest.mark.slow
-def test_eight_replicas_lose_a_worker(tmp_path):
-    """Four workers with two replicas each; one is killed and comes back."""
-    left_alone, killed = tmp_path / "left alone", tmp_path / "killed"
-    for folder in (left_alone, killed):
-        folder.mkdir()
-    four = {"count": 4, "devices": 2}
-    assert cluster("int8", left_alone, **four) == [0] * 4
-    lost = [programs.UNAVAILABLE] * 4
-    lost[1] = -9
-    assert cluster("int8", killed, dies=True, **four) == lost
-    assert cluster("int8", killed, **four) == [0] * 4
-    for one, other in zip(ends(left_alone), ends(killed), strict=True):
-        for a, b in zip(one, other, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
 def test_a_worker_exports_by_itself(tmp_path):
     assert cluster("int8", tmp_path) == [0, 0]
     for one, other in zip(*ends(tmp_path), strict=True):

@@ -65,19 +65,6 @@ def test_folded_batch_norm_with_a_tiny_gamma():
     assert report.differing == ()
 
 
-def test_factors_next_to_nothing():
-    """As ConvNeXt's LayerScale starts with: the converter has no finer steps than 5e-7 / 127."""
-
-    def build(x):
-        x = layers.Conv2D(4, 1, activation="relu")(x)
-        return layers.Conv2D(3, 1)(layers.BatchNormalization(name="scale")(x))
-
-    model = functional((6, 6, 4), build=build)
-    model.get_layer("scale").gamma.assign([1e-8, 3e-7, 2e-6, 1e-5])
-    report = export(model, images(64, (6, 6, 4)), per_layer=True).report
-    assert [tensor.fed.identical for tensor in report.tensors[1:]] == [1, 1, 1]
-
-
 @pytest.mark.legacy
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int8", "int16x8", "contrib"])

@@ -9,10 +9,9 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat import recipes
-from keras_qat.targets import TFLM, problems
 from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, Exported, assert_identical, export
-from tests.helpers import keras, runs_channels_first, save_and_load, scramble
+from tests.helpers import scramble
 from tests.networks import composite, convolutional, single_layers
 
 pytestmark = pytest.mark.filterwarnings("error:The weights of .* rounded again")
@@ -157,21 +156,6 @@ def test_weights_per_tensor_have_one_scale(family, recipe):
             assert weights.dtype == np.float32 or weights.scale > 0, operation
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "recipe"), PER_TENSOR)
-def test_tflite_micro_computes_the_same_per_tensor(family, recipe):
-    pytest.importorskip("tflite_micro")
-    result = exported(family, recipe)
-    if any(None in shape for shape in FAMILIES[family].shapes) or problems(result.model, TFLM):
-        pytest.skip("an operator or an open size")
-    contents = keras_qat.export_tflite(result.model, batch_size=1)
-    x = result.x[:4] if isinstance(result.x, np.ndarray) else [row[:4] for row in result.x]
-    before, result.model.kernels = result.model.kernels, "tflm"
-    report = keras_qat.verify(result.model, contents, x, kernels="tflm")
-    result.model.kernels = before
-    assert {tensor.identical for tensor in report.outputs} == {1.0}
-
-
 @pytest.mark.parametrize("recipe", ["int8 per tensor"])
 @pytest.mark.parametrize("family", ["affine", pytest.param("depthwise", marks=pytest.mark.slow)])
 def test_training_computes_with_the_folded_weights_that_the_file_has(family, recipe):
@@ -181,41 +165,6 @@ def test_training_computes_with_the_folded_weights_that_the_file_has(family, rec
         steps = np.abs(one - other) / np.ptp(other) * 255
         assert np.max(steps) < 1.5  # Halves, which kernels round otherwise.
         assert np.mean(steps > 0.01) < 0.02
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=[] if (name, "int8") in BY_DEFAULT else pytest.mark.slow)
-        for name in composite.FAMILIES
-    ],
-)
-def test_training_and_saving(family, tmp_path):
-    """Without quantization a family computes what the float model does; a step changes weights."""
-    if family == "channels_first" and not runs_channels_first():
-        pytest.skip("TensorFlow has no convolution of channels first on this CPU")
-    model, inputs = FAMILIES[family].model(), FAMILIES[family].inputs(8)
-    x = inputs if len(inputs) > 1 else inputs[0]
-
-    def run(net):
-        return tf.nest.flatten(net(x, training=False))
-
-    qat = keras_qat.quantize_model(model)
-    assert len(qat.trainable_weights) == len(model.trainable_weights)
-    keras_qat.set_quantization(qat, False)
-    for expected, result in zip(run(model), run(qat), strict=True):
-        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
-    keras_qat.set_quantization(qat, True)
-    before = qat.get_weights()
-    qat.compile(keras.optimizers.SGD(1e-3), "mse")
-    qat.fit(x, tf.nest.map_structure(np.zeros_like, qat.predict(x, verbose=0)), verbose=0)
-    changed = zip(qat.weights, before, strict=True)
-    changed = [np.any(new != old) for new, old in changed if new.trainable]
-    assert any(changed) or not changed
-    loaded = save_and_load(qat, tmp_path / "qat.keras")
-    for expected, result in zip(run(qat), run(loaded), strict=True):
-        np.testing.assert_array_equal(result, expected)
 
 
 def test_only_layers_without_kernels_stay_in_float():

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import export
-from tests.helpers import build_model, images, keras, scramble
+from tests.helpers import build_model, keras
 from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.filterwarnings("error:The weights of .* rounded again")
@@ -52,37 +52,6 @@ def test_embedding_of_float_indices_quantizes_no_indices():
     assert not any("input" in name for name in names)
     x = np.arange(5, dtype=np.float32)[None] + 256
     assert np.isfinite(qat(x, training=True)).all()
-
-
-def test_adapted_normalization():
-    x = 5 + images(64, (6, 6, 4))
-    normalization = layers.Normalization()
-    normalization.adapt(x)
-    model = functional((6, 6, 4), build=lambda x: layers.Conv2D(3, 3)(normalization(x)))
-    model.layers[-1].bias.assign([0.3, -0.2, 0.1])
-    expected = model.predict(x, verbose=0)
-    result = export(model, x, strict=True)
-    assert result.operations == ["DEPTHWISE_CONV_2D", "CONV_2D"]
-    assert (result.report.identical, result.report.max_difference) == (1, 0)
-    assert np.abs(result.model.predict(x, verbose=0) - expected).mean() < 0.05
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda x: layers.Dense(3, activation="relu")(x),
-        lambda x: layers.Conv1D(3, 3, padding="causal")(x),
-        lambda x: layers.BatchNormalization()(x),
-        lambda x: layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de")(x),
-        lambda x: layers.Conv1DTranspose(3, 3, strides=2)(x),
-    ],
-    ids=["dense", "conv", "norm", "einsum", "transposed"],
-)
-def test_unknown_number_of_steps(build):
-    result = export(scramble(functional((None, 4), build=build)), images(32, (9, 4)), strict=True)
-    assert (result.report.identical, result.report.max_difference) == (1, 0)
-    assert "DEQUANTIZE" not in result.operations
 
 
 @pytest.mark.slow

@@ -77,11 +77,6 @@ def use_spectrum(move: Callable[[Any], Any]) -> Any:
 
 
 @pytest.mark.slow
-def test_padding_of_complex_numbers():
-    assert_agreement(use_spectrum(lambda x: tf.pad(x, [[0, 0], [0, 1], [0, 0]])))
-
-
-@pytest.mark.slow
 def test_complex_numbers_that_tflite_does_not_move_say_what_to_do():
     """The file's type was looked up, which raised a KeyError."""
     model = use_spectrum(lambda x: tf.where(tf.abs(x) > 1, x, 0 * x))

@@ -230,19 +230,3 @@ def test_sums_of_many_units_past_what_float32_holds():
     kernel = prepared.of_hidden.kernel
     sums = hidden.astype(kernel.dtype.as_numpy_dtype) @ kernel.numpy()
     np.testing.assert_array_equal(sums.astype(np.int64), hidden @ q.astype(np.int64))
-
-
-@pytest.mark.slow
-def test_wide_states_are_kept():
-    def build(x):
-        x = layers.Bidirectional(layers.LSTM(2, return_sequences=True, stateful=True))(x)
-        return layers.LSTM(3, stateful=True)(x)
-
-    qat, x = wide(build, 1), images()[:8]
-    contents = keras_qat.export_tflite(qat)
-    report = keras_qat.verify(qat, contents, x, kernels="tflm")
-    assert [tensor.identical for tensor in report.outputs] == [1.0]
-    qat.reset_states()
-    expected = qat.predict(x, batch_size=1, verbose=0)
-    model = keras_qat.TFLiteModel(contents, "tflm")
-    np.testing.assert_allclose(model.predict(x), expected, atol=1e-6)

@@ -11,8 +11,7 @@ import keras_qat
 from keras_qat.ops.recurrent.step_math import find_weight_parts
 from keras_qat.ops.recurrent.unrolled import SIMPLE_RNN
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import images, keras, layers, observe, quantize_on, scramble, train
+from tests.helpers import images, keras, layers, observe, quantize_on, scramble
 from tests.networks.forms.cells_and_convolutions import SHAPES, tiny
 from tests.networks.forms.form import Form
 from tests.networks.forms.recurrent import SHAPE, WORDS, masked, mixed, small
@@ -44,17 +43,6 @@ def test_a_sequence_at_each_step_beside_one_of_any_length():
     qat = quantize_on(scramble(model), x)
     (output,) = keras_qat.verify(qat, keras_qat.export_tflite(qat), x).outputs
     assert output.identical == 1.0
-
-
-@pytest.mark.slow
-def test_half_precision():
-    x = images(32, SHAPE)
-    keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        model = functional(SHAPE, build=mixed)
-    finally:
-        keras.mixed_precision.set_global_policy("float32")
-    assert_exact_everywhere(train(keras_qat.quantize_model(model), x), x, "xnnpack")
 
 
 @pytest.mark.parametrize("kind", [layers.GRU, layers.LSTM, layers.ConvLSTM1D])

@@ -120,19 +120,6 @@ def test_verify_and_simulate_leave_the_states_of_the_model():
 
 
 @pytest.mark.slow
-def test_a_custom_loop_keeps_the_states_of_the_kernels():
-    """Its graph serves all phases, so it holds both what trains and what kernels compute."""
-    qat, x = trained(), sounds(4)
-    qat.kernels = "xnnpack"
-    call = tf.function(lambda x: qat(x, training=False), autograph=False)
-    qat.reset_states()
-    expected = qat.predict(x, batch_size=2, verbose=0)
-    qat.reset_states()
-    result = [call(tf.constant(x[at : at + 2])).numpy() for at in (0, 2)]
-    np.testing.assert_allclose(np.concatenate(result), expected, atol=1e-6)
-
-
-@pytest.mark.slow
 @KINDS
 def test_models_are_saved_with_their_kept_states_at_zero(tmp_path, of):
     qat, x = trained(of), sounds()
@@ -179,19 +166,6 @@ def test_states_of_layers_in_float_are_refused(layer, options, recipe, reason):
     keras_qat.calibrate(qat, sounds(), batch_size=2)
     with pytest.raises(ValueError, match=rf"keeps its states .* stays float.*{reason}"):
         keras_qat.export_tflite(qat)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("layer", [layers.LSTM, layers.GRU])
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_both_directions_keep_their_states(kernels, layer):
-    needs(kernels)
-    model = _with(layers.Bidirectional(layer(3, stateful=True)), 2)
-    qat, x = keras_qat.quantize_model(model), sounds()
-    keras_qat.calibrate(qat, x, batch_size=2)
-    qat.kernels = kernels
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, kernels=kernels)
-    assert [tensor.identical for tensor in report.outputs] == [1.0]
 
 
 def _with(layer: Any, batch: int = 1) -> Any:

@@ -10,7 +10,7 @@ import keras_qat
 from keras_qat import recipes
 from keras_qat.graph.read_model import read_model
 from keras_qat.integer_graph.resolve import resolve, resolve_in_graph
-from tests.comparison import assert_identical, assert_in_integers, export
+from tests.comparison import assert_in_integers, export
 from tests.end_to_end.exact import assert_agreement, inputs_of, model_of
 from tests.helpers import images, keras, observe, rng, scramble
 from tests.networks.small import functional, layers, residual_net
@@ -147,18 +147,6 @@ def test_group_normalization_in_float_and_classes_that_inherit_it(kind):
         qat = observe(keras_qat.quantize_model(model, "int16x8"), inputs_of(model))
         contents = keras_qat.export_tflite(qat)
         assert keras_qat.verify(qat, contents, inputs_of(model)).max_difference <= 1
-
-
-def test_batches_of_one_example():
-    model = model_of(lambda x: layers.BatchNormalization()(layers.Dense(3)(x)), (6,))
-    x = images(5, (6,))
-    qat = keras_qat.quantize_model(model)
-    qat.compile("sgd", "mse")
-    qat.fit(x, x[:, :3], batch_size=1, verbose=0)
-    keras_qat.calibrate(qat, x, batch_size=1)  # Ranges of five steps are the first one's.
-    contents = keras_qat.export_tflite(qat)
-    assert keras_qat.verify(qat, contents, x[:1], batch_size=1).identical == 1
-    assert_identical(qat, x[:1], "xnnpack", contents)
 
 
 @pytest.mark.parametrize("shape", [(), (5,)])

@@ -147,12 +147,3 @@ def test_options_that_the_schema_does_not_have_are_seen(monkeypatch):
     monkeypatch.setattr(Builder, "operator", misspelled)
     with pytest.raises(RuntimeError, match="stride_w"):
         keras_qat.export_tflite(qat)
-
-
-@pytest.mark.slow
-def test_recurrent_layers():
-    """Weights of unrolled layers are in parts, and zeros of states have the size of the input."""
-    x = keras.Input((3, 4))
-    lstm = layers.LSTM(2)(layers.LSTM(2, return_sequences=True)(x))
-    model = keras.Model(x, [lstm, layers.GRU(2)(layers.Layer()(x))])
-    keras_qat.export_tflite(observe(keras_qat.quantize_model(model), images(6, (3, 4))))

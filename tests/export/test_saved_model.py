@@ -60,37 +60,6 @@ def test_folded():
     assert not any("BatchNorm" in kind or kind == "Rsqrt" for kind in operations)
 
 
-@pytest.mark.slow
-def test_several_inputs_one_of_them_integers(tmp_path, fresh_process):
-    tokens = keras.Input((5,), dtype="int32", name="tokens")
-    image = keras.Input((8, 8, 1), name="image")
-    x = layers.GlobalAveragePooling1D()(layers.Embedding(7, 4)(tokens))
-    y = layers.GlobalMaxPooling2D()(layers.Conv2D(4, 3)(image))
-    x = layers.Concatenate()([x, y])
-    model = keras.Model([image, tokens], {"b": layers.Dense(3, name="b")(x), "a": x})
-    qat = keras_qat.quantize_model(scramble(model))
-    numbers = np.random.default_rng(0).integers(0, 7, (32, 5)).astype(np.int32)
-    inputs = [images(32, (8, 8, 1)), numbers]
-    observe(qat, *inputs)
-    path = str(tmp_path / "model")
-    keras_qat.export_saved_model(qat, path)
-    printed = fresh_process(
-        f"""
-import tensorflow as tf
-serve = tf.saved_model.load({path!r}).signatures["serving_default"]
-taken = serve.structured_input_signature[1]
-assert taken["tokens"].dtype == tf.int32 and taken["tokens"].shape.as_list() == [None, 5]
-outputs = serve(tokens=tf.constant(arrays["tokens"]), image=tf.constant(arrays["image"]))
-assert sorted(outputs) == {sorted(qat.output_names)!r}
-result = outputs["b"].numpy()
-""",
-        image=inputs[0],
-        tokens=numbers,
-    )
-    expected = qat.predict(inputs, verbose=0)["b"]
-    np.testing.assert_array_equal(printed, expected)
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["reference", "xnnpack"])
 def test_values_are_those_of_predict(kernels, tmp_path):

@@ -103,28 +103,6 @@ def test_sizes_that_are_unknown_and_divided_say_what_to_do():
         keras_qat.plan(model_of(halved, (None, 6)))
 
 
-class Positions(layers.Layer):
-    """Looks up a vector for each position, which is a constant without its table."""
-
-    def build(self, input_shape):
-        self.table = layers.Embedding(input_shape[1], input_shape[2])
-        super().build(input_shape)
-
-    def call(self, x):
-        steps = tf.range(tf.shape(x)[1])
-        return x + self.table(steps) + self.table(tf.cast(steps, tf.float32))[tf.newaxis]
-
-
-@pytest.mark.slow
-def test_tables_of_constant_positions_train():
-    qat = keras_qat.quantize_model(model_of(Positions()))
-    (table,) = [weight for weight in qat.trainable_weights if "table" in weight.name]
-    before = table.numpy()
-    qat.compile("sgd", "mse")
-    qat.fit(images(8, SHAPE), np.ones((8, 8, 3)), verbose=0)
-    assert np.any(table.numpy() != before)
-
-
 def test_weights_in_float64_are_not_taken_for_a_quotient():
     x = keras.Input((4,), dtype="int32")
     with pytest.raises(ValueError, match=r"computes, or holds its weights, in float64"):

@@ -53,17 +53,6 @@ def test_takes_batches_of_any_size():
     assert report.identical == 1
 
 
-@pytest.mark.slow
-@pytest.mark.legacy
-def test_trains_with_full_batches_of_another_size():
-    """The size is known then of the targets, too."""
-    qat = quantized(with_shapes)
-    qat.compile("sgd", "mse")
-    y = qat.predict(X[:16], verbose=0)
-    assert qat.evaluate(X[:16], y, batch_size=16, verbose=0) == 0
-    assert np.isfinite(qat.fit(X[:16], y, batch_size=16, verbose=0).history["loss"]).all()
-
-
 def test_operations_that_hold_the_batch_size():
     qat = quantized(with_the_batch)
     contents = export_exact(qat, X)

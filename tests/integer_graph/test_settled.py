@@ -112,44 +112,6 @@ def test_training_between_batches_of_a_loop_counts(qat):
 
 
 @pytest.mark.slow
-@pytest.mark.legacy
-def test_evaluation_during_training_sees_each_epoch(qat):
-    qat.compile("sgd", "sparse_categorical_crossentropy")
-    labels, result = np.arange(32) % 5, []
-
-    class Simulate(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            outputs = of_the_file(qat)
-            loss = keras.losses.sparse_categorical_crossentropy(labels, outputs)
-            result.append((logs["val_loss"], float(np.mean(loss))))
-
-    qat.fit(X, labels, epochs=3, validation_data=(X, labels), callbacks=[Simulate()], verbose=0)
-    assert len({round(loss, 6) for loss, _ in result}) == 3
-    for loss, expected in result:
-        assert loss == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_layers_in_float_and_losses_are_computed_too():
-    def build(x):
-        x = layers.ActivityRegularization(l2=0.1)(layers.Conv2D(4, 3)(x))
-        x = layers.LSTM(6)(layers.Reshape((36, 4))(x))
-        return layers.Dense(3, activity_regularizer="l1")(layers.LayerNormalization()(x))
-
-    x = images(16, (8, 8, 3))
-    qat = observe(keras_qat.quantize_model(scramble(functional((8, 8, 3), build=build))), x)
-    qat.compile("sgd", "mse")
-    predicted = qat.predict(x, verbose=0)
-    (known,) = keras_qat.simulate(qat, x).outputs.values()
-    np.testing.assert_allclose(predicted, known.values, atol=1e-6)
-    keras_qat.set_quantization(qat, enabled=False)
-    without = qat.evaluate(x, predicted, verbose=0)  # The simulation passes values through.
-    keras_qat.set_quantization(qat, enabled=True)
-    assert qat.evaluate(x, predicted, verbose=0) == pytest.approx(without, rel=0.05)
-    assert without > 0.01
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_branches_that_numbers_choose_change_with_them(qat, call):
     """Where an input's scale is far wider than the sum's, kernels add in a scale of their own."""

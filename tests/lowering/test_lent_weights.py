@@ -8,21 +8,7 @@ import keras_qat
 from tests.helpers import build_model, export_exact, images, keras, layers, quantize_on
 from tests.networks.computed_kernels import COMPUTED
 from tests.networks.forms.weights import ROWS, Held, HoldsNumbers, Module, X
-from tests.networks.lent_weights import TiedHead, language_model, pixel_cnn
-
-
-@pytest.mark.slow
-def test_masks_hold_in_training():
-    """What a mask hides stays hidden, and the rest trains as in the float model."""
-    keras.utils.set_random_seed(4)
-    model, data = pixel_cnn()
-    labels = np.ones((16, *model.output_shape[1:]), np.float32)
-    qat = keras_qat.quantize_model(model)
-    keras_qat.set_quantization(qat, False)
-    for trained in (model, qat):
-        trained.compile(keras.optimizers.SGD(0.1), "mse")
-        trained.fit(data, labels, batch_size=4, shuffle=False, verbose=0)
-    np.testing.assert_allclose(qat(data), model(data), atol=1e-5)
+from tests.networks.lent_weights import TiedHead, language_model
 
 
 class Counting(layers.Conv2D):

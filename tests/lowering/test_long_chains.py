@@ -117,11 +117,3 @@ def test_plan_visits_a_chain_in_linear_time(name, recipe):
     calls(1)  # Fills what is computed once in a process.
     first, second, third = calls(4), calls(8), calls(12)
     assert third - second < 1.5 * (second - first) + 500
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHAINS)
-def test_plan_of_60_links(name):
-    calls = functools.partial(calls_of, CHAINS[name], recipe="int8")
-    calls(1)
-    assert calls(60) < 7 * calls(20)  # Some passes ask each link for all links before it.

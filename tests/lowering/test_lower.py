@@ -10,7 +10,7 @@ import keras_qat
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.rebuild_model import rebuild_model
 from keras_qat.lowering import lower
-from tests.helpers import images, keras, observe, scramble
+from tests.helpers import images, keras, scramble
 from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.legacy
@@ -91,19 +91,3 @@ def test_float_model_keeps_its_activation():
     model = functional((4,), build=layers.Dense(3, activation="relu", name="dense"))
     lower(read_model(model))
     assert model.get_layer("dense").activation.__name__ == "relu"
-
-
-def test_a_layer_as_activation_keeps_its_weights():
-    def build(x):
-        x = layers.Conv2D(4, 3, activation=layers.PReLU(shared_axes=[1, 2]), name="conv")(x)
-        return layers.SeparableConv2D(4, 3, activation=layers.PReLU(), name="separable")(x)
-
-    model, x = scramble(functional((8, 8, 4), build=build)), images(32, (8, 8, 4))
-    qat = observe(keras_qat.quantize_model(model, strict=True), x)
-    assert "quant_conv_activation" in [layer.name for layer in qat.layers]
-    expected = model.predict(x, verbose=0)
-    difference = np.abs(qat.predict(x, verbose=0) - expected)
-    assert difference.mean() < 0.01 * np.abs(expected).max()
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
-    plain = keras_qat.strip_quantization(qat)
-    np.testing.assert_array_equal(plain.predict(x, verbose=0), expected)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.comparison import assert_in_integers
-from tests.helpers import build_model, images, keras, layers, quantize_on, scramble
+from tests.helpers import build_model, images, keras, layers, scramble
 
 K = keras.backend
 
@@ -46,42 +46,3 @@ def test_sizes_stay_open(function):
 def test_sizes_that_the_caller_knows_are_in_integers(tmp_path):
     model = build_model((8, 12, 3), model_of(boxes))
     assert_in_integers(model, images(8, (8, 12, 3)), tmp_path)
-
-
-X = np.random.default_rng(0).normal(size=(6, 5, 8, 8, 3)).astype(np.float32)
-
-
-def network():
-    image = keras.Input((8, 8, 3))
-    x = layers.Conv2D(3, 3, padding="same", activation="relu")(image)
-    x = layers.BatchNormalization()(x)
-    return keras.Model(image, layers.GlobalAveragePooling2D()(layers.Add()([x, image])))
-
-
-LAYERS = {
-    "max_pooling": layers.MaxPooling2D,
-    "convolution": lambda: layers.Conv2D(4, 3),
-    "batch_norm": layers.BatchNormalization,
-    "flatten": layers.Flatten,
-    "activation": lambda: layers.Activation("relu"),
-    "separable": lambda: layers.SeparableConv2D(4, 3),
-    "model": network,
-    "rows": lambda: layers.TimeDistributed(layers.Conv1D(2, 3)),
-}
-
-
-def distributed_model(shape, names):
-    keras.utils.set_random_seed(1)
-    x = keras.Input(shape)
-    return keras.Model(x, [layers.TimeDistributed(LAYERS[name](), name=name)(x) for name in names])
-
-
-@pytest.mark.slow
-def test_layers_of_any_length_compute_in_float():
-    model = distributed_model((None, 8, 8, 3), LAYERS)
-    assert {"max_pooling", "convolution", "model"} <= keras_qat.plan(model).float_layers.keys()
-    qat = quantize_on(model, X)
-    file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
-    for x in (X, X[:, :3]):
-        for y, z in zip(qat.predict(x, verbose=0), file.predict(x), strict=True):
-            np.testing.assert_allclose(y, z, atol=0.05)

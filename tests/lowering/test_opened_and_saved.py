@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import images, keras, layers, quantize_on, save_and_load
-from tests.lowering.test_opening import SHAPE, model_of, quantized
+from tests.helpers import images, keras, layers, save_and_load
+from tests.lowering.test_opening import model_of, quantized
 from tests.networks.closed import CLOSED
 from tests.networks.custom import Steep
 
@@ -243,20 +243,6 @@ def test_initializers_of_ones_own_are_not_needed_again(tmp_path):
     assert keras_qat.strip_quantization(qat).layers[1].get_config()["bias_initializer"] != "zeros"
 
 
-class Orthogonal(keras.regularizers.Regularizer):
-    def __call__(self, x):
-        return tf.reduce_mean(tf.square(x))
-
-    def get_config(self):
-        return {}
-
-
-@pytest.mark.parametrize("argument", ["activity_regularizer", "kernel_regularizer"])
-def test_regularizers_of_ones_own_raise_no_warning(argument, recwarn):
-    keras_qat.quantize_model(model_of(lambda x: layers.Dense(2, **{argument: Orthogonal()})(x)))
-    assert not [str(warning.message) for warning in recwarn if "constraint" in str(warning.message)]
-
-
 def test_what_keras_finds_by_its_name_is_no_matter(tmp_path):
     make, _ = CLOSED["numpy"]
     with keras.utils.custom_object_scope({"InNumpy": type(make())}):
@@ -284,16 +270,3 @@ def test_functions_that_initialize_need_no_registration():
     qat = keras_qat.quantize_model(model)  # Keras warns of functions whenever it copies a layer.
     keras_qat.calibrate(qat, data)
     np.testing.assert_allclose(qat.predict(data, verbose=0), expected, atol=0.05)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "compared", [lambda x, y: x == 0.0, lambda x, y: np.float32(0.0) != x, lambda x, y: x == y]
-)
-def test_equality_is_saved_with_both_sides(compared, tmp_path):
-    """Keras writes `==` without its right side, and cannot load that."""
-    x = keras.Input(SHAPE)
-    y, z = layers.Conv2D(4, 1, activation="relu")(x), layers.ReLU()(x)
-    qat = quantize_on(keras.Model(x, y * tf.cast(compared(y, z), tf.float32)), images(8))
-    loaded = save_and_load(qat, tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)

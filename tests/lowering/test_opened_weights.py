@@ -92,15 +92,6 @@ class Clip(keras.constraints.Constraint):
         return tf.clip_by_value(weight, -0.1, 0.1)
 
 
-@pytest.mark.slow
-def test_constraints_of_ones_own_need_no_registration():
-    inputs, clip = keras.Input((3, 4)), Clip()
-    gru = layers.GRU(2, activation="relu", recurrent_constraint=clip, bias_constraint=clip)
-    qat = keras_qat.quantize_model(scramble(keras.Model(inputs, gru(inputs))))
-    constraints = [weight.constraint for weight in qat.trainable_weights]
-    assert sum(isinstance(constraint, Clip) for constraint in constraints) == 2
-
-
 class Named(Clip):
     """As RNNoise has it: its constructor does not take its configuration."""
 

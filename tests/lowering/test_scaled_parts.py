@@ -8,7 +8,7 @@ import keras_qat
 from keras_qat.graph.read_model import read_model
 from keras_qat.lowering import lower
 from keras_qat.ops.registry import find_op
-from tests.helpers import assert_all_close, keras, layers, rng
+from tests.helpers import keras, layers, rng
 from tests.networks.forms.tensors import (
     cropped,
     nested,
@@ -92,31 +92,6 @@ def test_small_parts_are_kept(case, tmp_path):
     plain = keras_qat.strip_quantization(qat)
     assert type(plain.get_layer("norm")) is type(model.get_layer("norm"))
     np.testing.assert_allclose(plain.predict(data), model.predict(data), rtol=0, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["int16x8", "per tensor"])
-def test_other_recipes(recipe):
-    chosen = keras_qat.recipes.int8(per_channel=False) if recipe == "per tensor" else recipe
-    model = net(batch_norm)
-    assert decibels(model, calibrated(model, recipe=chosen)) > 25
-
-
-@pytest.mark.slow
-def test_training_goes_on():
-    """BatchNormalization sees, and keeps the statistics of, what it sees in float."""
-    model = net(batch_norm)
-    qat = calibrated(model)
-    y = model.predict(PEOPLE)
-    for trained in (model, qat):
-        trained.compile(keras.optimizers.SGD(1e-3), "mse")
-        trained.fit(PEOPLE, y, epochs=3, shuffle=False, verbose=0)
-    before, after = (
-        one.get_layer(name).get_weights()
-        for one, name in ((model, "norm"), (keras_qat.strip_quantization(qat), "norm"))
-    )
-    assert_all_close(after, before, rtol=0.02, atol=0.02)
-    assert decibels(model, qat) > 20
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,6 @@ SHAPE = (24, 24, 2)
 """Of maps with 576 places, whose exponentials add up to more than 512 if they are nearly equal."""
 
 
-def expected_place(x, softmax):
-    """As keypoints are found: the mean of the places, each of which counts as much as its score."""
-    maps = tf.reshape(tf.transpose(x, [0, 3, 1, 2]), [-1, 2, 576])
-    return tf.reduce_sum(softmax(maps) * np.linspace(-1, 1, 576, dtype=np.float32), -1)
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("softmax", [tf.nn.softmax, layers.Softmax(), layers.Activation("softmax")])
@@ -32,16 +26,6 @@ def test_nearly_equal_scores_keep_their_shares(softmax, kernels, tmp_path):
     expected = np.asarray(model(x))
     assert np.std(qat(x) - expected) < 0.05 * np.std(expected)
     assert_kept(qat, x, tmp_path)
-
-
-@pytest.mark.slow
-def test_places_are_found_of_wide_scores():
-    x = 20 * images(8, SHAPE)
-    model = functional(SHAPE, build=lambda x: expected_place(x, layers.Softmax()))
-    qat = quantize_on(model, x, strict=True)
-    expected = np.asarray(model(x))
-    assert np.std(qat(x) - expected) < 0.05 * np.std(expected)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
 def test_outputs_have_the_steps_that_runtimes_know():

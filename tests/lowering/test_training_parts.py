@@ -113,16 +113,6 @@ class Scaled(Path):
         return y + self.scale * tf.random.normal(tf.shape(y)) if training else y
 
 
-class AllOrNone(Path):
-    """Stochastic depth by one number for all examples."""
-
-    def call(self, x, training=None):
-        y = self.dense(x)
-        if training:
-            y = tf.where(tf.random.uniform([]) < 0.5, tf.zeros_like(y), 2.0 * y)
-        return x + y
-
-
 @pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("layer", [Sampled, Path, Scaled])
@@ -137,15 +127,6 @@ def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
         )
         np.testing.assert_allclose(ours.mean(), real.mean(), rtol=0.1)
         assert np.corrcoef(ours.ravel(), real.ravel())[0, 1] > 0.9
-
-
-@pytest.mark.slow
-def test_one_number_drops_a_path_of_all_examples():
-    inputs, x = keras.Input(SHAPE), images(4, SHAPE)
-    qat = keras_qat.quantize_model(keras.Model(inputs, AllOrNone()(inputs)), strict=True)
-    keras_qat.set_quantization(qat, False)
-    changes = [np.abs(qat(x, training=True) - x).max((1, 2, 3)) for _ in range(20)]
-    assert {tuple(change == 0) for change in changes} == {(False,) * 4, (True,) * 4}
 
 
 class LayerDrop(layers.Layer):

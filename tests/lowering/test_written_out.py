@@ -58,23 +58,6 @@ def test_random_crops_are_resized_at_inference(size, tmp_path):
     assert is_crop == (size != (7, 9))  # Smaller images are resized in training, too.
 
 
-@pytest.mark.slow
-def test_one_number_for_each_example_is_normalized(tmp_path):
-    """As `Normalization(axis=None)` in models of tables."""
-    inputs = layers.Input(())
-    scaled = layers.Rescaling(0.5, 1.0)(layers.Normalization(axis=None)(inputs))
-    model = keras.Model(inputs, layers.Dense(2)(tf.reshape(scaled, [-1, 1])))
-    x = np.random.default_rng(1).normal(3.0, 2.0, 64).astype(np.float32)
-    model.layers[1].adapt(x)
-    qat = quantize_on(model, x, strict=True)
-    contents = export_exact(qat, x)
-    expected = model.predict(x, verbose=0)
-    np.testing.assert_allclose(qat.predict(x, verbose=0), expected, atol=0.02 * np.ptp(expected))
-    qat.save(tmp_path / "qat.keras")
-    assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
-    np.testing.assert_array_equal(keras_qat.strip_quantization(qat)(x), model(x))
-
-
 def test_layers_that_cannot_be_written_out_keep_their_weights_in_int8():
     """Gaps of volumes, sizes that are open, and regularizers of what a layer returns."""
     inputs = layers.Input((4, 4, None, 2)), layers.Input((4, 4, 4, 2))

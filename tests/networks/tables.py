@@ -81,6 +81,7 @@ RECURRENT = {
 COMPARED = {
     "with 0": lambda x: tf.where(tf.equal(x, 0.0), tf.ones_like(x), tf.tanh(x)),
     "not with 0": lambda x: tf.cast(layers.ReLU()(x) != 0.0, tf.float32) * x,
+    "tensors": lambda x: tf.cast(layers.ReLU()(x) == tf.abs(x), tf.float32) * x,
     "any": lambda x: tf.cast(tf.reduce_any(x > 1.5, axis=-1), tf.float32),
     "all": lambda x: tf.cast(tf.reduce_all(x < 1.5, axis=[1, 2]), tf.float32),
     "both": lambda x: tf.where(

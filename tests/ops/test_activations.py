@@ -121,34 +121,6 @@ def test_what_is_not_in_the_domain_counts_as_its_end(op, expected):
     np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.slow
-def test_sums_of_16_bits_of_every_size():
-    """The optimized kernel rounds blocks of 16 values in one way, what is left over in another.
-
-    The result is in fine steps here, so that one in 5000 differs.
-    """
-    numbers, differing = np.random.default_rng(0), 0
-    for size in range(1, 41):
-        node = harness.make_node(call_of(lambda a, b: a + b, (size,), (size,)), 16, numbers)
-        scales = 1e-3 * numbers.uniform(0.1, 1, 2)
-        scales = [*scales, scales.max() / 15]
-        x, y, z = (
-            dataclasses.replace(value, params=QuantParams(np.float32(scale), 0, 16))
-            for value, scale in zip([*node.inputs, node.output], scales, strict=True)
-        )
-        node = dataclasses.replace(node, inputs=(x, y), outputs=(z,))
-        for batch in (1, 501):
-            shape = batch, size
-            inputs = {
-                item.name: numbers.integers(-400, 400, shape).astype(np.int16) for item in (x, y)
-            }
-            for family in KERNELS:
-                harness.assert_same(node, inputs, family, f"{batch} of {size}")
-            first, second = (harness.in_integers(node, inputs, family)[0] for family in KERNELS)
-            differing += np.count_nonzero(first != second)
-    assert differing
-
-
 def test_a_product_of_one_tensor_and_itself_is_a_square():
     """XNNPACK looks it up: the product of the two scales is never rounded."""
     params = QuantParams(np.float32(0.00035065995), -128)

@@ -19,22 +19,6 @@ def test_large_integers_keep_their_value_and_larger_ones_the_end_of_the_range():
     np.testing.assert_allclose(predicted, np.clip(data, -40_000, 40_000), atol=400)
 
 
-@pytest.mark.slow
-def test_a_quotient_by_zero_is_the_largest():
-    inputs = [keras.Input((4,)) for _ in range(2)]
-    qat = keras_qat.quantize_model(keras.Model(inputs, inputs[0] / inputs[1]))
-    numerator = np.float32([[1.0, -1.0, 0.5, 0.2]] * 8)
-    denominator = np.float32([[1.0, 0.5, 2.0, -1.0]] * 8)
-    keras_qat.calibrate(qat, [numerator, denominator])
-    contents = keras_qat.export_tflite(qat)
-    (limits,) = (out.params for out in keras_qat.resolve(qat).outputs.values())
-    denominator[:, :2] = 0.0
-    assert keras_qat.verify(qat, contents, [numerator, denominator]).identical == 1
-    predicted = qat.predict([numerator, denominator], verbose=0)[0]
-    ends = [limits.scale * (end - limits.zero_point) for end in (limits.highest, limits.lowest)]
-    np.testing.assert_allclose(predicted[:2], ends, rtol=1e-6)
-
-
 @pytest.mark.legacy
 def test_this_version_runs_files_with_comparisons_and_quotients():
     """Their numbers have 16 bits, which runtimes before 2.17 cannot make of int8."""

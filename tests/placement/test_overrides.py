@@ -100,21 +100,6 @@ def reloaded(model: Any, path: Any) -> Any:
     return keras.models.load_model(path / "model.keras")
 
 
-@pytest.mark.slow
-def test_a_skipped_recurrent_layer_keeps_float_weights():
-    model = functional((40, 3), build=layers.RNN(layers.GRUCell(4), name="gru"))
-    recipe = keras_qat.recipes.int8()
-    assert len(keras_qat.plan(model, recipe).weights_only) == 1
-    plan = keras_qat.plan(model, recipe.override("gru", quantize=False))
-    assert plan.weights_only == {}
-    four = keras_qat.quantize_model(model, recipe.override("RNN", weight_bits=4))
-    assert {
-        quantizer.spec.bits
-        for quantizer in keras_qat.quantizers(four)
-        if "kernel" in quantizer.name
-    } == {4}
-
-
 def test_recipes_are_json_and_saved_with_the_model(tmp_path):
     recipe = keras_qat.recipes.int8(weight_bits=6).override("head_a", activation_bits=4)
     assert Recipe.from_config(json.loads(json.dumps(recipe.to_config()))) == recipe

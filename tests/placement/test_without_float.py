@@ -109,15 +109,6 @@ def test_a_custom_norm_is_in_integers_beside_a_float_layer():
     assert list(keras_qat.plan(model, target="ethos_u55").float_layers) == ["last"]
 
 
-@pytest.mark.slow
-def test_norms_stay_in_float_where_the_user_says_so():
-    model = normalized(layers.LayerNormalization(name="other"), Branch(name="last"))
-    recipe = keras_qat.recipes.int8().override("norm", quantize=False)
-    assert list(keras_qat.plan(model, recipe, target="ethos_u55").float_layers) == ["norm", "last"]
-    plan = keras_qat.plan(model, scope=["other", "last"], target="ethos_u55")
-    assert list(plan.float_layers) == ["dense", "norm", "last"]
-
-
 def test_targets_with_float_have_norms_in_float():
     assert len(keras_qat.plan(normalized(), target="tflm").float_layers) == 1
 

@@ -113,24 +113,6 @@ def test_frozen_model_is_quantized_frozen():
     assert keras_qat.quantize_model(model).trainable_weights == []
 
 
-@pytest.mark.slow
-def test_quantizing_twice_gives_an_equal_copy(qat):
-    observe(qat, X)
-    again = keras_qat.quantize_model(qat)
-    assert again is not qat
-    assert type(again) is type(qat)
-    assert again.get_config() == qat.get_config()
-    assert [layer.name for layer in again.layers] == [layer.name for layer in qat.layers]
-    assert again.output_names == qat.output_names
-    for one, other in zip(again.weights, qat.weights, strict=True):
-        assert one is not other
-        np.testing.assert_array_equal(one, other)
-    before = qat.predict(X, verbose=0)
-    np.testing.assert_array_equal(again.predict(X, verbose=0), before)
-    train(again, X)
-    np.testing.assert_array_equal(qat.predict(X, verbose=0), before)
-
-
 def test_quantizing_twice_keeps_trainable_flags():
     model = tiny_net()
     model.get_layer("conv").trainable = False
@@ -182,16 +164,6 @@ def test_scope_quantizes_only_what_it_names(model):
         model, scope=lambda layer: layer.name.startswith(("stem", "depthwise"))
     )
     assert by_predicate.get_config() == qat.get_config()
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("bits", [2, 4, 7])
-def test_fewer_bits_mean_fewer_values(bits):
-    model = scramble(functional((4,), build=layers.Dense(3)))
-    qat = keras_qat.quantize_model(model, recipe=keras_qat.recipes.int8(bits, bits))
-    x = images(512, (4,))
-    observe(qat, x)
-    assert len(np.unique(np.round(qat.predict(x, verbose=0), 5))) <= 2**bits
 
 
 @pytest.mark.sample(1)

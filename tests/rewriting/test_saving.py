@@ -327,12 +327,3 @@ def test_a_full_disk_leaves_the_old_saved_model(tmp_path, exported, monkeypatch)
     with pytest.raises(OSError, match=r"No space left.*is unchanged"):
         exported.model.save(path)
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
-
-
-@pytest.mark.slow
-def test_a_folder_keeps_what_else_is_in_it(tmp_path, exported):
-    path = tmp_path / "qat"
-    exported.model.save(path)
-    (path / "notes.txt").write_text("mine")
-    exported.model.save(path)
-    assert (path / "notes.txt").read_text() == "mine"

@@ -139,15 +139,6 @@ def test_kernels_that_were_said_to_be_missing(layer, recipe, kernel):
     assert (problems(contents, TFLM), refusal(contents)) == ((), None)
 
 
-@pytest.mark.slow
-def test_what_litert_lacks_is_exported_beside_layers_in_float():
-    """An LSTM of 16 bits."""
-    _, contents = exported(lambda x: layers.LayerNormalization()(layers.LSTM(2)(x)))
-    kernels = FileGraph(contents).kernels
-    assert "UNIDIRECTIONAL_SEQUENCE_LSTM" in kernels and "SQUARED_DIFFERENCE" in kernels
-    assert problems(contents, "xnnpack")
-
-
 def test_open_sizes_are_told():
     qat, contents = exported(layers.Conv1D(3, 2, name="conv"), "int8", (None, 4))
     for variant in (qat, contents):

@@ -10,9 +10,8 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.keras2.backend import keras, set_keras_mask
+from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
-from keras_qat.tflite.schema import unpack
 from tests.helpers import quantize_on
 from tests.tflite.islands import (
     PARAMS,
@@ -145,32 +144,6 @@ def test_integers(build):
 
 
 @pytest.mark.slow
-def test_masking_of_real_numbers():
-    model = made(lambda x: layers.LSTM(3)(layers.Masking()(x)), SEQUENCE)
-    (x,) = random_inputs(model)
-    x[:, 4:] = 0
-    check(model, x)
-
-
-def masked_sum(x: Any) -> Any:
-    y = layers.Embedding(9, 3, mask_zero=True)(x)
-    return layers.LSTM(3, return_sequences=True)(layers.Add()([y, y]))
-
-
-@pytest.mark.slow
-def test_masks_pass_integer_computations():
-    model = made(masked_sum, (5,), dtype="int32")
-    graph, (x,) = in_float(model), random_inputs(model)
-    assert (x == 0).any()
-    result, expected = results(graph, [x], file_of(graph)), computed(graph, [x])
-    close(result, expected)
-    y = PARAMS.dequantize(PARAMS.quantize(np.asarray(model.layers[1](x)))) * 2
-    y = tf.constant(PARAMS.dequantize(PARAMS.quantize(y)), tf.float32)
-    set_keras_mask(y, tf.constant(x != 0))
-    close(result, [np.asarray(model.layers[-1](y))])
-
-
-@pytest.mark.slow
 def test_masks_from_tensors_inside_another_island():
     def build(x: Any) -> Any:
         y = layers.Masking()(tf.nn.relu(x))
@@ -225,33 +198,6 @@ def test_tensors_are_named_after_their_nodes():
     ]
     assert made_names[0].startswith("keras_qat/tf.math.cos")
     assert all(name.startswith("keras_qat/block/norm/") for name in made_names[1:-1])
-
-
-@tf.custom_gradient
-def spike(x: Any) -> Any:
-    return tf.cast(x > 0.0, tf.float32), lambda slope: 0.3 * slope
-
-
-class Spiking(layers.Layer):
-    """A cell whose own gradient keeps it closed."""
-
-    state_size = output_size = 4
-
-    def call(self, inputs: Any, states: Any) -> Any:
-        potential = 0.9 * states[0] + inputs
-        return spike(potential), [potential]
-
-
-@pytest.mark.slow
-def test_names_in_loops_have_no_counters():
-    """What is built or loaded later in a process has others."""
-
-    def names() -> list[Any]:
-        model = made(lambda x: layers.RNN(Spiking(), name="rnn")(x), SEQUENCE)
-        graphs = unpack(file_of(in_float(model))).subgraphs
-        return [tensor.name for graph in graphs for tensor in graph.tensors[1:]]
-
-    assert names() == names()
 
 
 def test_constants_are_named_alike_once_a_model_is_loaded(tmp_path):

@@ -38,18 +38,6 @@ def test_student_comes_nearer(pair, tmp_path):
     assert len(distiller.trainable_weights) == len(qat.trainable_weights)
 
 
-@pytest.mark.slow
-def test_labels_and_metrics(pair):
-    teacher, qat = pair
-    distiller = keras_qat.Distiller(qat, teacher, temperature=3)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    distiller.compile("sgd", loss, metrics=["accuracy"])
-    y = rng().integers(0, 3, 64)
-    history = distiller.fit(X, y, batch_size=16, verbose=0).history
-    assert set(history) == {"loss", "distance", "accuracy"}
-    assert len(distiller.evaluate(X, y, verbose=0)) >= 2
-
-
 def test_distances_by_hand():
     exact, array = rng().normal(size=(2, 6, 4)).astype(np.float32)
     one, other = (np.exp(item) / np.exp(item).sum(-1, keepdims=True) for item in (exact, array))

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import export_exact, images, keras, observe, quantize_on, rng, train
-from tests.networks.small import functional, layers, tiny_net
+from tests.helpers import export_exact, images, keras, observe, quantize_on, rng
+from tests.networks.small import functional, layers
 
 
 def measured(model, x):
@@ -138,23 +138,6 @@ def test_an_added_metric_is_measured():
         measures = variant.evaluate(data, np.zeros((32, 2)), verbose=0, return_dict=True)
         result.append(measures["activity"])
     assert result[1] == pytest.approx(result[0], abs=0.02)
-
-
-@pytest.mark.slow
-def test_losses_and_metrics_that_are_added():
-    """Keras keeps a model's layers in a set, with what else is tracked."""
-    x = images(16, (6, 6, 2))
-    qat = keras_qat.quantize_model(tiny_net())
-    qat.add_metric(tf.reduce_max(qat.output), "largest", aggregation="mean")
-    qat.add_loss(0.1 * tf.reduce_mean(tf.square(qat.output)))
-    train(qat, x)
-    labels = np.zeros(16)
-    values = qat.evaluate(x, labels, verbose=0, return_dict=True, batch_size=16)
-    predicted = qat.predict(x, verbose=0)
-    assert values["largest"] == pytest.approx(predicted.max(), rel=1e-5)
-    plain = float(qat.compiled_loss._losses[0](labels, predicted))
-    assert values["loss"] == pytest.approx(plain + 0.1 * np.mean(predicted**2), rel=1e-4)
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
 class Sampling(layers.Layer):

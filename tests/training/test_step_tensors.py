@@ -78,15 +78,6 @@ def test_weights_of_all_shapes_together_are_those_by_themselves():
         np.testing.assert_array_equal(weight, alone[name], err_msg=name)
 
 
-@pytest.mark.slow
-def test_together_or_each_by_itself():
-    model = net()
-    for one, other in zip(
-        trained(model).weights, trained(model, run_eagerly=True).weights, strict=True
-    ):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=one.name)
-
-
 def test_a_layer_that_a_step_calls_twice_counts_twice():
     qat = trained(net())
     steps = {layer.name: int(layer.step) for layer in qat.layers if hasattr(layer, "step")}

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 import keras_qat
 from tests.helpers import (
-    assert_all_close,
     assert_all_equal,
     export_exact,
     images,
@@ -75,27 +74,6 @@ def gradients(qat, optimizer, x, labels):
         loss = scale(loss)
     result = tape.gradient(loss, qat.trainable_variables)
     return getattr(optimizer, "get_unscaled_gradients", lambda gradients: gradients)(result)
-
-
-@pytest.mark.slow
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("function", [tf.function, lambda function: function])
-def test_loops_with_a_tape(qat, policy, function):
-    optimizer = loss_scale(policy)
-
-    @function
-    def step(x, labels):
-        result = gradients(qat, optimizer, x, labels)
-        optimizer.apply_gradients(zip(result, qat.trainable_variables, strict=True))
-
-    reference = keras_qat.quantize_model(tiny_net())
-    reference.compile(loss_scale(policy), LOSS)
-    for part in np.split(np.arange(len(X)), 4):
-        step(X[part], LABELS[part])
-        reference.train_on_batch(X[part], LABELS[part])
-    tolerance = 1e-5 if policy == "float32" else 2e-2
-    assert_all_close(qat.weights, reference.weights, rtol=tolerance, atol=tolerance)
-    assert_file_is_exact(qat)
 
 
 def test_gradients_of_several_batches_are_accumulated(qat, policy):

@@ -37,23 +37,6 @@ def options(name: str) -> dict[str, Any]:
     return {"weights": None, "include_top": False, "pooling": "avg", "input_shape": (size, size, 3)}
 
 
-def efficientnet(module: Any, top: dict[str, Any]) -> Any:
-    (block,) = module.DEFAULT_BLOCKS_ARGS[1:2]
-    return module.EfficientNet(0.5, 1.0, 32, blocks_args=[{**block, "repeats": 2}], **top)
-
-
-SMALL: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
-    "ConvNeXtTiny": lambda module, top: module.ConvNeXt([1, 1, 1, 1], [8, 16, 24, 32], **top),
-    "DenseNet121": lambda module, top: module.DenseNet([1, 1, 1, 1], **top),
-    "EfficientNetB0": efficientnet,
-}
-"""Model -> the same with few blocks, made with what its module has."""
-
-
-def few_blocks(apps: Any, name: str) -> Any:
-    return SMALL[name](inspect.getmodule(getattr(apps, name)), options(name))
-
-
 def codes(model: Any, x: np.ndarray) -> np.ndarray:
     """What the int8 file of a model gives, with ranges from `x` without dropout."""
     for layer in model._flatten_layers():
@@ -79,12 +62,6 @@ def compare(build: Callable[[Any], Any]) -> None:
     del twin
     assert len(np.unique(expected)) > 20
     np.testing.assert_array_equal(codes(converted, x), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
-def test_small_model_has_the_codes_of_its_twin(name):
-    compare(lambda apps: few_blocks(apps, name))
 
 
 @pytest.mark.slow

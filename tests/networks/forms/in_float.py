@@ -171,6 +171,11 @@ ROWS = {
     "a ConvLSTM of any length": ("the number of steps is unknown", tiny, (None, 6, 5, 2)),
     "a ConvLSTM of any size": ("its image size is unknown", tiny, (3, None, None, 2)),
     **{f"map of {name}": (OPAQUE, in_lambda(f), (4, 3)) for name, f in MAPPED.items()},
+    "layers at each of any number of steps": (
+        "",
+        lambda x: layers.TimeDistributed(layers.Conv2D(4, 3))(x),
+        (None, 8, 8, 3),
+    ),
     "a long scan": (OPAQUE, lambda x: Smoothed("plain")(x), (33, 2)),
     "a scan of any length": (OPAQUE, lambda x: Smoothed("plain")(x), (None, 2)),
     "gather_nd of other examples": ("", of_other_examples, (4, 3, 2), (5,), (5,)),

@@ -79,6 +79,12 @@ FUNCTIONS = {
         SHAPE,
     ),
     "open sizes": (lambda x: layers.Conv2D(4, 3)(layers.Conv2D(4, 3)(x)), (None, None, 4)),
+    "steps before": (lambda x: layers.Conv1D(3, 3, padding="causal")(x), (None, 4)),
+    "steps between": (lambda x: layers.Conv1DTranspose(3, 3, strides=2)(x), (None, 4)),
+    "heads of steps": (
+        layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"),
+        (None, 4),
+    ),
     "caffe": (preprocessed("caffe"), (8, 8, 3)),
     "torch": (preprocessed("torch"), (8, 8, 3)),
     "divided by an array": (lambda x: x / np.array([1.0, 2.0, 4.0, 5.0]), SHAPE),

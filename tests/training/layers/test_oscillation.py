@@ -8,11 +8,10 @@ from keras_qat import recipes
 from keras_qat.callbacks import FreezeOscillations
 from keras_qat.training.callbacks import Oscillations
 from keras_qat.training.weight_limits import list_channel_weights
-from tests.helpers import images, keras, quantize_on, train
-from tests.networks.small import functional, layers, residual_net
+from tests.helpers import keras
+from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.legacy
-X = images(32, (8, 8, 1))
 
 
 def kernel_of(bits: int):
@@ -43,15 +42,6 @@ def test_a_weight_that_turns_rests_where_it_was_most():
     watched.update(0.25)
     result = kernel.numpy().ravel()
     np.testing.assert_allclose(result, [2.7, 0.9 * np.round(mean), 0.9, -2.3, 0], 1e-6, 1e-7)
-
-
-@pytest.mark.slow
-def test_training_with_it_gives_a_file():
-    qat = quantize_on(residual_net(), X, recipes.low_bits(3, 4))
-    callback = FreezeOscillations((0.02, 0.02), 0.3)
-    train(qat, X, steps=6, rate=0.3, callbacks=[callback])
-    assert 0 < callback.frozen < 1
-    assert keras_qat.verify(qat, keras_qat.export_tflite(qat), X).identical == 1
 
 
 def test_what_it_does_not_take():

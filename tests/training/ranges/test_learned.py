@@ -133,18 +133,6 @@ def test_weights_start_with_the_least_error():
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x).identical == 1
 
 
-@pytest.mark.slow
-def test_ranges_that_are_frozen_stay():
-    qat = learned()
-    keras_qat.freeze_ranges(qat)
-    before = ends(qat)
-    names = [quantizer.name for quantizer in keras_qat.quantizers(qat)]
-    train(qat, X, rate=0.001)
-    for name, one, other in zip(np.repeat(names, 2), ends(qat), before, strict=True):
-        if name.endswith("output"):
-            np.testing.assert_array_equal(one, other, name)
-
-
 def test_zeros_alone_have_a_range():
     """They had none, as if there had been no data; found by random models."""
     model = functional((6,), build=lambda x: layers.Subtract(name="y")([x, x]))
