@@ -28,7 +28,7 @@ ALL = sys.maxsize
 @click.option("--per-layer", is_flag=True, help="Compare every tensor that both have.")
 @options.min_identical
 @options.min_agreement
-@options.labels("Labels, as for evaluate. The verdict is then based on accuracy.")
+@options.labels("Labels, as in evaluate. The verdict is then based on accuracy.")
 @click.option(
     "--max-difference",
     type=click.FloatRange(0),

@@ -218,7 +218,7 @@ class Settings(NamedTuple):
             yield keras_qat
 
     def step(self, title: str) -> contextlib.AbstractContextManager[None]:
-        """Prints a title, and after the block the time it took, unless progress is hidden."""
+        """Prints a title, and the time of the block when it ends, unless progress is hidden."""
         return step(title) if self.verbose else contextlib.nullcontext()
 
     def load(self, path: Path, compiled: bool = False) -> Any:

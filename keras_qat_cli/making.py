@@ -107,7 +107,7 @@ def export(
 @click.option("--save", type=SAVED, help="Save the quantization-aware model, too.")
 @options.min_identical
 @options.min_agreement
-@options.labels("Labels, as for evaluate. The verdict is then based on accuracy.")
+@options.labels("Labels, as in evaluate. The verdict is then based on accuracy.")
 @options.calibration
 @options.accept_data
 @options.quantizing

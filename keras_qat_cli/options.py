@@ -229,7 +229,7 @@ data = _group_options(
         show_default=True,
         help="Examples per batch.",
     ),
-    click.option("--limit", type=COUNT, help="Use only this many examples, the first ones."),
+    click.option("--limit", type=COUNT, help="Use only the first N examples."),
 )
 
 quantizing = _group_options(
@@ -290,7 +290,7 @@ exporting = _group_options(
     click.option(
         "--rescaling",
         type=(float, float),
-        help="Scale and offset that were applied to pixels in training: uint8 inputs are pixels.",
+        help="Scale and offset that training applied to pixels. The uint8 inputs are then pixels.",
     ),
     click.option("--pack-int4", is_flag=True, help="Store two weights of 4 bits in a byte."),
 )

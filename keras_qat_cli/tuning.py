@@ -45,7 +45,7 @@ def tune(
     """Find the best FILE for the float MODEL within an accuracy budget.
 
     Quantizes with DATA, trains on it if that is needed, and judges each attempt on VALIDATION. The
-    exit status is 1 if no attempt is within the budget; the best one is written nevertheless.
+    best attempt is always written. The exit status is 1 if no attempt is within the budget.
     """
     held_out = data._replace(path=validation)
     held_out.check(model)

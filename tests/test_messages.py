@@ -111,7 +111,7 @@ def test_what_is_no_model():
         (b"TFL3", order),
         (X, order),
         (keras.Model, "got the class Model"),
-        ([keras.Sequential()], "got a list of models: pass each by itself"),
+        ([keras.Sequential()], "got a list of models. Pass one model per call"),
         ("model.tflite", r"file 'model\.tflite', which cannot be turned into one\. Arguments come"),
         ("model.keras", r"Load it first: keras\.models\.load_model\('model\.keras'\)"),
     ):
@@ -172,7 +172,7 @@ def test_weights_of_the_float_model(name, options, tmp_path):
     (model.save if name == "whole.h5" else model.save_weights)(str(tmp_path / name))
     qat = keras_qat.quantize_model(model)
     with pytest.raises(
-        ValueError, match="weights of a float model into the float model, and quantize"
+        ValueError, match="Load float weights into the float model, and then quantize"
     ):
         qat.load_weights(str(tmp_path / name), **options)
     qat.save_weights(str(tmp_path / "same.h5"))

@@ -80,7 +80,7 @@ class Diagnosis:
         examples: number of examples that were measured.
         now: quality of the unchanged model.
         problems: sentences about wrong ranges or data.
-        layers: layer -> SQNR in dB before and after it, for the layers with the largest drops.
+        layers: for the layers with the largest drops, layer -> SQNR in dB before and after it.
         remedies: code -> the quality with this remedy, the best first. If `calibrate(qat, x)` has
             most of the gain, it comes first.
     """
@@ -159,7 +159,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
     is_tested = np.arange(len(arrays[0])) // size % 2 == 1
 
     def select(rows: NDArray[Any], count: int) -> Any:
-        """Returns at most `count` of these examples, as full batches if the batch size is fixed."""
+        """Returns at most `count` of the examples; full batches if the batch size is fixed."""
         count = max(count // size, 1) * size
         return pack_inputs(inputs, [array[rows][:count] for array in arrays])
 
@@ -267,7 +267,7 @@ def _list_remedies(
 def _compute_in_float(
     graph: ResolvedGraph, arrays: list[NDArray]
 ) -> tuple[list[NDArray], dict[Tensor, NDArray]]:
-    """Compute the outputs, and all inner tensors that have ranges, without quantization."""
+    """Compute the outputs, and the inner tensors that have ranges, without quantization."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
     outputs = flatten_values(calls.outputs)

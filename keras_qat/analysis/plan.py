@@ -44,7 +44,7 @@ def plan(
 ) -> Plan:
     """Shows how `quantize_model` would quantize each tensor and why, before any training.
 
-    With a `target` it also lists each operator that would not run there, why, and remedies.
+    With a `target`, it also lists each operator that would not run there, with reason and remedy.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.

@@ -35,7 +35,7 @@ class FoundBits:
         bits: layer -> bits of its weights.
         recipe: the recipe with these bits, for `quantize_model`.
         bytes: size of all quantized weights with these bits.
-        cost: the expected cost: the sum of the layers' costs.
+        cost: the expected cost, which is the sum of the layers' costs.
         sensitivity: the measurements on which the choice is based.
     """
 
@@ -82,8 +82,8 @@ def search_bits(
     """Chooses the bits of each layer's weights with the lowest cost within a budget of bytes.
 
     The cost is the sum of the layers' costs from `sensitivity`. Files store a 4-bit weight in half
-    a byte (`qat.pack_int4 = True`), and any other weight in a byte. Other bits than 4 and 8 only
-    save memory if the file is compressed, or on hardware that supports them.
+    a byte (`qat.pack_int4 = True`), and any other weight in a byte. Other bits than 4 and 8 save
+    memory only if the file is compressed, or on hardware that supports them.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
@@ -103,7 +103,7 @@ def search_bits(
 
     Raises:
         TypeError: if the budget or `bits` have the wrong type.
-        ValueError: as for `sensitivity`, and if the fewest bits exceed the budget.
+        ValueError: as for `sensitivity`, and if the budget is too small even for the fewest bits.
 
     Example:
         >>> search = keras_qat.search_bits(model, x_train[:128], 0.6)
@@ -139,7 +139,7 @@ def choose_bits(
     It uses dynamic programming: the lowest cost of the previous layers for each number of bytes.
 
     Raises:
-        ValueError: if even the fewest bits exceed the budget.
+        ValueError: if the budget is too small even for the fewest bits.
     """
     layers = list(layers)
     fewest = sum(layer.weights for layer in layers) * min(choices) / 8

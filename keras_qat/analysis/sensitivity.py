@@ -122,8 +122,8 @@ def sensitivity(
     It quantizes the weights of one layer at a time, with the others in float. `search_bits`
     assumes that the costs of several layers add up, which is true for small costs.
 
-    In a cluster (a model under `MultiWorkerMirroredStrategy`) all workers must call it with the
-    same data. Each measures a share of the layers, and all return the complete result.
+    In a cluster (a model under `MultiWorkerMirroredStrategy`), all workers must call it with the
+    same data. Each worker measures some of the layers, and all return the complete result.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.

@@ -30,7 +30,7 @@ class LayerSummary:
     Args:
         name: name of the layer in the float model.
         operator: the operator's name, or "float".
-        reason: why it computes in float, or "".
+        reason: why the layer computes in float, or "".
         shape: shape of its output.
         bits: bits of its output, None in float.
         minimum, maximum: the float values of the lowest and the highest quantized value; None in
@@ -39,11 +39,11 @@ class LayerSummary:
         zero_point: the quantized value of 0, or None like the range.
         weight_bits: bits of the weights in training, None without weights.
         per_channel: whether each output channel has a separate scale, None without weights.
-        weight_bytes: bytes of weights and biases in the file, one byte for each 4-bit weight. 0 for
-            a later call of the same layer.
+        weight_bytes: bytes of weights and biases in the file, one byte for each 4-bit weight. It is
+            0 for a later call of the same layer.
         float_weight_bytes: bytes of the same weights in float32.
         activation_bytes: bytes of the output.
-        multiply_accumulates: number of products in its convolution or matrix product; 0 for other
+        multiply_accumulates: number of products in a convolution or matrix product; 0 for other
             operators.
         granularity: how many weights share a scale: "per channel", "per gate" or "per tensor";
             None without weights.

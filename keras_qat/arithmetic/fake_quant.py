@@ -52,7 +52,7 @@ EXPONENT, BELOW = 0x7F800000, 0x007FFFFF
 
 
 def power_of_two(scale: tf.Tensor) -> tf.Tensor:
-    """Returns the smallest power of two that is not below a float32 scale; 0 for 0."""
+    """Returns the smallest power of two that is at least a float32 scale; 0 for 0."""
     bits = tf.bitwise.bitwise_and(tf.bitcast(scale, tf.int32) + BELOW, EXPONENT)
     return tf.where(tf.math.is_finite(scale), tf.bitcast(bits, tf.float32), scale)
 
@@ -220,7 +220,7 @@ def _fake_quantize_plainly(
 def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tensor:
     """Returns the largest magnitude in each output channel, in a shape that broadcasts.
 
-    The limit of a channel of zeros is 1, because any scale represents it.
+    The limit of a channel of zeros is 1, because any scale represents zeros.
     """
     weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)

@@ -138,7 +138,7 @@ def _overflow(x: tf.Tensor) -> tf.Tensor:
 
 
 def to_floats(factor: FixedPoint) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the argument `factors` of `multiply_floats` for a fixed-point value."""
+    """Converts a fixed-point value to the argument `factors` of `multiply_floats`."""
     multiplier, exponent = factor
     first = tf.cast(multiplier, tf.float64) * power_of_two(tf.maximum(exponent, 0) - 31)
     return first, power_of_two(tf.minimum(exponent, 0)) * AWAY

@@ -199,6 +199,6 @@ def find_saved_family(kernels: str, model_name: str) -> KernelFamily:
     family = REMOVED[kernels]
     warn_caller(
         f"'{model_name}' was saved with kernels={kernels!r}, which was removed. Its inference "
-        f"rounds as {family.name!r} now, which changes single values by one step."
+        f"rounds as {family.name!r} now, which changes some values by one step."
     )
     return family

@@ -98,8 +98,8 @@ def fake_quantize(
 
     Returns:
         The tensor, rounded to the levels of the range, and a mask of the elements that pass the
-        gradient. These are the elements in the range, including a millionth of its width beyond
-        the ends, but without the zeros of a ReLU: all elements below 2^-26 of the range.
+        gradient. These are the elements in the range, and up to a millionth of its width beyond it.
+        For a ReLU, elements below 2^-26 of the range are excluded as zeros.
     """
     levels = float(2**bits - 1 - narrow_range)
     minimum, maximum = (

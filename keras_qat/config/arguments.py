@@ -114,8 +114,8 @@ COUNTERPARTS = {
     "convert": "export_tflite(qat, path)",
     "load_model": "keras.models.load_model(path), with keras_qat imported",
     "quantize": "quantize_model(model)",
-    "register_rule": "register_op(MyDense, 'dense', weights={'kernel': (-1,)}), or nothing at all: "
-    "custom layers are traced",
+    "register_rule": "register_op(MyDense, 'dense', weights={'kernel': (-1,)}), or nothing, "
+    "because custom layers are traced",
 }
 """Public names of tfmot, `tf.contrib.quantize` and earlier releases, and names that users may try.
 The values are the calls to use instead."""

@@ -254,7 +254,7 @@ def contrib(
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
-        symmetric: whether ranges are symmetric. Ranges after Add and Multiply layers never are.
+        symmetric: whether ranges are symmetric, except after Add and Multiply layers.
         ema_decay: decay per step of the activations' moving averages.
         quant_delay: first training step, counted from 1, that quantizes. Ranges are observed from
             the start.
@@ -263,7 +263,7 @@ def contrib(
         weight_narrow_range: whether weights do not use the lowest quantized value. It is False in
             the first version of `tf.contrib.quantize`.
         quantize_folded_weights_use_ema: whether the range of folded weights is a moving average, an
-            option of the first version. Their quantization is then also delayed.
+            option of the first version. Their quantization is then delayed too.
         delay_weights: whether `quant_delay` applies to weights. In the first version, it only
             applied to folded weights with a moving average.
 
@@ -327,8 +327,8 @@ def get(recipe: str | Recipe) -> Recipe:
         return NAMED[recipe]()
     if hasattr(recipe, "shape"):
         raise ValueError(
-            f"Expected a recipe, got {type(recipe).__name__}. quantize_model needs no data: pass "
-            f"them to calibrate or fit."
+            f"Expected a recipe, got {type(recipe).__name__}. quantize_model needs no data. Pass "
+            f"data to calibrate or fit."
         )
     name = getattr(recipe, "__name__", None)
     if name in NAMED:

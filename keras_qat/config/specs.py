@@ -38,12 +38,13 @@ class QuantSpec:
         narrow_range: whether the lowest quantized value is unused, which leaves 2^bits - 1 values.
             TFLite expects this for weights.
         per_channel: one range for each output channel instead of one for the tensor.
-        observer: how the range is found. `moving_average` averages the extremes of batches, at the
-            start of training only of the last tenth of the batches. `shadowed_moving_average`
-            averages all batches like TensorFlow 1, with its shadow variables. `last_value` uses the
-            extremes of the last training batch. `current_value` uses the tensor's current extremes
-            and stores nothing, for weights. `learned` trains the range with the rounding and
-            clipping error (LSQ), `learned_clipping` only with the clipping error (PACT).
+        observer: how the range is found. `moving_average` averages the extremes of batches. At the
+            start of training, it averages only the last tenth of the batches.
+            `shadowed_moving_average` averages all batches like TensorFlow 1, with its shadow
+            variables. `last_value` uses the extremes of the last training batch. `current_value`
+            uses the tensor's current extremes and stores nothing, for weights. `learned` trains the
+            range with the rounding and clipping error (LSQ), `learned_clipping` only with the
+            clipping error (PACT).
         ema_decay: decay per step of the moving averages.
         lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. The minimum is then not
             observed.
@@ -93,8 +94,8 @@ class QuantSpec:
         is_learned = self.observer.startswith("learned")
         if self.power_of_two and (not self.symmetric or self.per_channel or is_learned):
             raise ValueError(
-                "power_of_two=True: the range has to be symmetric, one for the tensor, and not "
-                "learned, as in recipes.power_of_two()."
+                "power_of_two=True needs one symmetric range per tensor that is not learned, as in "
+                "recipes.power_of_two()."
             )
         if not 0 <= self.ema_decay < 1:
             raise ValueError(
@@ -139,8 +140,8 @@ class SharedSpec:
 
     Args:
         source: name of the tensor with the range.
-        rounds: whether results can be between quantized values and are rounded, as for average
-            pooling. Values of max pooling or a reshape only move.
+        rounds: whether results must be rounded, as for average pooling. Max pooling and reshapes
+            only move values.
     """
 
     source: str
@@ -175,7 +176,7 @@ def to_config(spec: QuantSpec | FixedSpec | None) -> dict[str, Any] | None:
 
 
 def from_config(config: Any) -> Any:
-    """Creates a specification from the result of `to_config`. Returns others and None unchanged.
+    """Creates a specification from the result of `to_config`. Other objects are returned unchanged.
 
     Raises:
         ValueError: if the data is not from `to_config`.
@@ -190,6 +191,6 @@ def from_config(config: Any) -> Any:
         return kind(**fields)
     except (TypeError, LookupError) as error:
         raise ValueError(
-            f"{config!r} is not a specification of quantization. The model's file is damaged, or a "
-            f"later version of keras_qat wrote it."
+            f"{config!r} is not a quantization spec. The model's file is damaged, or a later "
+            f"version of keras_qat wrote it."
         ) from error

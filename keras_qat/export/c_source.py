@@ -55,7 +55,7 @@ def export_c(
     The header beside `path` declares the array, its size, and the scale, zero point and number of
     values of each input and output. Its function `AddOperators` adds the operators of the file to a
     `MicroMutableOpResolver`. The namespace is the file's name. The array is aligned to 16 bytes,
-    and the batch size is 1. A warning lists operators that TFLite Micro has no kernels for.
+    and the batch size is 1. A warning lists operators without a kernel in TFLite Micro.
 
     Args:
         model: the model.
@@ -143,8 +143,8 @@ def _make_golden(
     in_float = [name for name, tensor in ends.items() if tensor.dtype.kind == "f"]
     if in_float:
         raise ValueError(
-            f"examples: '{in_float[0]}' is float, and the last digits of floats depend on the "
-            f"kernels. Export it as int8, or leave examples out."
+            f"examples: '{in_float[0]}' is float, and float results depend on the kernels. Export "
+            f"it as int8, or leave examples out."
         )
     family = kernel_family(TFLM.kernels)
     simulation = run_examples(pack_if_requested(resolved, None, family), examples, family)

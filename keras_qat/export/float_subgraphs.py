@@ -142,14 +142,14 @@ class _Converter(tf.lite.TFLiteConverter):
         (function,) = self._funcs
         if not all(isinstance(x, tf.__internal__.EagerTensor) for x in function.captured_inputs):
             raise ConverterError(
-                "it reads a tensor that an earlier call stored in an attribute: return the tensor, "
+                "it reads a tensor that an earlier call stored in an attribute. Return the tensor, "
                 "and pass it to the later call as an argument"
             )
         definition = function.graph.as_graph_def()
         nodes = [definition.node, *(inner.node_def for inner in definition.library.function)]
         if any(node.op in ASSIGNMENTS for node in itertools.chain(*nodes)):
             raise ConverterError(
-                "it assigns to a variable, but variables are constant in a file: assign only in "
+                "it assigns to a variable, but variables are constant in a file. Assign only in "
                 "training, as in `if training:`"
             )
         if function.captured_inputs:

@@ -177,9 +177,9 @@ def write_file(
         )
     if packs is not origin.packs_int4:
         warn_caller(
-            f"pack_int4={packs}: kernels sum packed weights in other steps, so some values of the "
-            f"file differ from predict and evaluate, most by one step. Set qat.pack_int4 = "
-            f"{packs} before the export, and they return the values of the file."
+            f"pack_int4={packs}: kernels round sums of packed weights differently, so some values "
+            f"of the file differ from predict and evaluate, mostly by one step. Set "
+            f"qat.pack_int4 = {packs} before the export to predict the values of the file."
         )
     builder = Builder()
     inputs, outputs = write_graph(graph, builder, *types)

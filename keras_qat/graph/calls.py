@@ -95,7 +95,7 @@ class Call:
             value.producer = value.producer or self
 
     def as_part_of(self, call: Call) -> Call:
-        """Returns this call with the origin of `call`, which it replaces together with others."""
+        """Returns this call with the origin of `call`, which it replaces or helps to replace."""
         return self.replace(origin=call.origin, source=call.source, within=call.within)
 
     def replace(self, **changes: Any) -> Call:
@@ -195,7 +195,7 @@ def map_values(function: Callable[[Value], object], structure: object) -> Any:
 
 
 def split_loss_only(calls: list[Call], outputs: object) -> tuple[list[Call], list[Call]]:
-    """Splits calls into calls on which the outputs depend, and other calls."""
+    """Splits calls into those on which the outputs depend, and all others."""
     read, needed = set(flatten_values(outputs)), set()
     for call in reversed(calls):
         if read.intersection(flatten_values(call.outputs)):

@@ -44,7 +44,7 @@ _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns input -> calls that may read its NaN, for inputs whose NaN the model replaces.
+    """Returns the calls that may read NaN, for each input in which the model replaces NaN.
 
     Inputs whose NaN is also read by other calls, such as a layer with a kernel, are not included.
     """

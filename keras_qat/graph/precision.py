@@ -101,8 +101,7 @@ class ScalesLoss:
 def check_precision(graph: Graph) -> None:
     """Raises a `ValueError` if a layer computes in float64 or if its weights are not float32.
 
-    Non-trainable float64 variables are accepted, because NumPy creates tables and masks in
-    float64.
+    Non-trainable float64 variables are accepted, because NumPy creates tables and masks in float64.
     """
     for call in [*graph.calls, *graph.loss_only]:
         wrong = {value.dtype for value in flatten_values(call.outputs)} & {"float64"}
@@ -124,7 +123,7 @@ def check_precision(graph: Graph) -> None:
                 f"{min(wrong)}. Models train in float32, or in half precision with weights in "
                 f"float32: policies 'mixed_float16' and 'mixed_bfloat16'. Build the model again "
                 f"after keras.backend.set_floatx('float32') and "
-                f"keras.mixed_precision.set_global_policy('float32'), with no other dtype in its "
+                f"keras.mixed_precision.set_global_policy('float32'), without another dtype in its "
                 f"layers, and copy the weights: new.set_weights(old.get_weights())."
             )
 

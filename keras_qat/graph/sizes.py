@@ -156,7 +156,7 @@ def find_size(value: Value) -> Any:
 
 
 def find_measured_tensors(sizes: list[Value]) -> Iterator[Value]:
-    """Yields the tensors that have their shape read to compute these sizes."""
+    """Yields the tensors whose shapes determine these sizes."""
 
     def read_sizes(size: Value) -> list[Value]:
         call = size.producer
@@ -198,7 +198,7 @@ def is_example_index(value: object) -> bool:
 
 
 def find_example(value: Value, facts: Facts | None = None) -> NDArray[Any] | None:
-    """Returns a tensor's values for one example; None if examples differ or they are unknown."""
+    """Returns a tensor's values for one example; None if unknown or different between examples."""
     runs = evaluate(value, facts, find_filled_results)
     if runs is None:
         return None

@@ -140,7 +140,7 @@ def _divide(weights: Weights) -> Weights:
 def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
     """Returns the graph with a fixed batch size, and all shapes that TensorFlow infers from it.
 
-    Other unknown sizes stay unknown. `sized` is whether kernels also round as for a fixed size.
+    Other unknown sizes stay unknown. With `sized`, kernels also round as for a fixed size.
     """
     shapes = _infer_shapes(graph, size)
     copies: dict[Tensor, Tensor] = {}

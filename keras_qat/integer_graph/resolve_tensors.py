@@ -162,7 +162,7 @@ class Tensors:
 
 
 def _list_inputs(call: Call) -> list[Value]:
-    """Return the values that a call uses. Quantizers in old files list more tensors."""
+    """Return the values that a call uses. In old files, quantizers list unused tensors too."""
     op = find_row(call.layer)
     if op is not None and op.reads_only_weights:
         return []

@@ -45,7 +45,8 @@ class Inputs(NamedTuple):
         nested: the structure of inputs that the model or file accepts.
         find_nan_inputs: returns the names of the inputs that may contain NaN. Only called if any
             input contains NaN.
-        parent: the inputs of the model that this model is a part of; data may be for the parent.
+        parent: the inputs of the complete model, if this model is a part of it. Data may match
+            these inputs instead.
     """
 
     model: str
@@ -268,7 +269,7 @@ def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
 
     An example is pixels of 0 to 255 for a range of 0 to 1. Data does not match if more than
     `BEYOND` of all values are outside by more than `SLIGHT`, or if in most examples more than
-    `FAR` of the values are further from the range than its width. Single outliers match.
+    `FAR` of the values are further from the range than its width. Single outliers are allowed.
     """
     width = high - low
     if not width > 0 or not x.size:

@@ -104,8 +104,8 @@ def find_calling_layer() -> tuple[Any, Any]:
 def is_in_converter() -> bool:
     """Returns whether TFLite's converter is tracing a Keras model.
 
-    Inspects the call stack: to a model, conversion looks like saving. Without this check, users of
-    `from_keras_model` would read pages about unknown operators.
+    It inspects the call stack, because a model cannot distinguish conversion from saving. Without
+    this check, users of `from_keras_model` would get long errors about unknown operators.
     """
     frame = None if tf.executing_eagerly() else inspect.currentframe()
     while frame is not None:
@@ -191,7 +191,7 @@ def reset_dropout_mask(layer: keras.layers.Layer) -> None:
 def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
     """Returns the shape of a built layer's output, even if Keras does not infer all sizes.
 
-    EinsumDense omits sizes. An Embedding accepts any shape, regardless of its `input_length`.
+    Keras omits sizes of EinsumDense. An Embedding accepts any shape, despite its `input_length`.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])
@@ -364,7 +364,7 @@ def patch_members(owner: object, **members: Any) -> Iterator[None]:
 def create_quickly() -> Iterator[None]:
     """Pauses garbage collection while a block creates many permanent objects.
 
-    Variables have no debug name inside. TensorFlow would make a kernel for each, in 0.5 ms.
+    Variables created inside have no debug names, which would cost 0.5 ms for each variable.
     """
     make, was_enabled = gen_resource_variable_ops.var_handle_op, gc.isenabled()
 

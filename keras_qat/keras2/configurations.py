@@ -84,8 +84,8 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
     Custom classes need not be registered.
 
     Args:
-        customs: custom objects. If they include a `Lambda`, Keras may create one in this block: it
-            was allowed earlier, or never saved.
+        customs: custom objects. If they include a `Lambda`, Keras may create it in this block,
+            because it was allowed earlier or never saved.
         safe: Keras' safe mode for all other objects; None leaves it unchanged.
     """
     has_lambda = any(objects.has_lambda for objects in customs)
@@ -101,7 +101,7 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
 def find_missing_config(layer: keras.layers.Layer) -> dict[str, Any]:
     """Returns entries that Keras omits from a layer's configuration: `synchronized` and names.
 
-    Keras saves names only for constructors with an argument `**kwargs` of exactly that name.
+    Keras saves the name only if the constructor has an argument called `**kwargs`.
     """
     if isinstance(layer, keras.layers.BatchNormalization):
         return {"synchronized": True} if getattr(layer, "synchronized", False) else {}
@@ -122,8 +122,8 @@ def serialize(layer: keras.layers.Layer) -> dict[str, Any]:
 def _use_current_format() -> Iterator[None]:
     """Make Keras read configurations in the format of `serialize` inside a `with` block.
 
-    While Keras loads an .h5 file, it expects the format of such files. It has no names of
-    registered classes.
+    While Keras loads an .h5 file, it expects the format of such files. That format lacks the names
+    of registered classes.
     """
     with swap_attributes(serialization, in_tf_saved_model_scope=lambda: False):
         yield

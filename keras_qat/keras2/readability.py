@@ -39,8 +39,8 @@ def check_readable(model: Any) -> None:
         )
     if not defines(type(model), "call"):
         raise ValueError(
-            f"{kind} '{model.name}' has no call, so it computes nothing itself. Quantize the "
-            f"models that it trains, and build a {kind} from the results."
+            f"{kind} '{model.name}' has no call method, so it computes nothing itself. Quantize "
+            f"the models that it trains, and build a {kind} from the results."
         )
     raise ValueError(
         f"{kind} '{model.name}' is a subclassed model, and its inputs are not known: call it on "
@@ -74,7 +74,7 @@ def _describe_other_object(model: Any, kind: str) -> str:
             f"keras.models.load_model({str(model)!r})."
         )
     if isinstance(model, (list, tuple)) and any(isinstance(item, _Model) for item in model):
-        return f"{expected} a {kind} of models: pass each by itself."
+        return f"{expected} a {kind} of models. Pass one model per call."
     if isinstance(model, (bytes, list, tuple, dict, np.ndarray, tf.data.Dataset)):
         return f"{expected} {kind}: arguments come in the order model, file, data."
     if inspect.isfunction(model):
@@ -176,7 +176,7 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 
 
 def defines(model_class: type, *names: str) -> bool:
-    """Returns whether a custom class, and no class before it, defines one of these names."""
+    """Returns whether the class that defines one of these names for a model is custom code."""
     owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
     return any(get_package(owner) not in LIBRARIES for owner in owners)
 

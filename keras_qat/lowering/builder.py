@@ -130,7 +130,7 @@ class PartsBuilder:
     ) -> Layer:
         """Return a new layer, named after the call's layer and the component.
 
-        Its precision is that of the call's output, unless `dtype` is given or it is a clone.
+        It has the precision of the call's output, unless `dtype` is given or it is a clone.
 
         Args:
             part: name of the component; "" for the name of the call's layer.

@@ -28,7 +28,7 @@ def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
     """Remove additions of zeros, such as `zeros_like`, and calls that become unused.
 
     A uniform tensor of very low values would widen the common range of a maximum, so the maximum
-    reads a constant instead. The same holds for a minimum and very high values.
+    reads a constant instead. The same applies to a minimum and very high values.
     """
     facts, known = Facts(), dict[Value, Uniform]()
     for value in (call.output for call in graph.calls):

@@ -1,4 +1,4 @@
-"""Avoids that a concatenation's common range loses the values of a tensor with a small range.
+"""Preserves small values in concatenations, which have one range for all tensors.
 
 Slices of a concatenation read the tensors directly, and tensors before a normalization are scaled.
 """

@@ -251,8 +251,8 @@ def identify_weights(arguments: Any) -> list[int | bytes]:
 def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) -> set[Value]:
     """Return the weights, and tensors that depend only on weights and can replace them.
 
-    Such a tensor is computed before quantization. Each weight must have only one such tensor with
-    other consumers. Layers with weights or noise, and masks, are not included.
+    Such a tensor is computed before quantization. Other calls may read only one of the tensors that
+    depend on a weight. Layers with weights or noise, and masks, are excluded.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:

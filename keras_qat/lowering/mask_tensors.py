@@ -72,7 +72,7 @@ class MaskTensors:
             self._made_by.pop(value, None)
 
     def take_calls(self) -> list[Call]:
-        """Return the calls that compute masks since the last time, to add them to the graph."""
+        """Return the calls that compute masks and are not in the graph yet."""
         calls, self.calls = self.calls, []
         return calls
 

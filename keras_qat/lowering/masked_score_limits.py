@@ -48,7 +48,7 @@ LIMITS = {1: "maximum", -1: "minimum"}
 
 
 class ScoreLimits:
-    """Finds how far masked scores must be from others, given the consumers of the scores.
+    """Finds how far masked scores must be from other scores, given the consumers.
 
     Args:
         readers: value -> calls that read it.
@@ -71,7 +71,7 @@ class ScoreLimits:
         self._mask = mask and self._facts.find(find_mask, (mask, where_true))
 
     def find(self, value: Value, side: int) -> Distance | None:
-        """Return how far masked scores must be from others; None if a consumer uses them.
+        """Return how far masked scores must be from other scores; None if a consumer uses them.
 
         `side` is 1 if masked scores are far below all others, -1 if they are above.
         """
@@ -162,9 +162,10 @@ Question = tuple[Value, bool]
 
 
 def find_mask(question: Question) -> Generator[Question, Any, Question]:
-    """Find the mask behind a negation or a cast.
+    """Find the mask before a negation or a cast.
 
-    The question is a tensor and one of its values, and the answer is the mask and its value there.
+    The question is a tensor and one of its values. The answer is the mask and the mask's value for
+    the same elements.
     """
     mask, where = question
     call = mask.producer

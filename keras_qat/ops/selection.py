@@ -123,7 +123,7 @@ _INTEGERS = integer_params(16)
 
 
 def _find_limit(output: QuantParams) -> tf.Tensor:
-    """Return an integer beyond the output's range, because kernels overflow for larger integers."""
+    """Return a limit for integers: beyond the output's range, but small enough for kernels."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 
@@ -140,7 +140,7 @@ def _cast(a: Arguments) -> tf.Tensor:
 
 
 def _emit_cast(e: Emission) -> None:
-    """Add a CAST to 32-bit integers with the scale 1, clip them beyond the range, and QUANTIZE.
+    """Add a CAST to 32-bit integers with scale 1, a clip to `_find_limit`, and a QUANTIZE.
 
     QUANTIZE supports uint8 pixels directly.
     """

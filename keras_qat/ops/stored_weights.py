@@ -57,7 +57,7 @@ EMBEDDING = Op(
     _compute,
     _emit,
     prepare=_prepare,
-    doc="looks up rows of a table of weights, which is quantized like the output",
+    doc="looks up rows in a table of weights, which is quantized like the output",
     layers=(layers.Embedding,),
     weights={"embeddings": ()},
     is_table=True,

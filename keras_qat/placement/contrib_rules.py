@@ -119,7 +119,7 @@ class ContribPlacement:
             self.quantize_layer(layer, call)
 
     def match_stage_of_separable(self, call: Call) -> None:
-        """Matches a layer without bias that feeds another directly."""
+        """Matches a layer without bias whose output another layer reads directly."""
         if self.kind(call) != "kernel" or not call.inputs:
             return
         producer = call.inputs[0].producer

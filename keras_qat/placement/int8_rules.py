@@ -174,7 +174,7 @@ class Int8Placement:
     # How each tensor is quantized
 
     def decide(self, value: Value) -> Decision:
-        """Decides how a tensor is quantized, after all tensors before it."""
+        """Decides how a tensor is quantized. All tensors before it are already decided."""
         if not value.is_float:
             return Decision(None, f"holds {value.dtype}")
         if self.is_index(value):
@@ -321,7 +321,7 @@ class Int8Placement:
         return reader_op is not None and reader_op.clips
 
     def follows_pooling(self, call: Call) -> bool:
-        """Returns whether an activation is fused into pooling: these kernels have one range."""
+        """Returns whether an activation is fused into a pooling kernel, which has one range."""
         (value,) = call.inputs
         op = self.get_op(value.producer) if value.producer is not None else None
         if op is None or not op.can_merge_relu or not isinstance(op.output, SharedRange):
@@ -331,7 +331,7 @@ class Int8Placement:
     # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
-        """Find the specifications of one tensor, which is decided already."""
+        """Find the specifications of one tensor that is already decided."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
             return frozenset({spec})

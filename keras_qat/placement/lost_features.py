@@ -30,7 +30,7 @@ def compute_lost_span(shared: Ends, bits: int) -> float:
 
 
 def predict_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
-    """Describes features that a plan loses, given the statistics of normalization layers."""
+    """Describes features that a plan's ranges lose, according to normalization layers."""
     readers = graph.consumers()
     for value in flatten_values(graph.inputs):
         spec = specs.get(value)

@@ -123,7 +123,7 @@ def _matches(call: Call, pattern: str, is_name: bool) -> bool:
 
 
 def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
-    """Returns a function of a call: the `open` setting of its overrides, or None.
+    """Returns a function that returns the `open` setting of a call's overrides, or None.
 
     Raises:
         ValueError: if an override of `open` matches no layer.
@@ -144,7 +144,7 @@ def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], boo
 
 
 def find_ends(calls: list[Call]) -> set[Call]:
-    """Returns the first and last weighted calls: without a weighted call before or after them."""
+    """Returns the weighted calls that have no weighted call before them, or none after them."""
     steps = [(call, set(call.inputs), set(flatten_values(call.outputs))) for call in calls]
     backwards = [(call, after, before) for call, before, after in reversed(steps)]
     return _find_first(steps) | _find_first(backwards)

@@ -132,8 +132,8 @@ class QuantizedModel(
     def recipe(self, recipe: Recipe) -> None:
         if self._recipe not in (None, recipe):
             raise ValueError(
-                f"The recipe of '{self.name}' cannot be changed: quantize the float model anew, "
-                f"with keras_qat.quantize_model(model, recipe)."
+                f"The recipe of '{self.name}' cannot be changed. Quantize the float model again: "
+                f"keras_qat.quantize_model(model, recipe)."
             )
         self.set_untracked(_recipe=recipe)
 
@@ -304,9 +304,9 @@ class QuantizedModel(
         if name in self.left_out:
             message = (
                 f"'{name}' of {self.left_out[name]} is a part of the float model. '{self.name}' "
-                f"has copies of its layers, and trains if code calls the entire model: self(x). To "
-                f"train parts separately, quantize the models of the parts, and build a "
-                f"{self.left_out[name]} from these."
+                f"has copies of its layers, which train only if code calls the entire model: "
+                f"self(x). To train parts separately, quantize the model of each part, and build a "
+                f"{self.left_out[name]} from the results."
             )
         elif name in INSTEAD:
             message += f". {INSTEAD[name]}"

@@ -146,7 +146,7 @@ class _Visitor:
         return copy_graph(graph, replacements, inserted, ends)
 
     def _insert_after(self, value: Value) -> list[InsertedCall]:
-        """Return the calls to insert after a value: its quantizer, a cast to half precision."""
+        """Return the calls to insert after a value: its quantizer, and a cast to half precision."""
         calls = [self._make_quantizer(value)]
         if value.producer is None and is_half(value.dtype):
             calls.append(self._make_cast(value, get_policy(value.dtype)))

@@ -24,9 +24,7 @@ FilePath = str | os.PathLike[str]
 FILES = (".keras", ".h5", ".hdf5")
 """Suffixes of the formats that Keras writes as one file."""
 
-FLOAT_WEIGHTS = (
-    "Load the weights of a float model into the float model, and quantize that afterwards."
-)
+FLOAT_WEIGHTS = "Load float weights into the float model, and then quantize it."
 """Advice for weights that do not fit."""
 
 EXPORTED = {".tflite": "export_tflite", ".onnx": "export_onnx", ".cc": "export_c"}
@@ -143,7 +141,7 @@ def explain_not_saved(call: Call) -> str | None:
     """Returns the reason why a call cannot be saved; None if no reason is known."""
     arguments = tf.nest.flatten([call.args, call.kwargs])
     if any(argument is Ellipsis for argument in arguments):
-        return "no .keras file holds an Ellipsis; write x[:, :, a] for x[..., a]"
+        return "a .keras file cannot store an Ellipsis; write x[:, :, a] for x[..., a]"
     for attribute in tf.nest.flatten(find_custom_attributes(call.layer, vars(call.layer))):
         regularizes = isinstance(attribute, keras.regularizers.Regularizer)
         module = keras.regularizers if regularizes else keras.constraints
@@ -156,18 +154,18 @@ def explain_not_saved(call: Call) -> str | None:
     if not callable(activation) or isinstance(activation, keras.layers.Layer):
         return None
     if getattr(activation, "__name__", "") == "<lambda>":
-        return "Keras loads no activation that is a lambda; name the function"
+        return "Keras cannot load an activation that is a lambda; define a named function"
     try:
         keras.activations.serialize(activation)
     except TypeError:
-        return f"no file holds an activation that is a {type(activation).__name__}"
+        return f"a file cannot store an activation that is a {type(activation).__name__}"
     return None
 
 
 def explain_not_loaded(call: Call) -> str | None:
     """Returns the reason why Keras cannot load an opaque layer; None if no reason is known."""
     if any(isinstance(argument, slice) for argument in tf.nest.flatten([call.args, call.kwargs])):
-        return "no .keras file holds a slice that a layer is called with; give its ends"
+        return "a .keras file cannot store a slice as an argument; pass its start and end"
     activation = vars(call.layer).get("activation")
     for item in (type(call.layer), activation if inspect.isfunction(activation) else None):
         if item is None or get_package(item) in LIBRARIES:

@@ -64,9 +64,9 @@ def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
         )
     if model.float_config is None:
         raise ValueError(
-            f"'{model.name}' knows no float model: Keras has no configuration for something in "
-            f"it, such as a layer of a class without get_config, or an activation that is a "
-            f"functools.partial."
+            f"'{model.name}' cannot be converted back to float, because Keras has no configuration "
+            f"for one of its objects, such as a layer without get_config, or an activation that is "
+            f"a functools.partial."
         )
     customs = collect_custom_objects(list_layers(model)), model.customs
     with deserialization_scope(*customs, safe=model.safe_mode):

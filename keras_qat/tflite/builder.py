@@ -215,10 +215,10 @@ class Builder:
         self.graph.operators.append(operator)
 
     def once_known(self, prepare: Callable[[], None]) -> None:
-        """Registers a function that adds operators after all others, when `knows_sizes` is final.
+        """Registers a function that adds operators at the end, when `knows_sizes` is final.
 
-        The new operators are inserted before the operator that was added last. They are inserted
-        before all operators if some sizes are unknown.
+        They are inserted before the operator that was added last, or before all operators if some
+        sizes are unknown.
         """
         self._waiting.append((self.graph.operators[-1], prepare))
 

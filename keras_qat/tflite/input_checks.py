@@ -61,8 +61,8 @@ class SoftmaxCheck:
             if np.exp(below).sum(-1).max() > MARGIN * LARGEST_SUM:
                 raise EndsProcess(
                     f"SOFTMAX in TFLite Micro and in TFLite's portable kernels ends the process if "
-                    f"exponentials add up to 512. These {scores.shape[-1]} scores are nearly "
-                    f"equal, as in an untrained model. Use trained weights or "
+                    f"exponentials add up to 512. The {scores.shape[-1]} scores of an example are "
+                    f"nearly equal, as in an untrained model. Use trained weights or "
                     f"kernels='xnnpack', or leave the last softmax out of the model."
                 )
 

@@ -137,8 +137,8 @@ class FileInterpreter:
         except RuntimeError as error:
             raise ValueError(
                 f"The {self.kernels} kernels refuse this TFLite file. "
-                f"keras_qat.targets.problems(file, 'xnnpack') names operators that LiteRT has no "
-                f"kernel for. If the file was damaged or changed, export it again. "
+                f"keras_qat.targets.problems(file, 'xnnpack') lists the operators without a LiteRT "
+                f"kernel. If the file was damaged or changed, export it again. "
                 f"The interpreter's error: {str(error).strip()}"
             ) from error
 

@@ -173,7 +173,7 @@ class Trace:
             self.model = self.make_model(tensors, self.outputs)
         except ValueError as error:
             is_foreign = "Graph disconnected" in str(error)
-            reason = "it reads a tensor that is none of its arguments"
+            reason = "it reads a tensor that is not one of its arguments"
             raise CannotTrace(reason if is_foreign else get_first_line(error)) from error
         arguments = tf.nest.flatten([(node.call_args, node.call_kwargs) for node in self.nodes])
         read = [leaf for leaf in arguments if isinstance(leaf, tf.Variable)]
@@ -184,7 +184,7 @@ class Trace:
             if self.assigned:
                 keras.Model(list(symbols.values()), list(self.assigned.values()))
         except ValueError as error:
-            raise CannotTrace("it assigns what depends on its input to a weight") from error
+            raise CannotTrace("it assigns a value that depends on its input to a weight") from error
 
     def _run(self) -> Any:
         layer = self.layer
@@ -222,7 +222,7 @@ class Trace:
             if read_scalar(loss) == 0.0:  # TabNet adds such losses in its last step.
                 continue
             if not is_symbolic(loss):
-                raise CannotTrace("it calls add_loss with what does not depend on its inputs")
+                raise CannotTrace("it calls add_loss with a value independent of its inputs")
             self.added.append(lambda model, loss=loss: model.add_loss(loss))
 
     def _add_metric(

@@ -90,11 +90,11 @@ def follow_training(trained: Trace, tested: Trace) -> None:
 def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace:
     """Returns a trace of both phases. Sections that only training computes stay in float.
 
-    Either some sections differ, as in stochastic depth, or the entire layer, if it has no weights,
-    as in a layer that adds noise in training and rounds at inference.
+    The phases may differ in some sections, as in stochastic depth. Layers without weights may
+    differ entirely, such as a layer that adds noise in training and rounds at inference.
 
     Raises:
-        CannotTrace: the refusal, for other layers.
+        CannotTrace: `refusal`, for all other layers.
     """
     if not _is_random_like_layer(trained):
         raise refusal
@@ -121,7 +121,7 @@ def _returns_input(trace: Trace) -> bool:
 
 
 def _is_random_like_layer(trained: Trace) -> bool:
-    """Return whether in training, a trace and its layer are either both random or both not."""
+    """Return whether a trace of training is random if, and only if, its layer is random."""
     if any(draws_random_numbers(node.layer) for node in trained.nodes):
         return True  # Two runs may be equal, for example if an example is rarely dropped.
     if trained.weights or trained.model.weights:

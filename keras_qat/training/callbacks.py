@@ -45,7 +45,7 @@ class StepCallback(keras.callbacks.Callback):
 class ListedCallback(keras.callbacks.Callback):
     """A callback with access to all callbacks of `fit`, or of a custom training loop.
 
-    Keras does not pass its `CallbackList` to callbacks, but the list calls `set_model`.
+    Keras does not pass its `CallbackList` to callbacks. `set_model` finds it in the call stack.
     """
 
     def __init__(self) -> None:

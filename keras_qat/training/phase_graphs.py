@@ -146,8 +146,8 @@ class PhasedModel:
                 phase = finder(False, changed=self._settled_at is None)
             if phase is not None and not phase.calibrated:
                 show_once(
-                    f"Quantizers of '{self.name}' have seen no data yet, and pass values through: "  # type: ignore[attr-defined]
-                    f"train it, or call keras_qat.calibrate(model, data), to see int8 results."
+                    f"Quantizers of '{self.name}' have seen no data yet, and pass values through. "  # type: ignore[attr-defined]
+                    f"For int8 results, train it, or call keras_qat.calibrate(model, data)."
                 )
             if not functions and name != "predict":
                 with backend.create_quickly():
@@ -180,8 +180,8 @@ def check_learned_ranges(model: keras.Model) -> None:
     blind = [x for x in list_quantizers(model) if x.learns and not x.is_calibrated()]
     if blind:
         raise ValueError(
-            f"'{model.name}' has {pluralize(len(blind), 'learned range')} with no data "
-            f"to start from. Call keras_qat.calibrate(model, data, method='mse') before training."
+            f"'{model.name}' has {pluralize(len(blind), 'learned range')} without an initial "
+            f"value. Call keras_qat.calibrate(model, data, method='mse') before training."
         )
 
 
@@ -353,7 +353,7 @@ class PhaseFinder:
         return phase._replace(**switches)
 
     def _is_switched(self, name: str, distances: list[tuple[int, int]], has_begun: bool) -> bool:
-        """Whether a variable decides a state, from the first step until soon after its change.
+        """Whether a variable decides a state: from the first step until soon after its change.
 
         Args:
             name: the state that changes.

@@ -86,8 +86,8 @@ def check_exportable(model: keras.Model) -> None:
     if inputs:
         raise ValueError(
             f"The data for {list_some(list(map(repr, inputs)))} held NaN or infinity in training, "
-            f"which spoiled {pluralize(len(broken), 'range')}. Remove such examples, and continue "
-            f"from an earlier checkpoint."
+            f"which made {pluralize(len(broken), 'range')} unusable. Remove such examples, and "
+            f"continue from an earlier checkpoint."
         )
     if broken:
         raise ValueError(
@@ -186,13 +186,12 @@ def _explain_delay(model: keras.Model, graph: Graph) -> str:
         "Quantization is switched off"
         if start == NEVER
         else f"Quantization begins at training step {(start - 1) // per_step + 1}, and "
-        f"{step // per_step} are done (restored weights bring their step along)"
+        f"{step // per_step} are done (restored weights include their step)"
     )
     return (
-        f"'{model.name}' has not been quantized so far: {when}. Its predictions are float, but the "
-        f"file computes in integers. Continue training, or call keras_qat.set_quantization(model) "
-        f"to see "
-        f"what the file computes."
+        f"'{model.name}' is not quantized yet: {when}. Its predictions are float, but the file "
+        f"computes in integers. Continue training, or call keras_qat.set_quantization(model) to "
+        f"predict as the file."
     )
 
 
@@ -239,7 +238,7 @@ def describe_difference(model: keras.Model) -> str:
     if not names:
         return ""
     return (
-        f"'{model.name}' differs from its float model before anything is rounded: {names} differed "
+        f"'{model.name}' differs from its float model before rounding: {names} differed "
         f"on random inputs when it was quantized. Quantize the float model again, with "
         f"recipe.override(layer, open=False) for the layer that quantize_model warns about."
     )

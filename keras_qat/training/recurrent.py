@@ -194,7 +194,7 @@ def simulate_steps(
     linear, linear_again = _get_linear(layer)
 
     def drop(x: tf.Tensor, masks: Any) -> tuple[tf.Tensor, Any]:
-        """Applies dropout, or returns the masks if each block of the weights has one."""
+        """Applies dropout, or returns the masks if each block of weights has a separate mask."""
         return (x, masks) if has_masks_of_blocks else (x * masks[0], None)
 
     masks = recurrent_masks = None

@@ -44,7 +44,7 @@ def check_quantized(model: keras.Model) -> None:
         if recipe is not None:
             raise ValueError(
                 f"Nothing in '{model.name}' is quantized: recipe {recipe.name} leaves all of its "
-                f"layers in float. keras_qat.plan(float_model, recipe) gives the reasons."
+                f"layers in float. keras_qat.plan(float_model, recipe) lists the reasons."
             )
         check_readable(model)
         raise ValueError(

@@ -69,7 +69,7 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 
 
 def shapes_only() -> AbstractContextManager[None]:
-    """Returns a context manager that limits calls of layers on symbolic tensors to shapes.
+    """Returns a context manager in which calls of layers on symbolic tensors only infer shapes.
 
     Otherwise Keras traces every layer, which takes most of the time to build a model.
     """
@@ -90,9 +90,9 @@ def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
     if is_inference and getattr(recipe, "fold", "") != "correction" and not backend.is_building():
         show_once(
             f"Keras built '{model.name}' from quantization-aware layers. It predicts with fake "
-            f"quantization, as in training, and its file may return values that are a step off. "
-            f"keras_qat.quantize_model({model.name}) returns a copy that predicts the results of "
-            f"the file."
+            f"quantization, as in training, and its file may return values that differ by one "
+            f"step. keras_qat.quantize_model({model.name}) returns a copy that predicts the "
+            f"results of the file."
         )
 
 

@@ -113,7 +113,7 @@ def test_data_for_a_recipe():
 
 def test_what_cannot_be_set_on_a_model():
     qat = keras_qat.quantize_model(tiny_net())
-    with pytest.raises(ValueError, match="cannot be changed: quantize the float model anew"):
+    with pytest.raises(ValueError, match="cannot be changed"):
         qat.recipe = recipes.int16x8()
     with pytest.raises(TypeError, match="pack_int4='yes': pass True or False"):
         qat.pack_int4 = "yes"

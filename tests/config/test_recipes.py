@@ -54,7 +54,7 @@ def test_ranges_that_are_empty_or_not_finite(ends):
 
 def test_configurations_of_no_specification():
     for config in ({"kind": "os.system"}, {"kind": "QuantSpec", "command": "ls"}, "QuantSpec", 3):
-        with pytest.raises(ValueError, match="is not a specification of quantization"):
+        with pytest.raises(ValueError, match="is not a quantization spec"):
             from_config(config)
 
 

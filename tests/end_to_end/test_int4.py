@@ -22,7 +22,7 @@ from tests.targets.test_structures import known
 
 pytestmark = [
     pytest.mark.legacy,
-    pytest.mark.filterwarnings("ignore:pack_int4=True. kernels sum packed weights:UserWarning"),
+    pytest.mark.filterwarnings("ignore:pack_int4=True. kernels round sums:UserWarning"),
 ]
 _Op = schema.BuiltinOperator
 KERNELS = {_Op.CONV_2D, _Op.DEPTHWISE_CONV_2D, _Op.FULLY_CONNECTED}

@@ -135,7 +135,7 @@ def test_other_endings_are_refused(path, exported, tmp_path):
 
 def test_examples_need_integers(exported, tmp_path):
     qat, x, *_ = exported
-    with pytest.raises(ValueError, match="is float, and the last digits"):
+    with pytest.raises(ValueError, match="is float, and float results"):
         keras_qat.export_c(qat, tmp_path / "model.cc", examples=x, input_dtype="float32")
 
 

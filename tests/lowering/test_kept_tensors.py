@@ -34,9 +34,9 @@ class Scaled(Centered):
 def test_in_a_functional_model_it_is_refused():
     inputs, layer = keras.Input((6, 2)), Centered()
     model = keras.Model(inputs, layer(layers.Dense(2)(layer(inputs)), undo=True))
-    with pytest.warns(UserWarning, match="reads a tensor that is none of its arguments"):
+    with pytest.warns(UserWarning, match="reads a tensor that is not one of its arguments"):
         qat = quantize_on(model, images(16, (6, 2)) + 3.0)
-    with pytest.raises(ValueError, match="that an earlier call stored in an attribute: return"):
+    with pytest.raises(ValueError, match="that an earlier call stored in an attribute"):
         keras_qat.export_tflite(qat)
 
 

@@ -31,7 +31,7 @@ class Remembering(layers.Dense):
     ("layer", "shape", "reason"),
     [
         (Counting(2, 3), (8, 8, 1), "it assigns another value to a weight each time"),
-        (Remembering(4), (6,), "it assigns what depends on its input to a weight"),
+        (Remembering(4), (6,), "it assigns a value that depends on its input to a weight"),
     ],
 )
 def test_other_assignments_stay_whole(layer, shape, reason):

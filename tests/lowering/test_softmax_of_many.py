@@ -42,7 +42,7 @@ def test_outputs_that_would_end_the_process_are_an_error(kernels):
     qat = quantize_on(functional((600,), build=layers.Softmax()), 8 * x)
     contents = keras_qat.export_tflite(qat, batch_size=1)
     assert keras_qat.verify(qat, contents, 8 * x, kernels=kernels).identical == 1
-    with pytest.raises(ValueError, match="600 scores are nearly equal"):
+    with pytest.raises(ValueError, match="600 scores of an example are nearly equal"):
         keras_qat.verify(qat, contents, 0.01 * x, kernels=kernels)
 
 

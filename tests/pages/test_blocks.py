@@ -72,7 +72,7 @@ def with_costs(page: str) -> Any:
     return pytest.param(page, marks=[] if page in QUICK else pytest.mark.slow, id=page)
 
 
-@pytest.mark.filterwarnings("ignore:pack_int4=True. kernels sum packed weights:UserWarning")
+@pytest.mark.filterwarnings("ignore:pack_int4=True. kernels round sums:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*is a model of Keras 3")  # As its page says.
 @pytest.mark.skipif(keras.__name__ != "tf_keras", reason="pages import tf_keras")
 @pytest.mark.parametrize("page", map(with_costs, filter(programs, PAGES)))

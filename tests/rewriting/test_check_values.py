@@ -66,7 +66,7 @@ def test_states_are_those_of_before():
 
 
 X = rng().normal(size=(64, 4, 3)).astype(np.float32)
-SAID = "differs from its float model before anything is rounded"
+SAID = "differs from its float model before rounding"
 
 
 @pytest.fixture

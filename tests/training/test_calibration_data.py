@@ -50,7 +50,7 @@ def conv():
         (
             UNIT,
             WITH_OUTLIER,
-            r"half of the examples vary by less .* few values set the range, 0 to 9",
+            r"half of the examples vary by less .* few values widen the range to 0 to 9",
         ),
         (CAFFE, PIXELS, r"lies .* away. They fit as .*preprocess_input\(x, mode='caffe'\)\."),
         (

@@ -56,7 +56,7 @@ def test_several_outputs_and_learned_ranges():
     qat = keras_qat.quantize_model(model, recipes.low_bits())
     distiller = keras_qat.Distiller(qat, model, distance=lambda one, other: (one - other)[0, 0])
     distiller.compile("sgd")
-    with pytest.raises(ValueError, match=r"learned ranges? with no data to start from"):
+    with pytest.raises(ValueError, match=r"learned ranges? without an initial value"):
         distiller.fit(x, verbose=0)
     keras_qat.calibrate(qat, x)
     distiller.fit(x, verbose=0)

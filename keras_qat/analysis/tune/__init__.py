@@ -45,7 +45,7 @@ class TuneResult:
         interrupted: whether Ctrl-C ended the search early.
         directory: the directory with the models of all attempts.
         describe: function that formats a value of the metric.
-        temporary: object that deletes a temporary directory with the result; None if it stays.
+        temporary: object that deletes the temporary directory; None if you passed a directory.
     """
 
     model: QuantizedModel

@@ -136,7 +136,7 @@ class Builder:
         model: the float model.
         target: the target of the file, or None.
         train: the training data.
-        judge: computes the score of each epoch.
+        judge: computes the score after each epoch.
         seed: the seed of training and of learned rounding.
         minutes: the time budget, which starts now. Training stops when it is used up.
     """

@@ -35,7 +35,7 @@ class Score(NamedTuple):
 
     Args:
         value: the metric.
-        drop: how much worse it is than the float model's, in points (see `Judge`).
+        drop: how much worse the metric is than the float model's, in points (see `Judge`).
         margin: half of the 95 % confidence interval of the drop, in points.
         noise: signal to noise ratio of the outputs against the float model's, in dB.
     """
@@ -135,7 +135,7 @@ class Judge:
 
 
 def measure_agreement(exact: Arrays, outputs: Arrays, classes: list[bool]) -> tuple[str, float]:
-    """Return how far a quantized model's outputs agree with the float model's, 0 to 1.
+    """Return how well a quantized model's outputs agree with the float model's, 0 to 1.
 
     For classes it is the share of equal classes. For values it is the explained variance: 1 minus
     the power of the error divided by the variance.
@@ -155,7 +155,7 @@ def _make_compiled_metric(
 ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
     """Return a function that computes the model's first metric, or its loss if it has none.
 
-    It evaluates outputs with a model of identities that is compiled like the model.
+    It evaluates outputs with a model that returns its inputs, compiled like the model.
     """
     inputs = [keras.Input(y.shape[1:], dtype=y.dtype.name) for y in outputs]
     identities = [keras.layers.Activation("linear", name=name) for name in model.output_names]

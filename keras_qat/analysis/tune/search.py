@@ -56,8 +56,8 @@ class Attempt:
     Args:
         step: the name of the step.
         settings: the calls of the attempt.
-        value: the metric; None if the step was skipped. The same holds for the next four.
-        drop: how much worse it is than the float model's, in points.
+        value: the metric. It and the next four values are None if the step was skipped.
+        drop: how much worse the metric is than the float model's, in points.
         margin: half of the 95 % confidence interval of the drop.
         size: bytes of the file.
         arena: bytes of memory in use when TFLite Micro runs the file; None if it cannot.
@@ -246,7 +246,7 @@ class Rung:
 
 
 def _change(*changes: dict[str, Any]) -> Propose:
-    """Return a function that proposes the best settings so far with each of the changes."""
+    """Return a function that proposes the best settings so far, changed in each of these ways."""
     return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
 
 
@@ -255,7 +255,7 @@ def _explain_outputs(search: Search) -> str:
 
 
 def _explain_training(search: Search) -> str:
-    """Return why training cannot help: it needs labels or many examples; "" if it can."""
+    """Return why training cannot help, such as too few examples without labels; "" if it can."""
     train = search.builder.train
     is_enough = train.y is not None or len(train.x[0]) >= ENOUGH
     return "" if is_enough else "train holds neither labels nor enough examples"
@@ -284,7 +284,7 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
-    """Leave layers with the largest drops of the SQNR in float: first one of them, then all."""
+    """Keep the layers with the largest drops of the SQNR in float: first one of them, then all."""
     base, x = search.best, search.builder.train.take(ENOUGH)
     layers = list(diagnose(search.load(search.best_attempt), x).layers)
     for count in sorted({1, len(layers)}) if layers else ():

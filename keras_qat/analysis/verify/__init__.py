@@ -80,8 +80,8 @@ def verify(
             the file with the float model's. The error is the loss with which the model was
             compiled.
         per_layer: whether to compare every tensor that file and model have in common: in a free run
-            of the file, and with each layer given the model's inputs, which shows the layer that
-            differs. It needs memory for the tensors of one batch.
+            of the file, and in separate runs of each layer on the model's values, which show the
+            layer that differs. It needs memory for the tensors of one batch.
         kernels: the kernels that run the file: "xnnpack" (of this machine; "xnnpack_arm64" on
             64-bit ARM only), "optimized" (TFLite's own), "reference" (TFLite's portable kernels),
             or "tflm" (TFLite Micro, as on microcontrollers, for files exported with
@@ -100,7 +100,7 @@ def verify(
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table. Its `verdict` is whether file and model have the same
+        A report that prints as a table. Its `verdict` states whether file and model have the same
         outputs, and whether the model is good. If it is not good, it names the weakest layer and
         the cause. If weights in the file are packed in 4 bits, it is compared with
         `simulate(pack_int4=True)` unless `model.pack_int4` is set. Its `notes`, which are also
@@ -236,7 +236,7 @@ def verify(
 def _open(
     contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
-    """Open a file with the requested kernels or the model's, or with TFLite's if these lack some.
+    """Open a file with the requested kernels, the model's, or TFLite's if those lack operators.
 
     Returns:
         The file; the kernel family that replaces the model's, or None; the missing operators.

@@ -107,16 +107,16 @@ def are_equal(outputs: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
 def describe_randomness(name: str) -> str:
     """Explains that the outputs of a model differ each time."""
     return (
-        f"'{name}' draws random numbers at inference: its outputs differ each time for the same "
-        f"inputs. Draw them only in training, or make them an input."
+        f"'{name}' draws random numbers at inference: its outputs differ between two runs on the "
+        f"same inputs. Draw them only in training, or make them an input."
     )
 
 
 def describe_mixing(name: str, batch_size: int) -> str:
-    """Explains that the outputs of a model differ in batches of the file's size."""
+    """Explains that the outputs of a model depend on the batch size."""
     return (
         f"'{name}' computes over all examples of a batch, for example to normalize by the batch's "
-        f"statistics: its outputs differ in batches of {batch_size}, the file's batch size. "
+        f"statistics, so its outputs depend on the batch size, which is {batch_size} in the file. "
         f"Compute each example by itself, or export with the batch size of the data."
     )
 
@@ -154,7 +154,7 @@ def _is_untrained_norm(layer: keras.layers.Layer) -> bool:
 
 
 def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list[str]:
-    """Returns a sentence for each output with channels that are too small for its range.
+    """Returns a sentence for each output that has channels too small for its range.
 
     An example is an output of scores concatenated with boxes in pixels. `outputs` are tuples of
     the name, the float values and the quantized values.
@@ -185,7 +185,7 @@ def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list
 
 
 def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
-    """Returns the tensor that loses most of the signal of its inputs.
+    """Returns the tensor after which the signal is much worse than before it.
 
     Args:
         tensors: the tensors, in the order of computation.
@@ -210,7 +210,7 @@ def explain_loss(tensor: TensorReport) -> str:
     (low, high), (lowest, highest) = tensor.range, tensor.float_range
     ends, values = f"{low:.4g} to {high:.4g}", f"{lowest:.4g} to {highest:.4g}"
     if tensor.sqnr is None:
-        return "it is the same for all examples, also in float. Check its weights and the data."
+        return "it is the same for all examples, in float too. Check its weights and the data."
     width = high - low
     is_far = lowest < low - width or highest > high + width
     if tensor.clipped > CLIPPED or (tensor.clipped > 0 and is_far):

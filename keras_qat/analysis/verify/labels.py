@@ -239,7 +239,7 @@ def interpret_labels(
 
 
 def _are_vectors(exact: NDArray, labels: NDArray) -> bool:
-    """Return whether neighbours share a class, but the argmax does not predict it."""
+    """Return whether outputs are embeddings: neighbours share a class, but the argmax is wrong."""
     if labels.max(initial=0) + 1 >= exact.shape[-1] or len(labels) < 2:
         return False
     vectors, classes = exact[:MOST_NEIGHBOURS].astype(np.float64), labels[:MOST_NEIGHBOURS]

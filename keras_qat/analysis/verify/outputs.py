@@ -305,8 +305,8 @@ class OutputComparison:
     def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
         """Return whether the examples can show the cost of quantization.
 
-        Similar examples cannot, and neither can examples with nearly equal probabilities, as for
-        rare events.
+        It is False for similar examples, and for nearly equal probabilities, such as of rare
+        events.
         """
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True
@@ -333,5 +333,5 @@ def _compare_values(
 
 
 def _spread(count: int, examples: int) -> NDArray:
-    """Return the indices of `count` evenly spread examples."""
+    """Return the indices of `count` examples that are evenly spread."""
     return np.linspace(0, examples - 1, count).astype(int)

@@ -146,7 +146,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
 
 
 def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
-    """Return the names of the user's layers that compute a value from earlier known values."""
+    """Return the names of the user's layers between a value and the known values before it."""
     names: list[str] = []
     pending = [value]
     while pending:

@@ -48,9 +48,9 @@ class Report:
         runtime: the interpreter that ran the file, with its version.
         packs_int4: whether the file was compared with the model's integers for weights packed in 4
             bits instead of `model.predict`.
-        refused: the operators because of which TFLite Micro, which emulates the target, cannot run
-            the file. `kernels` and `runtime` then name the substitute, and the file was compared
-            with `simulate(kernels=...)` instead of `model.predict`.
+        refused: operators that prevent TFLite Micro, which emulates the target, from running the
+            file. `kernels` and `runtime` then name the substitute, and the file was compared with
+            `simulate(kernels=...)` instead of `model.predict`.
     """
 
     examples: int

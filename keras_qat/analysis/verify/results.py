@@ -59,7 +59,7 @@ def _vary(x: NDArray, axis: int | None) -> NDArray:
 
 
 def hardly_differs(output: NDArray, step: float) -> bool:
-    """Returns whether all entries of an output vary over the examples by a few steps at most."""
+    """Returns whether all entries of an output vary by at most a few steps between examples."""
     return len(output) > 1 and bool(np.var(output, 0).max() ** 0.5 <= FEW_STEPS * step)
 
 

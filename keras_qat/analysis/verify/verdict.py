@@ -215,7 +215,7 @@ def grade_output(output: OutputReport) -> Grade:
 
 
 def _grade_score(name: str, score: Score) -> Grade:
-    """Grade an output by its labels. Undecided if there are too few labels."""
+    """Grade an output by its labels. The grade is undecided if there are too few labels."""
     reason = f"According to the labels of '{name}': {score}."
     if score.is_guess and score.examples >= FEW_LABELS:
         measure = "accuracy" if score.is_share else "error"
@@ -266,7 +266,7 @@ def is_clearly_good(output: OutputReport) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Everything that was found apart from figures, one sentence each.
+    """All findings except figures, one sentence each.
 
     Args:
         mismatches: reasons why the file may not belong to the model.

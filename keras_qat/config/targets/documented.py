@@ -42,7 +42,8 @@ EDGETPU = Target(
         ("TRANSPOSE_CONV UNIDIRECTIONAL_SEQUENCE_LSTM", _INTEGERS),
         ("PAD", dataclasses.replace(_INTEGERS, checks=(_check_padding,))),
     ),
-    source="read: the compiler's page of operations; its rounding is not published: none is proven",
+    source="read: the compiler's page of operations; its rounding is not published, so identical "
+    "outputs are not proven",
 )
 
 MEDIATEK = Target(
@@ -60,8 +61,8 @@ MEDIATEK = Target(
         ("PAD PADV2 QUANTIZE DEQUANTIZE CAST GREATER LESS", _MOST_TYPES),
         ("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _MOST_TYPES),
     ),
-    source="read: the list of LiteRT's plugin for MediaTek (2026); the compiler itself, which asks "
-    "for more, is in no public registry, and its rounding is not published",
+    source="read: the list of LiteRT's plugin for MediaTek (2026); the compiler has more "
+    "conditions, but it is in no public registry, and its rounding is not published",
 )
 """MediaTek's NPUs of phones and tablets, through LiteRT's plugin. The operators and types are those
 that the plugin passes to MediaTek's compiler."""
@@ -82,8 +83,9 @@ STM32_NPU = Target(
         ("RESIZE_NEAREST_NEIGHBOR QUANTIZE SPLIT STRIDED_SLICE SLICE TRANSPOSE SQUEEZE", _INTEGERS),
         ("EXPAND_DIMS SPACE_TO_DEPTH DEPTH_TO_SPACE MAXIMUM MINIMUM PACK UNPACK", _INTEGERS),
     ),
-    source="read: the STM32 model zoo measures weights with a scale for each channel six times as "
-    "slow; operators by its documentation; its rounding is not published, so none is proven",
+    source="read: the STM32 model zoo measures a sixth of the speed for weights with a scale per "
+    "channel; operators from the documentation; its rounding is not published, so identical "
+    "outputs are not proven",
 )
 
 STM32N6 = Target(
@@ -104,7 +106,7 @@ STM32N6 = Target(
         ("LOGICAL_AND LOGICAL_OR LOGICAL_NOT", _INTEGERS_AND_BOOL),
     ),
     source="read: the table of TFLite operators in the documentation of ST Edge AI Core 2.2 and "
-    "3.0, second-hand; its limits of sizes were not, and its rounding is not published",
+    "3.0, second-hand; its size limits are not included, and its rounding is not published",
 )
 """STM32N6 microcontrollers with the Neural-ART NPU beside a Cortex-M55. Bilinear resizing, means
 over an image and softmax run on the CPU."""

@@ -245,8 +245,8 @@ ETHOS_U55 = Target(
         ("BATCH_MATMUL", _kernel(_check_int8_input)),
         ("ARG_MAX", _kernel(_check_argmax)),
     ),
-    source="run: ethos-u-vela's compiler, operator by operator; no device. By Vela's sources it "
-    "rounds as TFLite Micro does, except in resizes and with 16 bits",
+    source="run: the compiler ethos-u-vela, for each operator; no device. According to Vela's "
+    "sources, it rounds like TFLite Micro, except in resizes and with 16 bits",
 )
 
 ETHOS_U65 = dataclasses.replace(ETHOS_U55, name="ethos_u65", title="Ethos-U65")

@@ -1,7 +1,6 @@
 """NXP's eIQ Neutron NPU of microcontrollers (Neutron-C: i.MX RT700, MCX N).
 
-The operators and limits come from NXP's front end in ExecuTorch, which also compiles through TFLite
-files. They decide what runs on the NPU.
+The operators and limits come from NXP's front end in ExecuTorch, which also compiles TFLite files.
 """
 
 from __future__ import annotations

@@ -91,13 +91,13 @@ CORAL_NPU: Target = dataclasses.replace(
     TFLM,
     name="coral_npu",
     title="TFLite Micro on the Coral NPU",
-    source="read: its sources build TFLite Micro with convolutions, dense layers, pooling and "
-    "sigmoid of their own, whose values their tests compare with TFLite Micro's",
+    source="read: its sources build TFLite Micro with custom convolutions, dense layers, pooling "
+    "and sigmoid, and their tests compare the values with TFLite Micro's",
 )
 
 ESP_NN: Target = dataclasses.replace(
     TFLM,
     name="esp_nn",
     title="TFLite Micro with ESP-NN",
-    source="read: ESP-NN's sources; rounding as TFLite Micro's unless built with SKIP_NUDGE",
+    source="read: ESP-NN's sources; it rounds like TFLite Micro unless it is built with SKIP_NUDGE",
 )

@@ -97,7 +97,7 @@ def _eye(*args: object, **kwargs: object) -> tf.Tensor:
 
 
 def _find_call(args: object, kwargs: object) -> Call:
-    """Return the expanded call, which any tensor among the arguments knows."""
+    """Return the expanded call, which is stored in the tensors among the arguments."""
     tensor = next(filter(is_tensor, tf.nest.flatten((args, kwargs))), None)
     require(tensor is not None)
     return get_call(tensor)
@@ -114,7 +114,7 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return how many rows of the tensor whose shape is read belong to one copy; None if unknown.
+    """Return how many rows of the tensor that is read for its size belong to one copy, or None.
 
     This is 1, or the `size` of the copied table if examples and heads are merged.
     """
@@ -131,9 +131,8 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
     """Return zeros of shape [examples, *inner].
 
     Args:
-        sizes: the sizes, with a number of examples from `tf.shape` of a tensor.
-        inner: sizes of the other axes. Their product is the number of rows per example in that
-            tensor.
+        sizes: the sizes. The number of examples is read from the shape of a tensor.
+        inner: sizes of the other axes.
     """
     batch = next(find_measured_tensors(flatten_values(sizes)), None)
     if batch is None or not batch.shape:

@@ -240,7 +240,7 @@ EARLY: dict[str, Expansion] = {
 
 
 def _einsum_dense(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Sum over the axes that neither the kernel nor the output has, before the product."""
+    """Before the product, sum over the axes that the kernel and the output lack."""
     inputs, kernel, output = re.split(",|->", layer.equation)
     summed = [axis for axis in inputs.replace("...", "") if axis not in kernel + output]
     require(summed and layer.built)

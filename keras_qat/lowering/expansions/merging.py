@@ -1,4 +1,4 @@
-"""Expands layers and operations that merge tensors, into merges of two, or of one range."""
+"""Expands layers and operations that merge tensors, so each merge has two inputs or one range."""
 
 from __future__ import annotations
 

@@ -144,8 +144,9 @@ def _cumulative_log_sum_exp(
 ) -> tf.Tensor:
     """Combine each value with the values 1, 2, 4, ... positions before it.
 
-    The logarithm of exp(a) + exp(b) is max(a, b) + rest, and 8 bits suffice for the rest, 0 to
-    log(2). The first result of an exclusive sum, log(0), becomes the lowest other result.
+    The logarithm of exp(a) + exp(b) is max(a, b) + rest. The rest is between 0 and log(2), so 8
+    bits are enough for it. The first result of an exclusive sum, log(0), becomes the lowest other
+    result.
     """
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and (x.shape[axis] or 0) > 1)
     axis, size = axis % len(x.shape), x.shape[axis]

@@ -190,8 +190,8 @@ def _explain_unresolved(graph: Graph, data: InputData) -> str:
     if data.deviations and np.median(np.concatenate(data.deviations)) < step:
         return (
             f"Input '{data.name}': half of the examples vary by less than one quantized value, "
-            f"{step:.3g}, because a few values set the range, {low:.4g} to {high:.4g}. Leave these "
-            f"values out, or call calibrate with method='percentile'."
+            f"{step:.3g}, because a few values widen the range to {low:.4g} to {high:.4g}. Remove "
+            f"these values, or call calibrate with method='percentile'."
         )
     return ""
 

@@ -142,12 +142,12 @@ class Histogram:
 
     @property
     def energy(self) -> float:
-        """The sum of squares of the values, if they are evenly spread within a bin."""
+        """The sum of squares of the values, assuming that they are evenly spread within a bin."""
         squares = (self.low**2 + self.low * self.high + self.high**2) / 3
         return float(np.sum(self.counts * squares))
 
     def below(self, thresholds: np.ndarray) -> np.ndarray:
-        """Counts the values below each threshold, if they are evenly spread within a bin."""
+        """Counts the values below each threshold, assuming that they are evenly spread in a bin."""
         sums = np.concatenate([[0.0], np.cumsum(self.counts)])
         # The sum does not change in a gap between two bins.
         ends = np.stack([self.low, self.high], 1).reshape(-1)
@@ -240,7 +240,7 @@ def _full_range(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarray) -> float:
-    """Returns the sum of squared quantization errors, if values are evenly spread within a bin."""
+    """Returns the sum of squared quantization errors for values evenly spread within each bin."""
     low, high = ends
     if high <= low:
         return float(np.inf)

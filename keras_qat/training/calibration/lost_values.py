@@ -294,4 +294,4 @@ def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
             f"method='percentile'."
         )
     near = 2 * (min(far.low, 0.0) if far.value < 0 else max(far.high, 0.0)) or np.sign(far.value)
-    return f"{cost} Let the model use a number of their size in its place, such as {near:.2g}."
+    return f"{cost} Replace it in the model by a value near the others, such as {near:.2g}."

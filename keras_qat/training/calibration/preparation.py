@@ -170,8 +170,8 @@ def _compare(
         how = f"lies {np.median(np.abs(shift)):.2g} standard deviations away"
     fit = f"They fit as {best}." if is_better else "Prepare them as in training."
     return (
-        f"The data for {sample.describe(name)} are not prepared as in earlier training: what "
-        f"enters layer '{norm.name.removeprefix(PREFIX)}' {how}. {fit}"
+        f"The data for {sample.describe(name)} are not prepared as in earlier training: the input "
+        f"of layer '{norm.name.removeprefix(PREFIX)}' {how}. {fit}"
     )
 
 

@@ -82,8 +82,7 @@ class Observer:
         Args:
             x: the batch.
             ceiling: the maximum of the ReLU that the quantizer applies to `x`; None without a ReLU.
-            counts: whether the batch counts. If it is a `Switch`, it is on when the range is
-                frozen.
+            counts: whether the batch counts, or a `Switch` that is on if the range is frozen.
         """
         return self.range(x)
 

@@ -85,7 +85,7 @@ def _find_shift(
     halves = [slice(None, middle), slice(middle, None) if in_float.shape[0] > 1 else slice(None)]
 
     def over_batches(half: slice, measure: Callable[[Any, Any], Any]) -> np.ndarray:
-        """Returns each channel's mean of `measure` over float and quantized outputs."""
+        """Returns the mean of `measure(float output, quantized output)` for each channel."""
         x, q = in_float[half], quantized[half]
         parts = [slice(at, at + BATCH) for at in range(0, int(x.shape[0]), BATCH)]
         sums = [

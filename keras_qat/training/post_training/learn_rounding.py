@@ -113,7 +113,7 @@ def learn_rounding(
     if recipe is not None and recipe.fold == "correction":
         raise ValueError(
             f"Recipe '{recipe.name}' keeps the ranges of weights from training. Rounding can only "
-            f"be learned in ranges that follow the weights, as in recipes.int4_weights()."
+            f"be learned if ranges are computed from the weights, as in recipes.int4_weights()."
         )
     draw = np.random.default_rng(seed)
 

@@ -153,6 +153,6 @@ def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> Non
         name = type(optimizer).__name__
         raise ValueError(
             f"The {name} that '{trained.name}' was compiled with has updated other weights before, "
-            f"such as those of the float model, and does not know '{unknown[0].name}'. Compile "
+            f"such as the float model's, and has no state for '{unknown[0].name}'. Compile "
             f"with a new one: {name}(...), or {name}.from_config(optimizer.get_config())."
         )

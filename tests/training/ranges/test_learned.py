@@ -142,7 +142,7 @@ def test_zeros_alone_have_a_range():
 
 def test_they_start_from_data():
     qat = keras_qat.quantize_model(residual_net(), recipes.low_bits())
-    with pytest.raises(ValueError, match=r"learned ranges? with no data to start from\. Call"):
+    with pytest.raises(ValueError, match=r"learned ranges? without an initial value\. Call"):
         train(qat, X)
     with pytest.raises(ValueError, match="seen no data yet"):
         keras_qat.export_tflite(qat)
