@@ -45,9 +45,9 @@ FITTED = 256
 """Maximum number of examples for the ranges and biases of remedies."""
 CALIBRATE = "calibrate(qat, x)"
 SUSPECTS = 3
-"""Number of layers, with the largest drop of the SQNR, that are tried with more precision."""
+"""Number of layers to try with more precision: those with the largest drops of the SQNR."""
 GAIN = 3.0
-"""Minimum gain of a listed remedy in dB, which halves the noise."""
+"""Minimum gain of a listed remedy in dB. 3 dB are half of the noise."""
 BEYOND, USED = 0.01, 0.5
 """Ranges are reported if more than the first share of an input's values lies outside, or if its
 values use less than the second share of the range."""
@@ -60,7 +60,7 @@ class Quality:
     Args:
         sqnr: signal-to-quantization-noise ratio in dB, the mean of all outputs; None if the
             outputs are the same for all examples.
-        agreement: share of rows with the same largest entry; None if outputs have one entry.
+        agreement: share of rows with the same argmax in both models; None if rows have one entry.
     """
 
     sqnr: float | None
@@ -80,9 +80,9 @@ class Diagnosis:
         examples: number of examples that were measured.
         now: quality of the unchanged model.
         problems: sentences about wrong ranges or data.
-        layers: for the layers with the largest drops, layer -> SQNR in dB before and after it.
-        remedies: code -> the quality with this remedy, the best first. If `calibrate(qat, x)` has
-            most of the gain, it comes first.
+        layers: layer -> SQNR in dB before and after it, for the layers with the largest drops.
+        remedies: code of a remedy -> the quality with it, the best first. `calibrate(qat, x)` comes
+            first if it has at least half of the best gain.
     """
 
     model: str
@@ -198,7 +198,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
     """Return remedies with enough gain, the best first.
 
-    If calibration alone has most of the gain, it comes first, because it costs nothing on a device.
+    Calibration comes first if it has half of the best gain, because it costs nothing on a device.
     """
     gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
     calibration = gain.get(CALIBRATE, 0.0)
@@ -214,11 +214,11 @@ def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Q
 def _list_remedies(
     model: keras.Model, x: Any, suspects: list[str]
 ) -> dict[str, Callable[[], keras.Model]]:
-    """Return code of a remedy -> function that returns a model with this remedy."""
+    """Return the remedies to try: code -> function that returns a model with this remedy."""
     recipe: Recipe = get_recipe(model)
 
     def recalibrate(**options: Any) -> keras.Model:
-        treated = quantize_model(model, recipe)  # A copy.
+        treated = quantize_model(model, recipe)  # Layers and weights are copied.
         calibrate(treated, x, **options)
         return treated
 
@@ -308,7 +308,7 @@ def _find_falls(
         if before and after is not None and after < min(before) - 1:
             part = node.call.origin.removeprefix(PREFIX)
             owners = (n for n in names if part == n or part.startswith((f"{n}_", f"{n}/")))
-            name = next(owners, part)  # The longest name is tried first.
+            name = next(owners, part)  # The longest name that matches.
             fall = min(before), after
             falls[name] = max(falls.get(name, fall), fall, key=lambda ends: ends[0] - ends[1])
     ranked = sorted(falls.items(), key=lambda item: item[1][1] - item[1][0])
@@ -316,7 +316,7 @@ def _find_falls(
 
 
 def _find_unfit_ranges(graph: ResolvedGraph, arrays: list[NDArray]) -> list[str]:
-    """Return sentences about inputs with ranges that do not match the data."""
+    """Return a sentence for each input whose range is too narrow or too wide for the data."""
     problems = []
     for (name, tensor), x in zip(graph.inputs.items(), arrays, strict=True):
         params = tensor.params

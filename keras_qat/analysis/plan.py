@@ -1,4 +1,4 @@
-"""`plan`: how each tensor would be quantized, and unsupported operators of a target."""
+"""`plan`: shows how each tensor would be quantized, and which operators a target lacks."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def plan(
 
 
 def _add_obstacles(planned: Plan) -> Plan:
-    """Add to the reasons of float layers if they cannot be copied or exported."""
+    """Extend the reasons of float layers by why they cannot be copied or exported, if so."""
     reasons, refusals = dict(planned.float_layers), dict[Hashable, str]()
     for call in planned.graph.calls:
         if reasons.get(call.name, NOT_IN_FILE) == NOT_IN_FILE:

@@ -1,4 +1,4 @@
-"""`search_bits`: the bits of each layer's weights within a budget of bytes."""
+"""`search_bits`: chooses the bits of each layer's weights within a budget of bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from keras_qat.config.recipes import get as get_recipe
 from keras_qat.keras2.backend import keras
 
 _UNITS = 8192
-"""The budget is divided into this many units."""
+"""Number of steps into which the budget is divided for dynamic programming."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FoundBits:
 
     @property
     def overrides(self) -> dict[str, int]:
-        """Maps layer names to bits, for layers that differ from the recipe."""
+        """The bits of each layer that differs from the recipe, by the layer's name."""
         usual = self.recipe.weights.bits
         return {name: bits for name, bits in self.bits.items() if bits != usual}
 
@@ -136,7 +136,7 @@ def choose_bits(
 ) -> dict[str, int]:
     """Returns layer -> bits with the smallest sum of costs within a budget of bytes.
 
-    It uses dynamic programming: the lowest cost of the previous layers for each number of bytes.
+    Dynamic programming: it finds the lowest cost of the first n layers for each number of bytes.
 
     Raises:
         ValueError: if the budget is too small even for the fewest bits.
@@ -148,7 +148,7 @@ def choose_bits(
             f"The budget is {budget:.0f} bytes, but the weights need {fewest:.0f} with "
             f"{min(choices)} bits each. Allow more bytes or fewer bits."
         )
-    # Bytes are counted from the size with the fewest bits, and rounded up.
+    # Counts bytes above the smallest size, rounded up.
     unit = max((budget - fewest) / _UNITS, 1e-9)
     costs = np.zeros(_UNITS + 1)
     best_choices = []

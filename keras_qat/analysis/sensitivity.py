@@ -40,7 +40,7 @@ class LayerSensitivity:
     Args:
         name: the layer in the float model.
         weights: number of its weights.
-        costs: bits -> cost if only this layer has these bits.
+        costs: bits -> the cost if this layer has these bits, and all other layers are in float.
     """
 
     name: str
@@ -84,7 +84,7 @@ class Sensitivity:
 
 
 def noise(exact: list[NDArray], outputs: list[NDArray]) -> float:
-    """Returns the power of the error divided by the power of the output, averaged over outputs."""
+    """Returns the power of the error relative to the power of the output, averaged over outputs."""
     ratios = [
         np.sum((y - x) ** 2, dtype=np.float64) / max(np.sum(x**2, dtype=np.float64), 1e-30)
         for x, y in zip(exact, outputs, strict=True)
@@ -198,7 +198,7 @@ def sensitivity(
 
 
 def _find_layers(model: keras.Model, recipe: Recipe) -> dict[str, list[str]]:
-    """Return each layer with quantized weights -> the layers that replace it."""
+    """Return layer with quantized weights -> the layers that replace it in the quantized model."""
     parts: dict[str, list[str]] = {}
     planned, seen = plan(model, recipe), set()
     for group in planned.groups:

@@ -1,4 +1,4 @@
-"""`summary`: bits, ranges, memory and multiply-accumulates of each layer in the file."""
+"""`summary`: lists bits, ranges, memory and multiply-accumulates of each layer in the file."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Summary:
 
     @property
     def in_float(self) -> dict[str, str]:
-        """Deprecated: use `float_layers`."""
+        """Deprecated name of `float_layers`."""
         warn_caller("Summary.in_float is deprecated: use Summary.float_layers.", DeprecationWarning)
         return self.float_layers
 
@@ -232,7 +232,7 @@ def _summarize_node(node: Node, unset: set[int], seen: set[int]) -> LayerSummary
 
 
 def _count_products(node: Node) -> int | None:
-    """Return the multiply-accumulates of a node. One call may become several nodes."""
+    """Return the multiply-accumulates of a node, which may be one of several for a call."""
     if node.op is None:
         return count_products(node.call)
     return None if node.call is None else node.op.products(node.call)
@@ -284,11 +284,11 @@ def _count_float_bytes(tensor: Tensor) -> int:
 def _find_peak(
     graph: ResolvedGraph, size: Callable[[Tensor], int]
 ) -> tuple[int | None, str | None]:
-    """Return the peak memory of all tensors in bytes, and the layer that runs then."""
+    """Return the peak memory of all tensors in bytes, and the layer that runs at the peak."""
     if not all(map(_has_known_sizes, graph.nodes)):
         return None, None
     last: dict[Tensor, int] = dict.fromkeys(graph.inputs.values(), -1)
-    aliases: dict[Tensor, Tensor] = {}  # Operators such as reshape return their input's memory.
+    aliases: dict[Tensor, Tensor] = {}  # Reshapes and the like return their input's memory.
 
     def get_memory(tensor: Tensor) -> Tensor:
         return aliases.get(tensor, tensor)
@@ -311,7 +311,7 @@ def _find_peak(
 
 
 def _count_copies(node: Node, size: Callable[[Tensor], int]) -> int:
-    """Return the bytes of the dequantized copies that a float node reads."""
+    """Return the bytes of the dequantized copies of a float node's inputs."""
     if node.op is not None:
         return 0
     read = {x: _count_float_bytes(x) for x in node.inputs if isinstance(x, Tensor)}
@@ -355,7 +355,7 @@ def _format_size(count: int | None) -> str:
 
 
 def _format_count(count: int) -> str:
-    """Format a number with three digits and a unit."""
+    """Format a number with three digits and a unit, such as "1.23 M"."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -66,7 +66,7 @@ class TuneResult:
 
     @property
     def smallest(self) -> tuple[Attempt, ...]:
-        """The attempts that no other attempt beats in drop, size and arena, sorted by size."""
+        """The attempts that no other attempt beats in all of drop, size and arena, by size."""
         made = [a for a in reversed(self.attempts) if a.drop is not None]
         by_cost = {(a.size or 0, a.drop or 0.0, a.arena or 0): a for a in made}
         beaten = [a for a in by_cost for b in by_cost if a != b and all(map(le, b, a))]
@@ -118,10 +118,10 @@ def tune(
 ) -> TuneResult:
     """Finds the cheapest way to quantize a model within an accuracy budget.
 
-    It tries these steps in order, the cheapest first: ranges from data, corrected biases, other
-    ranges, a file that ends before concatenated outputs, learned rounding, sensitive layers in
-    float, training, and 16-bit activations. It stops at the first step that meets the budget. The
-    table lists skipped steps with the reason.
+    It tries these steps in order: ranges from data, corrected biases, other ranges, a file that
+    ends before concatenated outputs, learned rounding, sensitive layers in float, training, and
+    16-bit activations. It stops at the first step that meets the budget. The table also lists the
+    skipped steps, and why.
 
     Each attempt is scored on the validation data, with the integers that the file computes.
 
@@ -129,8 +129,8 @@ def tune(
         model: a float model, as for `quantize_model`. It is not changed.
         train: training data: `(x, y)` or `x` as arrays, a `tf.data.Dataset`, or a
             `keras.utils.Sequence`. Without labels, it trains to match the float model's outputs.
-        validation: data of the same type that `train` does not contain. Without labels, the score
-            is the share of outputs that equal the float model's.
+        validation: data of the same type as `train`, but other examples. Without labels, the score
+            is the agreement with the float model's outputs.
         max_drop: the allowed drop of the metric in points. With 0.5, an accuracy of 90.0 % may drop
             to 89.5 %. For a metric that is not between 0 and 1, it is a percentage of the float
             model's value.
@@ -139,7 +139,7 @@ def tune(
         target: the device or runtime for the file, as in `quantize_model`.
         recipe: the recipe for the first step; by default the target's, or "int8".
         minutes: time budget. When it is used up, the current step is finished, but training stops.
-            A second call with the same `directory` repeats training that was stopped.
+            A second call with the same `directory` repeats a training that was stopped.
         max_size: maximum bytes of the file. If the file is larger, `tune` also tries fewer bits.
         min_bits: minimum bits of weights, 2 to 8. With it, `tune` continues to the smallest file
             within the budget.
@@ -214,7 +214,7 @@ def _hash_examples(data: Data) -> list[int]:
 
 
 def _describe_search(builder: Builder, held_out: Data, recipe: Recipe, metric: str) -> str:
-    """Return a text that identifies the model's weights, the data, and the arguments."""
+    """Return a text that identifies a search by its model's weights, its data and its arguments."""
     arrays = [x for data in (builder.train, held_out) for x in (*data.x, *(data.y or ()))]
     digest = hashlib.sha256()
     for array in (*builder.model.get_weights(), *arrays):
@@ -226,7 +226,7 @@ def _describe_search(builder: Builder, held_out: Data, recipe: Recipe, metric: s
 
 
 def _claim(folder: Path, description: str) -> None:
-    """Mark a directory as belonging to a search. Raise an error if it belongs to another search."""
+    """Mark a directory as the search's. Raise an error if it holds another search."""
     folder.mkdir(parents=True, exist_ok=True)
     mark = folder / MARK
     if mark.exists() and mark.read_text("utf-8") != description:

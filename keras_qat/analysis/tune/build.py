@@ -42,11 +42,11 @@ class Settings:
 
     Args:
         recipe: the recipe, with overrides for single layers.
-        equalizes: whether the float model's channels are equalized first.
+        equalizes: whether `equalize` is called on the float model first.
         method: the method of `calibrate`.
         corrects_bias: whether `bias_correction` is called.
         learns_rounding: whether `learn_rounding` is called, which also corrects biases.
-        outputs: tensors at which the file ends; () for the model's outputs.
+        outputs: names of the tensors that the file returns; () for the model's outputs.
         packs: whether files store two 4-bit weights in a byte.
         epochs: number of epochs of training at the end.
     """
@@ -88,7 +88,7 @@ class Data(NamedTuple):
     y: Arrays | None
 
     def take(self, count: int) -> Arrays | np.ndarray:
-        """Return the inputs of some evenly spread examples, as `predict` accepts them."""
+        """Return the inputs of `count` evenly spread examples, as `predict` accepts them."""
         every = max(1, len(self.x[0]) // count)
         return unwrap([x[::every][:count] for x in self.x])
 
@@ -183,7 +183,7 @@ class Builder:
         return qat
 
     def _fit(self, qat: QuantizedModel, epochs: int) -> None:
-        """Train with the float model's loss, or without labels to match the float model."""
+        """Train with the float model's loss, or to match its outputs if there are no labels."""
         keras.utils.set_random_seed(self.seed)
         x, y = self.train
         batches = -(-len(x[0]) // BATCH)
@@ -224,12 +224,12 @@ class KeepBest(keras.callbacks.Callback):
         self.is_cut_short = False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Stop if time is up."""
+        """Stop training if the deadline has passed."""
         if time.monotonic() > self.deadline:
             self.model.stop_training = self.is_cut_short = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Keep the weights if they are the best so far."""
+        """Keep the weights if their score is the best so far."""
         drop = self.judge.score(self.qat).drop
         if drop < self.drop:
             self.drop, self.weights = drop, self.qat.get_weights()

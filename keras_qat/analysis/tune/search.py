@@ -46,7 +46,7 @@ ENOUGH = 256
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
 NOTABLE = 0.5
-"""Minimum difference in dB that decides if the metrics of two attempts do not differ."""
+"""Minimum difference of the SQNR, in dB, to prefer one of two attempts with equal metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Attempt:
     Args:
         step: the name of the step.
         settings: the calls of the attempt.
-        value: the metric. It and the next four values are None if the step was skipped.
-        drop: how much worse the metric is than the float model's, in points.
+        value: the metric; None, like the next four, if the step was skipped.
+        drop: how much worse it is than the float model's, in points.
         margin: half of the 95 % confidence interval of the drop.
         size: bytes of the file.
         arena: bytes of memory in use when TFLite Micro runs the file; None if it cannot.
@@ -113,7 +113,7 @@ class Search:
 
     @functools.cached_property
     def concatenated_tensors(self) -> tuple[str, ...]:
-        """The tensors that are concatenated to outputs and share their ranges."""
+        """The tensors that are concatenated to form an output, and therefore share its range."""
         found = plan(self.model, self.first.recipe, target=self.target).joined_outputs
         return tuple(part for joined in found for part in joined.parts)
 
@@ -158,7 +158,7 @@ class Search:
             seconds = round(time.monotonic() - start, 1)
             arena = _measure_arena(qat, contents)
             figures = {"score": score, "size": len(contents), "arena": arena, "seconds": seconds}
-            if not self.builder.is_cut_short:  # Otherwise a second call must train again.
+            if not self.builder.is_cut_short:  # A second call repeats training that was cut short.
                 write_contents(json.dumps(figures), data_path)
         score = Score(*figures.pop("score"))
         outcome = outcome or self._compare(score, settings)
@@ -188,7 +188,7 @@ class Search:
         return min(within, key=SIZE) if smallest else within[0]
 
     def _compare(self, score: Score, settings: Settings) -> str:
-        """Return the outcome. If the metrics do not differ, outputs closer to float are better."""
+        """Return an attempt's outcome. If metrics are equal within the noise, the SQNR decides."""
         best = self.best_score
         if best is None:
             return "kept"
@@ -219,7 +219,7 @@ class Search:
 
 
 def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
-    """Return a file's memory in TFLite Micro, if that is installed and has the kernels."""
+    """Return a file's memory in TFLite Micro; None if that is missing or cannot run the file."""
     if qat.kernels != MicroInterpreter.kernels:
         return None
     with contextlib.suppress(ImportError, Refusal, ValueError):
@@ -284,7 +284,7 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
-    """Keep the layers with the largest drops of the SQNR in float: first one of them, then all."""
+    """Propose to leave the layers with the largest drops of the SQNR in float: one, then all."""
     base, x = search.best, search.builder.train.take(ENOUGH)
     layers = list(diagnose(search.load(search.best_attempt), x).layers)
     for count in sorted({1, len(layers)}) if layers else ():
@@ -300,7 +300,7 @@ def _use_16_bits(search: Search) -> list[Settings]:
 
 
 ROUNDED = {"method": "mse", "learns_rounding": True, "corrects_bias": False}
-"""Changes of settings for learned rounding."""
+"""The settings of an attempt with learned rounding."""
 
 LADDER = (
     Rung("ranges from data", _change({})),
@@ -335,7 +335,7 @@ def climb(search: Search) -> None:
 
 
 def shrink(search: Search, max_size: int | None, min_bits: int) -> None:
-    """Try mixed bits with learned rounding, from larger to smaller files, within the budget."""
+    """Try fewer bits for some layers, from larger to smaller files, with learned rounding."""
     base, x = search.best, search.builder.train.take(128)
     known: Sensitivity | None = None
     smaller = base
@@ -345,7 +345,7 @@ def shrink(search: Search, max_size: int | None, min_bits: int) -> None:
             search.skip(step, "no time is left")
             return
         bits = sorted({min_bits, 4, 8} - set(range(min_bits)))
-        with warnings.catch_warnings():  # The ignored warnings are about recipes that are not used.
+        with warnings.catch_warnings():  # About unused recipes.
             warnings.simplefilter("ignore", UserWarning)
             found = search_bits(search.model, x, share, bits=bits, recipe=base.recipe, known=known)
         if known is not None and found.recipe == smaller.recipe:

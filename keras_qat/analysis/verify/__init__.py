@@ -79,9 +79,9 @@ def verify(
             outputs a dict or a list. With labels, the verdict compares the accuracy or the error of
             the file with the float model's. The error is the loss with which the model was
             compiled.
-        per_layer: whether to compare every tensor that file and model have in common: in a free run
-            of the file, and in separate runs of each layer on the model's values, which show the
-            layer that differs. It needs memory for the tensors of one batch.
+        per_layer: whether to compare every tensor that file and model have in common. The file runs
+            freely, and each of its layers also runs on the model's values, to find the layer that
+            differs. This needs memory for all tensors of one batch.
         kernels: the kernels that run the file: "xnnpack" (of this machine; "xnnpack_arm64" on
             64-bit ARM only), "optimized" (TFLite's own), "reference" (TFLite's portable kernels),
             or "tflm" (TFLite Micro, as on microcontrollers, for files exported with
@@ -94,19 +94,18 @@ def verify(
         batch_size: number of examples per batch, unless the model or the file has a fixed batch
             size. Then the last batch is padded with its last example.
         float_examples: number of evenly spread examples that are also computed in float, to check
-            whether the model is good. By default 32, or more if they have less than half a million
-            entries, and four times as many if the result is unclear. All examples with labels or a
-            fixed batch size.
+            whether the model is good. The default is 32, more for small inputs, and four times as
+            many if the result is unclear. With labels or a fixed batch size, it is all examples.
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table. Its `verdict` states whether file and model have the same
-        outputs, and whether the model is good. If it is not good, it names the weakest layer and
-        the cause. If weights in the file are packed in 4 bits, it is compared with
-        `simulate(pack_int4=True)` unless `model.pack_int4` is set. Its `notes`, which are also
-        warnings, list reasons for differences other than rounding: quantization has not begun, the
-        file has other weights or belongs to another model, or inputs are outside the ranges. If the
-        file accepts pixels, other values are rounded to pixels for both, with a note.
+        A report that prints as a table. Its `verdict` is whether file and model have the same
+        outputs, and whether the model is good. If it is not good, the verdict names the weakest
+        layer and the cause. A file with weights packed in 4 bits is compared with
+        `simulate(pack_int4=True)` unless `model.pack_int4` is set. The report's `notes`, which are
+        also warnings, list reasons for differences other than rounding: quantization has not begun,
+        the file has other weights or belongs to another model, or inputs are outside the ranges. If
+        the file accepts pixels, `x` is rounded to pixels for both, with a note.
 
     Raises:
         ValueError: if the model is not quantized, the file is damaged or belongs to another model,
@@ -121,7 +120,7 @@ def verify(
     check_quantized(model)
     compiled = model
     model = get_file_model(model)
-    # Models that share layers with others, and models of recipe `contrib`, lack exact inference.
+    # Inference is not exact in models with shared layers, and with the recipe `contrib`.
     inference = getattr(model, "exact_inference", lambda: None)()
     graph = inference.resolve() if inference else resolve(model)
     contents = read_contents(tflite)
@@ -205,7 +204,7 @@ def verify(
     tensors, merged = look_inside(None, True) if per_layer else ((), ())
 
     def find_tensors() -> tuple[TensorReport, ...]:
-        """Compares the layers on a few examples, unless this was done or names are unknown."""
+        """Compares the layers on a few examples, unless that is done or their names are unknown."""
         if not tensors:
             with contextlib.suppress(UnknownLayers):
                 return look_inside(math.ceil(out.FEW / full_batches) * full_batches, False)[0]
@@ -236,7 +235,7 @@ def verify(
 def _open(
     contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
-    """Open a file with the requested kernels, the model's, or TFLite's if those lack operators.
+    """Open a file with the requested kernels, or with the model's if they have all operators.
 
     Returns:
         The file; the kernel family that replaces the model's, or None; the missing operators.

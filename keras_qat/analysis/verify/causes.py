@@ -22,7 +22,7 @@ from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.readiness import list_some
 
 IDEAL = 50.0
-"""SQNR, in dB, of a well quantized tensor of 8 bits."""
+"""SQNR, in dB, of an 8-bit tensor with a good range."""
 
 CLIPPED = 0.02
 """A larger share of values outside the range means that the range is wrong, not just outliers."""
@@ -31,7 +31,7 @@ COARSE = 4.0
 """A tensor's values must vary by at least this many steps; 4 steps are 23 dB."""
 
 SMALL_PART = 1 / 8
-"""If values use a smaller share of a range, they are too small for it."""
+"""Values that use a smaller share of a range than this are too small for it."""
 
 LOW_SQNR = 12.0
 """A channel of an output is lost below this SQNR in dB."""
@@ -43,7 +43,7 @@ FEW_VALUES = 32
 """Channels with fewer values are not judged."""
 
 LOST_PART = 1 / 32
-"""Share of a range with 8 of its 256 levels."""
+"""Values are lost if they use a smaller share of a range: 8 of its 256 levels."""
 
 
 # Before the comparison
@@ -105,7 +105,7 @@ def are_equal(outputs: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
 
 
 def describe_randomness(name: str) -> str:
-    """Explains that the outputs of a model differ each time."""
+    """Explains that the outputs of a model differ each time it runs."""
     return (
         f"'{name}' draws random numbers at inference: its outputs differ between two runs on the "
         f"same inputs. Draw them only in training, or make them an input."
@@ -122,7 +122,7 @@ def describe_mixing(name: str, batch_size: int) -> str:
 
 
 def find_float_faults(calls: Graph, inputs: list[NDArray], exact: list[NDArray]) -> list[str]:
-    """Returns problems of the float model that do not depend on quantization."""
+    """Returns problems of the float model, which it would have without quantization, too."""
     inner = {layer.name: layer for call in calls.calls for layer in list_layers(call.layer)}
     fresh = [name for name, layer in inner.items() if _is_untrained_norm(layer)]
     if fresh:
@@ -156,14 +156,14 @@ def _is_untrained_norm(layer: keras.layers.Layer) -> bool:
 def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list[str]:
     """Returns a sentence for each output that has channels too small for its range.
 
-    An example is an output of scores concatenated with boxes in pixels. `outputs` are tuples of
-    the name, the float values and the quantized values.
+    In an output of scores and boxes in pixels, for example, the scores are too small. `outputs`
+    are tuples (name, float values, quantized values).
     """
     sentences = []
     for name, in_float, quantized in outputs:
         channels = in_float.shape[-1] if in_float.ndim > 1 else 0
         full_range = np.ptp(in_float)
-        if not 1 < channels <= MOST_CHANNELS or full_range <= 1:  # Probabilities are all small.
+        if not 1 < channels <= MOST_CHANNELS or full_range <= 1:  # Probabilities may all be small.
             continue
         if in_float.size < FEW_VALUES * channels:
             continue
@@ -185,7 +185,7 @@ def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list
 
 
 def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
-    """Returns the tensor after which the signal is much worse than before it.
+    """Returns the tensor in which quantization loses most of the signal of its inputs.
 
     Args:
         tensors: the tensors, in the order of computation.

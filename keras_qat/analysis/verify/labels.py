@@ -1,4 +1,4 @@
-"""Determines the use of a model's outputs, such as classes, and the meaning of their labels."""
+"""Finds out what a model's outputs are, such as classes, and what their labels mean."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ MOST_NEIGHBOURS = 512
 """Number of examples to search for the nearest neighbour."""
 
 NEARER = 0.2
-"""If the nearest neighbour's class is right for this larger share of examples than the argmax, the
-output is an embedding, not scores."""
+"""If the class of the nearest neighbour is right for so much larger a share of examples than the
+argmax, the output is an embedding."""
 
 RARER_KEPT = 0.75
 """If less than this share of the rarer decisions (all except the most frequent) stays the same,
-only the rarer decisions are compared, because for rare events most decisions are "no"."""
+only the rarer ones are compared. For rare events, most decisions are "no"."""
 
 FEW_RARER = 8
 """At least this many rarer decisions are needed to judge them."""
@@ -37,7 +37,7 @@ FEW_RARER = 8
 def find_use(
     exact: NDArray, loss: CompiledLoss | None, has_sigmoid: bool, inputs: Sequence[NDArray]
 ) -> Use:
-    """Returns the use of an output, given its float values, its loss and its last operator."""
+    """Returns an output's use, such as "classes", from its float values, loss and operator."""
     is_like_input = exact.shape[1:] in {x.shape[1:] for x in inputs if x.ndim > 2}
     has_entries = exact.ndim > 1 and exact.shape[-1] > 1
     is_finite = has_entries and bool(np.isfinite(exact).all())
@@ -83,8 +83,8 @@ def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
 def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bool) -> float | None:
     """Returns the share of decisions that stay the same, 0 to 1; None without decisions.
 
-    A class is the index of the largest entry, a decision is whether a value is above the middle,
-    and for an embedding it is the nearest example. For rare decisions, see `RARER_KEPT`.
+    The decision is the index of the largest entry for classes, whether a value is above the middle
+    for decisions, and the nearest example for embeddings. For rare decisions, see `RARER_KEPT`.
     """
     if use in ("signals", "values") or not exact.size:
         return None
@@ -228,7 +228,7 @@ def interpret_labels(
         labels = labels[..., 0]
     if not _has_integers(labels) or labels.shape != exact.shape[:-1]:
         return Labels("custom", labels, loss)
-    # Pixels and time steps may lack a label, which is marked by values such as -1 and 255.
+    # Values such as -1 and 255 mark pixels and time steps without a label.
     is_class = (labels >= 0) & ((labels < entries) | (labels.ndim < 2))
     may_be_vectors = exact.ndim == 2 and use in ("embeddings", "classes or values")
     if may_be_vectors and (
@@ -239,7 +239,7 @@ def interpret_labels(
 
 
 def _are_vectors(exact: NDArray, labels: NDArray) -> bool:
-    """Return whether outputs are embeddings: neighbours share a class, but the argmax is wrong."""
+    """Return whether an output is an embedding: neighbours predict classes, the argmax does not."""
     if labels.max(initial=0) + 1 >= exact.shape[-1] or len(labels) < 2:
         return False
     vectors, classes = exact[:MOST_NEIGHBOURS].astype(np.float64), labels[:MOST_NEIGHBOURS]

@@ -49,8 +49,8 @@ def compare_layers(
     """Runs model and file batch by batch, and compares their tensors.
 
     The file runs with every tensor as an output (free run). With `in_pieces`, each layer of the
-    file also runs separately with the model's quantized values as inputs. Otherwise the free run is
-    only compared with the float model, which is enough to find the layer that loses most.
+    file also runs separately, with the model's quantized values as inputs. Without it, the free run
+    is only compared with the float model, to find the layer that loses most.
 
     Returns:
         The reports of all common tensors, and the layers without a tensor in the file.
@@ -75,7 +75,7 @@ def compare_layers(
     for start in show_progress(range(0, examples, batch_size), "Layer by layer", verbose):
         rows = slice(start, start + batch_size)
         arrays = [array[rows] for array in inputs.values()]
-        # Tensors of the file by index, as text.
+        # Names are the indices of the file's tensors, as text.
         fed = {
             str(tensor.index): quantize(
                 file_inputs[name][rows], tensor.dtype, tensor.scale, tensor.zero_point
@@ -132,7 +132,7 @@ def _make_simulation(
 def _round_like_file(
     resolved: ResolvedGraph, file: FileGraph, pairs: list[Pair], kernels: str, arrays: list[NDArray]
 ) -> dict[str, NDArray]:
-    """Compute some examples with the rounding of the file's kernels, if that is known.
+    """Compute some examples with the rounding of the file's kernels; {} if that is unknown.
 
     Returns:
         Index of a tensor, as text -> its quantized values.
@@ -156,7 +156,7 @@ def _convert(tensor: Tensor, values: NDArray) -> NDArray:
 
 
 Figures = tuple[int, int, int, int]
-"""For a batch: numbers of values and of identical values, sum and maximum of the differences."""
+"""For one batch: numbers of all and of identical values, sum and maximum of the differences."""
 
 
 def _compare(expected: NDArray, q: NDArray) -> Figures:
@@ -172,7 +172,7 @@ def _summarize(batches: list[Figures]) -> Agreement:
 
 
 class _Sums:
-    """Sums over the batches of one tensor."""
+    """Accumulates the figures of one tensor over the batches."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -190,7 +190,7 @@ class _Sums:
         self.range = float(low), float(high)
 
     def add(self, run: NDArray, exact: NDArray) -> None:
-        """Adds the values of the free run and the float model for a batch."""
+        """Adds a batch: the values of the free run, and those of the float model."""
         if len(self.sample) < SAMPLED:
             drawn = np.random.default_rng(0).integers(0, exact.size, SAMPLE)
             self.sample.append(exact.ravel()[drawn])
@@ -200,24 +200,24 @@ class _Sums:
         self.count += run.size
         self.lowest += int(np.count_nonzero(run <= lowest))
         self.highest += int(np.count_nonzero(run >= highest))
-        if not low - step <= least <= most <= high + step:  # They may be NaN.
+        if not low - step <= least <= most <= high + step:  # Also True for NaN.
             self.clipped += int(np.count_nonzero((exact < low - step) | (exact > high + step)))
         self.noise.add(exact, run, self.pair.tensor.dequantize)
 
     def compare(self, expected: NDArray, fed: NDArray | None, run: NDArray) -> None:
-        """Compares a batch with the model: values of the separate layer, and of the free run."""
+        """Adds a batch: the values of the model, of the separate layer, and of the free run."""
         if fed is not None:
             self.fed.append(_compare(expected, fed))
         self.run.append(_compare(expected, run))
 
     def compare_with_simulation(self, simulated: NDArray, run: NDArray) -> None:
-        """Compares the first examples with the simulation of the file's kernels."""
+        """Compares the free run of the first examples with a simulation of the file's kernels."""
         if self.pair.params is not None:
             q = simulated.ravel()
             self.simulated = float(np.mean(run.ravel()[: q.size] == q))
 
     def report(self, file: FileGraph, names: dict[int, str]) -> TensorReport:
-        """Returns shares and means. `names` holds the names of all tensors by index."""
+        """Returns the tensor's report. `names` holds the names of all tensors by index."""
         pair, count = self.pair, self.count
         known = {*names, *(tensor.index for tensor in file.inputs.values())}
         operations = file.find_operations(pair.tensor.index, known)

@@ -41,7 +41,7 @@ def write_node_data(tensors: Sequence[TensorReport], folder: Path) -> list[Path]
                 key: {"value": value} for key, value in values.items() if value is not None
             },
             "thresholds": [{"value": end, "bgColor": colour} for end, colour in colours],
-            "hideInAggregatedStatsTable": True,  # Their sums and means are meaningless.
+            "hideInAggregatedStatsTable": True,  # Model Explorer would add them up.
             "hideInChildrenStatsTable": True,
         }
         paths.append(folder / f"{name}.json")

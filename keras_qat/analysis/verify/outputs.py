@@ -1,4 +1,4 @@
-"""Compares the outputs of a file with the model's, and with the float model's."""
+"""Compares the outputs of a file with those of the quantized model and of the float model."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ FEW = 32
 """Number of examples for the verdict, and to find the weakest layer of a poor model."""
 
 MORE = 4
-"""Factor by which more examples are computed in float if `FEW` are inconclusive."""
+"""How many times as many examples are computed in float if the first are inconclusive."""
 
 QUICK = 1 << 19
-"""If `FEW` examples have fewer elements, more examples up to this many are computed in float."""
+"""If `FEW` examples have fewer elements than this, more examples are computed in float."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
-"""Uses of an output for which small channels matter as much as large channels."""
+"""Uses of an output in which channels with small values matter as much as channels with large."""
 
 SAME_PIXEL = 1e-3
-"""Distance from a pixel, in pixels, within the errors of float32 arithmetic."""
+"""Largest distance from a pixel value that float32 arithmetic can cause."""
 
 
 def check_signature(file: FileInterpreter, graph: ResolvedGraph) -> None:
@@ -112,7 +112,7 @@ def round_to_pixels(
     inputs: Mapping[str, NDArray],
     rescaled: Mapping[str, Rescaling],
 ) -> tuple[dict[str, NDArray], dict[str, NDArray], list[str]]:
-    """Rounds inputs to pixels if the file accepts pixels: file and model must read the same values.
+    """Rounds inputs to pixels if the file accepts pixels, so that the model reads the same.
 
     Returns:
         The inputs of the file; the inputs of the model for the same pixels; a sentence for each
@@ -156,9 +156,9 @@ def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling
 def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
     """Returns the model's outputs.
 
-    For integers it uses the function that `predict` calls. A model that uses fake quantization is
-    called directly if a custom class changes `predict`, or if there are several workers, because
-    `predict` would wait for the others.
+    If the model computes integers, it uses the function that `predict` calls. It calls a model
+    with fake quantization directly if a custom class changes `predict`, or if there are several
+    workers, because `predict` would wait for the others.
     """
     inference = getattr(model, "exact_inference", lambda: None)()
     is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -195,7 +195,7 @@ class OutputFigures(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OutputComparison:
-    """Compares a file's outputs with the model's, and with the float model's.
+    """Compares a file's outputs with those of the quantized model and of the float model.
 
     Args:
         evaluate: function that computes the float model for a batch of inputs.
@@ -252,7 +252,7 @@ class OutputComparison:
             return evaluate_all(self.evaluate, origin.calls, inputs, origin.fixed_batch)
 
     def _compare_rows(self, exact: list[NDArray], rows: Rows) -> OutputFigures:
-        """Compare with the outputs of the float model for some of the examples."""
+        """Compute the figures of all outputs, and compare `rows` of them with the float model's."""
         graph, inputs = self.graph, [x[rows] for x in self.inputs]
         outputs = [
             self._compare_output(i, name, exact[i], rows) for i, name in enumerate(graph.outputs)
@@ -305,8 +305,8 @@ class OutputComparison:
     def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
         """Return whether the examples can show the cost of quantization.
 
-        It is False for similar examples, and for nearly equal probabilities, such as of rare
-        events.
+        They cannot if they are all similar, or if the model returns nearly equal probabilities for
+        all, as for rare events.
         """
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True
@@ -323,7 +323,7 @@ def _compare_values(
     is_rounded, step = step is not None, step or float(np.ptp(expected)) / 255 or 1.0
     for rows in split_rows(expected):
         differences = np.abs(values[rows].astype(np.float64) - expected[rows]) / step
-        if is_rounded:  # Both are multiples of the step, except for float rounding.
+        if is_rounded:  # Removes float rounding: both are multiples of the step.
             differences = np.round(differences)
         same += int(np.count_nonzero(differences < 1e-3))
         # NaN is the largest difference.

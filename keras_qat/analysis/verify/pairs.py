@@ -18,12 +18,12 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.readiness import list_some
 
 NEAR = 8
-"""Scales are equal if they differ by at most this many units in the last place of float32, because
-another program may have computed the same scale in another order."""
+"""Scales are considered equal if they differ by at most this many units in the last place of
+float32, because another program may have computed the same scale in another order."""
 
 
 class UnknownLayers(ValueError):
-    """The names of the file's layers are unknown, as in files of earlier versions."""
+    """Raised if a file does not name the model's layers, like files of earlier versions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Pair:
     Args:
         name: the layer of the float model that computes it, with the number of the call. If layers
             are fused, it is the layer with weights.
-        layers: all layers that compute it from the previous common tensors.
+        layers: all layers between the previous common tensors and this tensor.
         value: the tensor of the quantization-aware model.
         ours: the tensor of the resolved graph.
         tensor: the tensor of the file.
@@ -146,7 +146,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
 
 
 def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
-    """Return the names of the user's layers between a value and the known values before it."""
+    """Return the names of the user's layers between a value and the `known` values before it."""
     names: list[str] = []
     pending = [value]
     while pending:

@@ -48,7 +48,7 @@ class Report:
         runtime: the interpreter that ran the file, with its version.
         packs_int4: whether the file was compared with the model's integers for weights packed in 4
             bits instead of `model.predict`.
-        refused: operators that prevent TFLite Micro, which emulates the target, from running the
+        refused: operators that TFLite Micro lacks, if it emulates the target but cannot run the
             file. `kernels` and `runtime` then name the substitute, and the file was compared with
             `simulate(kernels=...)` instead of `model.predict`.
     """
@@ -101,7 +101,7 @@ class Report:
 
     @property
     def unexplained(self) -> tuple[TensorReport, ...]:
-        """The differing tensors that the rounding of the kernels does not explain."""
+        """The differing tensors whose differences are not due to the rounding of the kernels."""
         return tuple(tensor for tensor in self.differing if tensor.simulated != 1)
 
     @property
@@ -120,7 +120,7 @@ class Report:
     def to_model_explorer(
         self, folder: str | os.PathLike[str], show: str | os.PathLike[str] | None = None
     ) -> list[Path]:
-        """Writes files with which Model Explorer shows each layer's figures on the TFLite graph.
+        """Writes files that let Model Explorer show each layer's figures on the graph of the file.
 
         There is one file each for the share of identical values, the SQNR against the float model,
         the range and the bits. Model Explorer loads them with "Add per-node data".
@@ -171,7 +171,7 @@ class Report:
         return [*self.notes, *about_kernels, *about_layers]
 
     def table(self, width: int = 80) -> str:
-        """Formats the report as text. More columns show longer names.
+        """Formats the report as text. Wider tables have room for longer names.
 
         Args:
             width: the columns of the text, at least 80.

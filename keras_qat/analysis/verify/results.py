@@ -14,20 +14,20 @@ from keras_qat.io.inputs import split_rows
 from keras_qat.training.calibration.lost_values import Outliers
 
 SAME = 0.999
-"""A layer agrees with the model if at least this share of the values is identical. Other values may
-be halfway between two steps."""
+"""A layer agrees with the model if at least this share of the values is identical. The remaining
+values may lie halfway between two steps."""
 
 MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
 """Operators that tables omit if another operator computes the same tensor."""
 
 MOST = 150.0
-"""The highest ratio, in dB, that float32 can resolve."""
+"""The highest signal-to-noise ratio, in dB, that float32 can represent."""
 
 ROUNDING = 1e-12
 """Variance of a constant tensor due to float32 rounding, relative to its power."""
 
 ALIKE = 0.01
-"""Inputs are alike if the variance over the examples is at most this share of the variance."""
+"""Inputs are alike if their variance over the examples is at most this share of their variance."""
 
 FEW_STEPS = 2.0
 """An output hardly differs if it varies over examples by at most this many steps of its range."""
@@ -59,12 +59,12 @@ def _vary(x: NDArray, axis: int | None) -> NDArray:
 
 
 def hardly_differs(output: NDArray, step: float) -> bool:
-    """Returns whether all entries of an output vary by at most a few steps between examples."""
+    """Returns whether the entries of an output differ between examples by only a few steps."""
     return len(output) > 1 and bool(np.var(output, 0).max() ** 0.5 <= FEW_STEPS * step)
 
 
 class SignalToNoise:
-    """Accumulates the ratio of a tensor's signal to its quantization noise over batches.
+    """Accumulates, over batches, the ratio of a tensor's signal to its quantization noise.
 
     The signal is the variance over the examples, because a constant part, such as the mean of an
     output, carries no information. For a single example it is the variance over the entries.
@@ -78,8 +78,7 @@ class SignalToNoise:
     def add(self, exact: NDArray, values: NDArray, dequantize: Dequantize = np.asarray) -> None:
         """Adds a batch of float values and the same values with quantization.
 
-        If the first axis of a tensor is not the batch, a smaller last batch is ignored, because its
-        entries differ.
+        A smaller last batch is ignored if the first axis of the tensor is not the batch.
         """
         exact = np.atleast_1d(exact)
         if self._examples and np.shape(self._sums) != exact.shape[1:]:
@@ -107,7 +106,7 @@ class SignalToNoise:
 
     @property
     def spread(self) -> float:
-        """The standard deviation over the examples, as root mean square of all entries."""
+        """The standard deviation over the examples: the root mean square over all entries."""
         return float((self._signal / self._size) ** 0.5)
 
     @property
@@ -195,13 +194,13 @@ class TensorReport:
     Args:
         name: the layer of the float model that computes it, with the number of the call if it is
             not the first. If layers are fused, it is the layer with weights.
-        layers: all layers that compute it from the previous tensors of the report.
+        layers: all layers between the previous tensors of the report and this tensor.
         kernels: the file's operators that compute it; none for an input.
-        fed: agreement if these operators receive the model's values as inputs, which excludes
-            earlier differences; None for an input.
+        fed: agreement if these operators receive the model's values as inputs, so that earlier
+            differences do not count; None for an input.
         run: agreement in a free run of the file.
-        simulated: share of the free run's values that `keras_qat.simulate` predicts for these
-            kernels on the first examples. If it is 1, only rounding differs from the model. None
+        simulated: share of the free run's values that equal those of `keras_qat.simulate` for these
+            kernels, on the first examples. If it is 1, only rounding differs from the model. None
             with the optimized kernels, and for float tensors.
         scale: float value of one step in the model; None if only the file quantizes the tensor.
         zero_point: the quantized value of 0 in the model, as int8 or int16.
@@ -255,7 +254,7 @@ class TensorReport:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether neither the model nor the rounding of the kernels explains the file's values."""
+        """Whether the file's values differ from the model's by more than kernels' rounding."""
         return not self.agrees and self.simulated not in (1, None)
 
     @property
@@ -266,7 +265,7 @@ class TensorReport:
 
     @property
     def at_ends(self) -> float:
-        """Share of the values that may be clipped, without the zeros of a ReLU."""
+        """Share of the values that may be clipped: at the range's ends, except a ReLU's zeros."""
         return self.at_highest + (self.at_lowest if self.file_zero_point > -128 else 0.0)
 
     @property

@@ -20,8 +20,8 @@ MOST_CHANNELS = 100
 """Outputs with more channels have a single score, because all channels are similar."""
 
 CLEAR = 0.15
-"""A gain within chance is called guessing only if chance is less than this share of the largest
-possible gain."""
+"""A gain that may be due to chance is called guessing, unless chance exceeds this share of the
+largest possible gain."""
 
 DEVIATIONS = 2.0
 """Chance explains differences of up to this many standard deviations of a mean."""
@@ -40,11 +40,11 @@ class Score:
         measure: the quantity: "accuracy", "accuracy of the nearest neighbour", or an error.
         value: the file's accuracy or error.
         float_value: the float model's accuracy or error.
-        guess: the accuracy or error of a constant guess.
+        guess: the accuracy or error of always giving the same answer, the best of all.
         perfect: the accuracy or error of perfect answers; None if unknown.
         chance: the largest difference between file and float model that may be due to chance.
         examples: number of examples with labels.
-        by_chance: the largest difference between float model and guess that may be due to chance.
+        by_chance: the same for the difference between the float model and the guess.
         channel: the channel that loses most, if channels are measured separately.
         accuracy: the file's share of right answers; None if errors are measured.
         float_accuracy: the float model's share of right answers.
@@ -73,7 +73,7 @@ class Score:
 
     @property
     def gained(self) -> float:
-        """The float model's gain over the guess."""
+        """How much better than the guess the float model is."""
         return self._sign * (self.float_value - self.guess)
 
     @property
@@ -91,12 +91,12 @@ class Score:
 
     @property
     def lost(self) -> float:
-        """The file's loss against the float model."""
+        """How much worse than the float model the file is."""
         return self._sign * (self.float_value - self.value)
 
     @property
     def lost_points(self) -> float | None:
-        """The loss as a share of all answers, or of the error of the guess."""
+        """`lost` as a share of all answers, or of the error of the guess."""
         if self.is_share:
             return self.lost
         if self.perfect is None or self.guess <= self.perfect:
@@ -105,7 +105,7 @@ class Score:
 
     @property
     def lost_gain(self) -> float:
-        """The loss as a share of the float model's gain over the guess."""
+        """`lost` as a share of the float model's gain over the guess."""
         return self.lost / self.gained if self.gained > 0 else 0.0
 
     def __str__(self) -> str:
@@ -169,8 +169,8 @@ def _score_decisions(
 ) -> Score:
     """Score yes-or-no answers. The threshold is 0.5 for a sigmoid, or 0 for logits.
 
-    Without a loss, an output without a sigmoid may be a logit, or may be trained to be 0 or 1. The
-    threshold that makes the float model right more often is used.
+    Without a known loss, an output without a sigmoid may be a logit, or a value that is trained to
+    be 0 or 1. It then uses the threshold with which the float model is right more often.
     """
     is_known = has_sigmoid or (loss is not None and loss.kind != "custom")
     limits = [0.5 if has_sigmoid else 0.0] if is_known else [0.0, 0.5]
@@ -181,7 +181,7 @@ def _score_decisions(
 def _score_answers(
     truth: NDArray, right: NDArray, float_right: NDArray, measure: str = "accuracy"
 ) -> Score:
-    """Score right answers. If a constant guess is as good, all classes get equal weights."""
+    """Score right answers. If always giving the most frequent is as good, classes weigh equally."""
     accuracy, float_accuracy = float(right.mean()), float(float_right.mean())
     in_file, in_float = (y.astype(np.float64) for y in (right, float_right))
     guess = count_most_frequent(truth) / truth.size
@@ -266,7 +266,7 @@ def _score_errors(
 
 
 def _compare_errors(measure: str, in_file: NDArray, in_float: NDArray, guessed: NDArray) -> Score:
-    """Score errors of the file, the float model and a guess, without errors of perfect answers."""
+    """Score the errors of the file, the float model and a guess, if a perfect error is unknown."""
     means = float(in_file.mean()), float(in_float.mean()), float(guessed.mean())
     chance, by_chance = _bound_chance(in_file - in_float), _bound_chance(guessed - in_float)
     return Score(measure, *means, None, chance, len(in_file), by_chance)

@@ -38,20 +38,20 @@ OTHER_ROUNDING = 2.0, 12.0
 other weights have mean differences of 14 LSB and more."""
 
 LOST_POINTS = 0.02
-"""Share of all answers, or of the error of a guess, that the quantized model may lose."""
+"""The accuracy that a good file may lose, or the increase of its error relative to a guess's."""
 
 LOST_GAIN = 0.15
-"""Share of the float model's gain over a guess that a file may lose."""
+"""Share of the float model's gain over a guess that a good file may lose."""
 
 LOST_CUSTOM = 0.05
 """`LOST_GAIN` for a custom loss: its value for perfect answers is unknown."""
 
 FEW_LABELS = 20
-"""With fewer labels, a model may appear to guess."""
+"""With fewer labels, even a good model may appear to guess."""
 
 
 class Figures(NamedTuple):
-    """Limits that an output without labels must reach.
+    """Limits for the figures of an output without labels, as used in a `Rule`.
 
     Args:
         sqnr: SQNR against the float model in dB; None for no limit.
@@ -70,8 +70,8 @@ class Rule(NamedTuple):
     Args:
         recognized: how verify recognizes the use of the output.
         decisions: the decisions that depend on the output.
-        good: the output is good if it reaches one of these `Figures`.
-        poor: it is poor if it does not reach one of these.
+        good: the output is good if it reaches all limits of one of these.
+        poor: it is poor if it misses all limits of one of these.
     """
 
     recognized: str
@@ -84,8 +84,8 @@ CLEAN = Figures(sqnr=25)
 """With 25 dB, the noise is 0.3 % of the signal."""
 
 PURE = Figures(sqnr=30)
-"""With 30 dB, the noise is 0.1 %, and classes stay the same. With more noise, `LOST_POINTS` limits
-the share of changed classes, as with labels."""
+"""With 30 dB, the noise is 0.1 % of the signal, and classes stay the same. With more noise,
+`LOST_POINTS` limits the share of changed classes, as with labels."""
 
 RULES: dict[Use, Rule] = {
     "classes": Rule(
@@ -126,11 +126,10 @@ RULES: dict[Use, Rule] = {
     ),
 }
 """Use of an output -> its rule. With 17 dB, the noise is 2 % of the signal, as `LOST_POINTS` allows
-with labels. Signals need more, because a model that changes its input only a little adds a small
-signal."""
+with labels. Outputs like the input need more, because the model's change of the input is small."""
 
 CLEARLY_GOOD = 20.0
-"""If some examples are good and have this SQNR in dB, all examples are good."""
+"""If some examples are good and have this SQNR in dB, no more examples are computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +182,7 @@ class Grade(NamedTuple):
 
     Args:
         words: as in a verdict; None if the output does not vary.
-        reason: the deciding labels or figures, in a sentence.
+        reason: a sentence with the score or the figures that decided.
         by_labels: whether labels decided.
         fault: a problem of the float model.
     """
@@ -215,7 +214,7 @@ def grade_output(output: OutputReport) -> Grade:
 
 
 def _grade_score(name: str, score: Score) -> Grade:
-    """Grade an output by its labels. The grade is undecided if there are too few labels."""
+    """Grade an output by the score of its labels, as undecided if there are too few."""
     reason = f"According to the labels of '{name}': {score}."
     if score.is_guess and score.examples >= FEW_LABELS:
         measure = "accuracy" if score.is_share else "error"
@@ -259,20 +258,20 @@ def grade_figures(use: Use, sqnr: float | None, same: float | None, rows: int) -
 
 
 def is_clearly_good(output: OutputReport) -> bool:
-    """Returns whether an output would also be good for more examples."""
+    """Returns whether an output is so good that more examples would not change its grade."""
     sqnr = output.float_sqnr
     return sqnr is not None and sqnr > CLEARLY_GOOD and grade_output(output).words == GOOD
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """All findings except figures, one sentence each.
+    """What `verify` found besides the figures of outputs: sentences, and names of layers.
 
     Args:
         mismatches: reasons why the file may not belong to the model.
         faulty: names of layers that the file computes differently, if known.
         faults: problems of the float model.
-        small_channels: outputs without labels that are poor in some channels.
+        small_channels: outputs without labels, some channels of which are lost.
         excess: inputs with many values outside their range.
         lost: features and concatenated tensors that are too small for their range.
     """
