@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """A condition on ranges and weights, with its value when a graph is traced.
+    """A condition on ranges and weights whose value is known while a graph is traced.
 
     Args:
-        value: the current value.
-        tensor: the value in the graph, which changes with ranges and weights.
-        is_taken: whether `value` selected a branch of the graph.
+        value: the value during tracing.
+        tensor: the value when the graph runs, with the ranges and weights of that time.
+        is_taken: whether `value` selected a branch of the graph during tracing.
     """
 
     value: bool
@@ -29,9 +29,9 @@ class Choice:
 
 
 class Switch(NamedTuple):
-    """A condition that selects one of two results after both were computed.
+    """A condition that selects one of two results after both are computed.
 
-    A selection runs a little slower than a branch, and is much faster to trace.
+    A selection runs a little slower than a branch, but is much faster to trace.
     """
 
     on: tf.Tensor
@@ -51,7 +51,7 @@ def make_switch(predicate: Predicate) -> Predicate:
 
 
 def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
-    """Calls `tf.cond`, or only one branch if `predicate` is known while tracing.
+    """Calls one of two functions: by `tf.cond`, or directly if `predicate` is known while tracing.
 
     The gradient of `tf.cond` is slow to trace. If a graph has many, use `tf.custom_gradient`.
     """
@@ -67,7 +67,7 @@ def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], 
 
 
 def select(on: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns `x` if the scalar tensor `on` is true, or `y`, without the copies of `tf.where`."""
+    """Returns `x` if the scalar tensor `on` is true, else `y`. It copies less than `tf.where`."""
     return tf.raw_ops.Select(condition=on, x=x, y=y)
 
 
@@ -114,15 +114,15 @@ def trace_once(
     signature: Sequence[tf.TensorSpec] | None = None,
     in_line: bool = False,
 ) -> Callable[..., T]:
-    """Wraps a function of tensors: a call then adds only one operation to a graph.
+    """Wraps a function of tensors so that a call adds only one operation to a graph.
 
-    It is traced once, or once for each combination of non-tensor arguments. Tracing it for each
-    layer of a model would delay the first training step by minutes.
+    The function is traced once, or once for each combination of non-tensor arguments. Tracing it
+    for each layer of a model would delay the first training step by minutes.
 
     Args:
         function: a function without state.
         signature: `tf.TensorSpec`s of the arguments, if their sizes differ between calls.
-        in_line: whether to insert its operations into the calling graphs instead.
+        in_line: whether to copy its operations into the calling graphs instead.
     """
     traced = tf.function(
         function,

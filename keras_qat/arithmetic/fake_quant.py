@@ -24,7 +24,7 @@ from keras_qat.arithmetic.plain_operations import Scalar, must_not_fuse, product
 Gradient = Callable[[tf.Tensor], tf.Tensor]
 
 LARGE, ROWS = 2**18, 32
-"""With `LARGE` weights or more, ranges per channel are computed in blocks of up to `ROWS` rows."""
+"""Ranges per channel of at least `LARGE` weights are computed in blocks of up to `ROWS` rows."""
 
 
 def find_range(
@@ -75,8 +75,8 @@ def fake_quantize(
 ) -> tf.Tensor:
     """Rounds `x` to the levels of the range `minimum` to `maximum`.
 
-    The range is nudged to make zero a level. The gradient passes inside the nudged range, and is
-    zero outside. On CPUs this is TensorFlow's operation, which `tf.contrib.quantize` uses. On GPUs
+    The range is nudged (shifted slightly) to make zero a level. The gradient is 1 inside the nudged
+    range, and 0 outside. CPUs use TensorFlow's operation, as `tf.contrib.quantize` does. On GPUs
     and in XLA, that operation would wait for the range or round differently, so basic operations
     compute the same values.
 
@@ -85,7 +85,7 @@ def fake_quantize(
         minimum, maximum: scalars.
         bits, narrow_range: as in `QuantSpec`.
     """
-    if must_not_fuse():  # The basic operations need an explicit gradient.
+    if must_not_fuse():  # Basic operations have no straight-through gradient.
         return fake_quantize_if(True, x, minimum, maximum, bits, narrow_range)
     return _round_to_levels(x, minimum, maximum, bits, narrow_range)
 
@@ -98,7 +98,7 @@ def _round_to_levels(
 
 
 def apply_relu(x: tf.Tensor, ceiling: float | None) -> tf.Tensor:
-    """Clips `x` to 0 to `ceiling`. A plain ReLU has the ceiling `inf`. None returns `x`."""
+    """Clips `x` to 0 to `ceiling`, which is `inf` for a plain ReLU. None returns `x` unchanged."""
     if ceiling is None:
         return x
     return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
@@ -116,7 +116,7 @@ def fake_quantize_if(
 ) -> tf.Tensor:
     """Computes `fake_quantize` if `applies`, otherwise returns `x`.
 
-    With a `ceiling`, a ReLU is applied to `x` first. If the range begins at zero, quantizing also
+    With a `ceiling`, a ReLU is applied to `x` first. Quantizing to a range that begins at zero also
     computes the ReLU, so one operation is enough.
 
     The gradient is defined explicitly, because the gradient of `tf.cond` is slow to trace. On CPUs
@@ -159,7 +159,7 @@ def fake_quantize_if(
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Gradient]:
         y = cond(condition, lambda: quantize(x), lambda: pass_on(x))
-        if isinstance(condition, Switch):  # The ReLU changes the limits of the mask.
+        if isinstance(condition, Switch):  # Both branches have one gradient, which reads `on`.
             return y, partial(differentiate_quantized, x)
         return y, lambda upstream: cond(
             condition,
@@ -177,7 +177,7 @@ def fake_quantize_if(
             return quantize(x), lambda upstream: upstream * slope
 
         def gradient(upstream: tf.Tensor) -> list[tf.Tensor]:
-            with tf.control_dependencies([upstream]):  # Not before the gradient needs it.
+            with tf.control_dependencies([upstream]):  # Wait until the gradient needs `x`.
                 x, back = source.again()
             return back(differentiate_quantized(x, upstream))
 
@@ -220,7 +220,7 @@ def _fake_quantize_plainly(
 def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tensor:
     """Returns the largest magnitude in each output channel, in a shape that broadcasts.
 
-    The limit of a channel of zeros is 1, because any scale represents zeros.
+    For a channel of zeros it returns 1, because every scale represents zeros.
     """
     weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)
@@ -237,8 +237,8 @@ def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tens
 def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
     """Return the largest magnitude in each column of a large kernel.
 
-    TensorFlow reduces a few columns at a time over all rows. Small blocks of rows stay in the cache
-    until all of their columns are reduced.
+    TensorFlow reduces a few columns at a time over all rows. Small blocks of rows stay in the CPU's
+    cache until all of their columns are reduced.
     """
     *outer, columns = weights.shape
     rows = math.prod(outer)
@@ -267,7 +267,7 @@ def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> t
 def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
     """Rounds `weights` to 2^bits - 1 levels from -`limits` to `limits`.
 
-    The gradient passes everywhere, because the limits are the largest weights.
+    The gradient is 1 everywhere, because no weight exceeds the limits.
     """
     scale = quotient(limits, 2.0 ** (bits - 1) - 1.0)
     return straight_through(lambda x: quantize_channels(x, limits, bits) * scale, weights)
@@ -279,14 +279,14 @@ def fake_quantize_average(
     """Rounds averages of quantized values to the levels of their range, like kernels.
 
     Averages are often halfway between two quantized values. TFLite rounds such averages away from
-    the quantized value 0, unlike `fake_quantize`. The gradient passes everywhere.
+    the quantized value 0, unlike `fake_quantize`. The gradient is 1 everywhere.
     """
 
     def average(averages: tf.Tensor) -> tf.Tensor:
         x, levels = tf.cast(averages, tf.float32), float(2**bits - 1)
         low, high = (tf.cast(end, tf.float32) for end in (minimum, maximum))
         scale = (high - low) / levels
-        scale = tf.where(scale > 0, scale, 1.0)  # The first examples may all be zero.
+        scale = tf.where(scale > 0, scale, 1.0)  # A range of zeros, as of a first batch of zeros.
         zero_point = tf.clip_by_value(tf.floor(0.5 - low / scale), 0.0, levels) - 2 ** (bits - 1)
         q = x / scale + zero_point
         # 0.001 is far more than the float rounding error of halves for windows up to 16x16.

@@ -22,8 +22,8 @@ FixedPoint = tuple[tf.Tensor, tf.Tensor]
 """(multiplier, exponent), which represent multiplier / 2^31 * 2^exponent."""
 
 AWAY = 1 + 2.0**-40
-"""A factor that makes `tf.round` round halves away from zero instead of to even. It is for integers
-below 2^39 divided by powers of two: no other quotient becomes a half."""
+"""A factor that makes `tf.round` round halves away from zero instead of to even. It is exact for
+integers below 2^39 divided by powers of two, because no other quotient becomes a half."""
 
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 """exp(-2^k) for k = -2, -1, ..., with 31 fractional bits."""
@@ -38,7 +38,8 @@ For smaller ratios XNNPACK leaves QUANTIZE to TFLite, which rounds halves up in 
 kernels and away from zero in the others, depending on the position of an element.
 """
 FINER_STEPS = 2.0**7
-"""Int16 steps per int8 step, if values with smaller ratios are converted to int16 first."""
+"""If the ratio is smaller than `LEAST_RATIO`, values are first converted to int16, with this many
+steps per int8 step."""
 
 
 def shift(x: tf.Tensor, bits: Integer) -> tf.Tensor:
@@ -52,7 +53,7 @@ def shift_back(x: tf.Tensor, bits: Integer) -> tf.Tensor:
 
 
 def _as_int64(bits: Integer) -> Integer:
-    # TensorFlow converts Python integers without an operation.
+    # Python integers need no operation.
     return bits if isinstance(bits, int) else tf.cast(bits, tf.int64)
 
 
@@ -69,7 +70,7 @@ def power_of_two(exponent: tf.Tensor) -> tf.Tensor:
 def near_power_of_two(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns whether kernels treat `x` as a power of two, and the exponent in int64.
 
-    Kernels accept an error of 0.07 %, which is 0.001 in the logarithm.
+    Kernels accept values within 0.07 % of a power of two, which is 0.001 in the logarithm.
     """
     of_two = np.float32(1) / np.log(np.float32(2))
     logarithm = tf.cast(tf.math.log(x), tf.float32) * of_two
@@ -89,7 +90,7 @@ def divide_up(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
 
 
 def high_product(a: tf.Tensor, b: Integer, bits: int = 31) -> tf.Tensor:
-    """Computes a * b / 2^bits, rounded, for integers with a sign and `bits` bits."""
+    """Computes a * b / 2^bits, rounded, for integers of `bits` bits and a sign."""
     return shift_back(a * b + 2 ** (bits - 1), bits)
 
 
@@ -133,7 +134,7 @@ def multiply(
 
 
 def _overflow(x: tf.Tensor) -> tf.Tensor:
-    """Let integers overflow at 32 bits, as in kernels."""
+    """Wrap integers at 32 bits, like kernels whose sums overflow."""
     return tf.cast(tf.cast(x, tf.int32), tf.int64)
 
 
@@ -177,8 +178,8 @@ def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
 def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
     """Returns the nearest value that int16 kernels represent exactly as a multiplier of sums.
 
-    It has 15 bits, and is not a power of two: scales are float32 in a file, which could round a
-    power of two down.
+    It has 15 bits. It is not a power of two, because the float32 scales in a file could round that
+    down.
 
     Args:
         x: float64.
@@ -221,8 +222,8 @@ def inverse_square_root(x: tf.Tensor) -> FixedPoint:
 def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
     """Computes exp(x) for x <= 0 like gemmlowp. The result has no integer bits.
 
-    It splits x into a part in [-1/4, 0), for a Taylor series, and powers of two, each with a
-    factor.
+    It splits x into a part in [-1/4, 0), for a Taylor series, and powers of two, whose exponentials
+    are constants.
     """
     point = bits - integer_bits
     quarter = 2 ** (point - 2)
@@ -252,7 +253,7 @@ def reciprocal(x: tf.Tensor, bits: int = 31) -> tf.Tensor:
     half = (x + 2**bits) // 2
     y = high_product(half, _round_constant(-1010580540, bits), bits)
     y += _round_constant(1515870810, bits)
-    for _ in range(3):  # Newton's method, which starts at 48/17 - 32/17 * half.
+    for _ in range(3):  # Newton's method, starting at 48/17 - 32/17 * half.
         rest = 2 ** (bits - 2) - high_product(half, y, bits)
         y = y + saturate(shift(high_product(y, rest, bits), 2), bits)
     return y

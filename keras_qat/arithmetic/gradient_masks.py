@@ -24,7 +24,7 @@ def zero_outside_range(
     narrow_range: bool,
     on: bool | tf.Tensor = True,
 ) -> tf.Tensor:
-    """Returns the gradient for elements of `x` in the nudged range, and zero for other elements.
+    """Returns the upstream gradient for elements of `x` in the nudged range, and zero for others.
 
     Elements up to a millionth beyond the range are included.
 
@@ -47,13 +47,13 @@ def zero_outside_range(
 def zero_outside_relu(
     gradient: tf.Tensor, x: tf.Tensor, maximum: Scalar, ceiling: float, on: bool | tf.Tensor = True
 ) -> tf.Tensor:
-    """Returns the gradient for elements of `x` above zero, up to `maximum` and below `ceiling`.
+    """Returns the upstream gradient where `x` is above 0, up to `maximum` and below `ceiling`.
 
-    It is zero for other elements.
+    It is zero for all other elements.
 
     Args:
         gradient, x: the upstream gradient, and the tensor.
-        maximum: upper end of the quantized range. Up to a millionth more is included.
+        maximum: upper end of the quantized range. Elements up to a millionth above it are included.
         ceiling: maximum of the ReLU, where its gradient is zero.
         on: True, or a scalar tensor. If it is false, `maximum` is ignored.
     """
@@ -70,7 +70,7 @@ def _zero_outside(upstream: tf.Tensor, x: tf.Tensor, high: Scalar, low: Scalar =
     operations.
     """
     if x.dtype != tf.float32:
-        with tf.control_dependencies([upstream]):  # The forward pass must not store the cast.
+        with tf.control_dependencies([upstream]):  # Not in the forward pass.
             x = tf.identity(x)
     gradient, x, high, low = (tf.cast(tensor, tf.float32) for tensor in (upstream, x, high, low))
     gradient, *_ = tf.raw_ops.QuantizeAndDequantizeV4Grad(

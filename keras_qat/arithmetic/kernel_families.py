@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_qat.messages import warn_caller
 
 Rescaling = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""A function that multiplies integers, stored in float32, by a float32 factor, and rounds."""
+"""A function that multiplies integers (stored in float32) by a float32 factor, and rounds."""
 
 
 def half_to_even(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
@@ -43,24 +43,24 @@ class KernelFamily:
         matrix_products: function that rescales int8 sums of products of two tensors; None for
             fixed point.
         products: function that rescales int8 products of two tensors; None for fixed point.
-        additions: whether int8 sums and differences of two tensors are rounded once, at the end, or
-            twice, first for a common scale, or are computed in float32.
-        means: whether an int8 mean multiplies the sum in float32, in float32 with a fused addition,
-            in fixed point, or by one float32 factor.
+        additions: whether int8 sums and differences of two tensors are rounded once, at the end;
+            twice, also when inputs are converted to a common scale; or are computed in float32.
+        means: whether an int8 mean multiplies the sum in float32, in float32 with a fused addition
+            of the offset, in fixed point, or by a single float32 factor.
         quantize: whether float values are multiplied by the inverse of the int8 scale (halves to
             even), divided by it (halves away from zero), or divided and rounded like `halves`.
         requantize: whether int8 values are rescaled in 256ths, in fixed point, or in float32.
         leaky_relu: whether an int8 LeakyReLU multiplies by slopes in 256ths or in fixed point.
         tables: how the int8 tables of ELU, sigmoid, tanh and squares are rounded.
         bilinear: precision of the pixel weights in int8 bilinear interpolation.
-        optimized: whether TFLite's optimized kernels compute all operators without another field.
-            Some round halves up.
+        optimized: whether TFLite's optimized kernels compute the operators that no other field
+            describes. Some of these kernels round halves up.
         neon: whether optimized kernels use ARM's vector instructions. These round only once in sums
             with packed int4 weights, and in int8 hard swish for groups of 8 values.
         softmax: whether int8 softmax computes exponentials in float32 or in fixed point, or looks
             them up in a uint16 or float32 table.
-        int16_curves: if the scale is a power of two, whether int16 sigmoid and tanh use the
-            approximation of LSTM gates or interpolate in a table.
+        int16_curves: whether int16 sigmoid and tanh use the approximation of LSTM gates if the
+            scale is a power of two, or always interpolate in a table.
         dense: if `sums` is None, whether int8 FULLY_CONNECTED multiplies its sums in double
             precision or in fixed point.
         ratios: precision of ratios of scales before their conversion to fixed point.
@@ -72,8 +72,8 @@ class KernelFamily:
         int4_dense_per_channel: whether FULLY_CONNECTED supports int4 weights with a scale for each
             channel.
         static_shapes: whether shapes must be constants if a batch size is given.
-        in_float: whether operators without a field above compute in float32, and their results are
-            divided by the scale.
+        in_float: whether operators that no field above describes compute in float32, and their
+            results are divided by the scale.
         halves: function that rounds these results: halves to even, or up.
     """
 

@@ -1,9 +1,9 @@
 """Functions that round in the same way on every device, in eager mode and in graphs.
 
-TensorFlow's graph optimizer replaces `1 / x` by an approximate `Reciprocal` and divisions by
-constants by multiplications, and it reorders products. XLA and GPU kernels fuse a product with a
-following sum, and round only once. Each of these changes the last bits, and therefore quantized
-values. The functions here use operations that are not rewritten.
+TensorFlow's graph optimizer replaces `1 / x` by an approximate `Reciprocal`, and divisions by
+constants by multiplications. It also reorders products. XLA and GPU kernels fuse a product with a
+sum, and round only once. Each of these changes the last bits, and therefore quantized values. The
+functions here use operations that are not rewritten.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Scalar: TypeAlias = float | tf.Tensor
 TINY = float(np.finfo(np.float32).tiny)
 """The smallest positive normal float32 value."""
 BEYOND = 1 + 2.0**-20
-"""Factor that widens a range, because a nudged end may be too small by one bit."""
+"""Factor that widens a range a little, because float rounding can make a nudged end too small."""
 
 
 def is_in_xla() -> bool:
@@ -35,7 +35,7 @@ def has_gpu() -> bool:
 
 
 def must_not_fuse() -> bool:
-    """Whether XLA or a GPU kernel may fuse products with sums. They do not fuse `product`."""
+    """Whether XLA or GPU kernels may fuse products with sums, except those of `product`."""
     return is_in_xla() or has_gpu()
 
 
@@ -86,8 +86,8 @@ def fake_quantize(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes `fake_quant_with_min_max_vars` with the same order of operations as its CPU kernel.
 
-    Unlike the kernel, it divides before it clips, because it can then clip to constants. The values
-    are the same.
+    Unlike the kernel, it divides before it clips, so that it can clip to constants. The results are
+    the same.
 
     Args:
         x: the tensor, float32.
@@ -97,9 +97,9 @@ def fake_quantize(
         is_relu: whether to compute a ReLU of `x` as well; `minimum` must then be the number 0.
 
     Returns:
-        The tensor, rounded to the levels of the range, and a mask of the elements that pass the
-        gradient. These are the elements in the range, and up to a millionth of its width beyond it.
-        For a ReLU, elements below 2^-26 of the range are excluded as zeros.
+        The tensor, rounded to the levels of the range, and a mask of the elements whose gradient is
+        not zero. These are the elements in the range, or up to a millionth of its width beyond it.
+        With `is_relu`, elements below 2^-26 of the range are excluded as zeros of the ReLU.
     """
     levels = float(2**bits - 1 - narrow_range)
     minimum, maximum = (
@@ -114,14 +114,14 @@ def fake_quantize(
     steps = _divide(below * minus - x, minus, -1.0)
     clipped = tf.minimum(tf.maximum(steps, levels * (1.0 - BEYOND)), levels * BEYOND)
     inside = tf.equal(clipped, steps)
-    if are_numbers(minus, below):  # This equals the two differences below.
+    if are_numbers(minus, below):  # Equals `below - clipped - 0.5`.
         half_below = below - 0.5 if below != 1.0 else 0.5 - 2.0**-25
         return tf.math.ceil(half_below - clipped) * minus, inside
     return tf.math.ceil(below - clipped - hide_constant(0.5)) * minus, inside
 
 
 def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
-    """Return which elements are from 0 to `levels`, or above 0 and up to `levels` for a ReLU.
+    """Return a mask of the elements from 0 to `levels`, for a ReLU without 0.
 
     It compares the distance to the middle, which needs two operations instead of three.
     """
@@ -137,7 +137,7 @@ def zero_unless(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
-    """Compute x / scale for a scale with this sign. If the scale is 0, the result for 0 is 0.
+    """Compute x / scale for a scale with this sign, and 0 for 0 / 0.
 
     `quotient` would make TensorFlow transpose images on a GPU.
     """
@@ -171,8 +171,8 @@ def _find_minus_scale_and_zero_point(
 def _round(steps: tf.Tensor, levels: float) -> tf.Tensor:
     """Round halves up to integers from 0 to `levels`, with one operation.
 
-    It is TensorFlow's fake quantization with a scale of 1, whose arithmetic is exact even if it is
-    fused.
+    This operation is TensorFlow's fake quantization with a scale of 1, which is exact even if
+    products are fused with sums.
     """
     bits = math.ceil(math.log2(levels + 1.0))
     return tf.raw_ops.FakeQuantWithMinMaxArgs(
@@ -190,7 +190,7 @@ def nudged_range(
     lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
     highest = 2.0**bits - 1.0
     scale = quotient(maximum - minimum, highest - lowest)
-    # If all values are 0, as after a BatchNormalization with gamma = 0, the scale is 0.
+    # If all values are 0, as after a BatchNormalization with gamma 0, the scale is 0.
     zero_point = tf.floor(lowest - quotient(minimum, scale) + 0.5)
     zero_point = tf.clip_by_value(zero_point, lowest, highest)
     return (lowest - zero_point) * scale, (highest - zero_point) * scale

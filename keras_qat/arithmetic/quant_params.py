@@ -1,4 +1,7 @@
-"""Quantization parameters, and ranges of inputs that avoid rounding ties."""
+"""Quantization parameters, and ranges of inputs that avoid rounding ties.
+
+A tie is a value exactly halfway between two quantized values. Runtimes round ties differently.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class QuantParams:
 
     @classmethod
     def from_range(cls, minimum: Scalar, maximum: Scalar, bits: int = 8) -> QuantParams:
-        """Returns the parameters for a range, nudged to make zero a quantized value.
+        """Returns the parameters for a range, nudged (shifted slightly) to make zero exact.
 
         As in TFLite, the nudged ends are float32, and the division is in double precision. The
         range must contain zero. If it is empty, the scale is 1. With 16 bits, the range is
@@ -53,7 +56,7 @@ class QuantParams:
         if any(end is None for end in known):
             scale, zero_point = _converter(bits)(minimum, maximum)
             return cls(scale, zero_point, bits)
-        with tf.init_scope():  # A known range is converted only once.
+        with tf.init_scope():  # Cached for known ranges.
             ends = (tf.constant(end, tf.float32) for end in known)
             scale, zero_point = _converter(bits)(*ends)
             return cls(np.float32(scale.numpy()), int(zero_point.numpy()), bits)
@@ -96,7 +99,7 @@ class QuantParams:
         return (quantized.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
-        """Quantizes float values like users of a file: rounds halves up, and clips."""
+        """Quantizes float values as users of a file do: rounds halves up, and clips."""
         precise: Any = np.float64 if self.bits == 16 else np.float32
         scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
         return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
@@ -121,7 +124,7 @@ def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tens
         scale = tf.where(scale > 0, scale, tf.ones_like(scale))
         if bits == 16:
             return single(scale), tf.zeros([], tf.float64)
-        # Computed in float32 with halves rounded up, so zero is the same level as in training.
+        # In float32 and with halves rounded up, as in training, so that zero is the same level.
         below = tf.math.divide_no_nan(-low, single(quotient(single(high - low), levels)))
         below = tf.clip_by_value(tf.floor(single(below) + 0.5), 0.0, levels)
         if bits == 8:
@@ -139,7 +142,7 @@ def single(x: Scalar) -> tf.Tensor:
 
 
 def ratio(family: KernelFamily, *factors: Scalar, by: Scalar) -> tf.Tensor:
-    """Divides a product of scales by another, with the family's precision for ratios."""
+    """Divides a product of scales by the scale `by`, with the family's precision for ratios."""
     step = (lambda x: x) if family.ratios == "float64" else single
     return step(quotient(functools.reduce(lambda x, y: step(x * y), factors), by))
 
@@ -152,16 +155,16 @@ def round_half_away(x: tf.Tensor) -> tf.Tensor:
 WIDER = 1 / 1019
 """The range of an input is wider than its data by this share, to avoid rounding ties.
 
-With 8 bits, the data then covers 255 / (1 + 1 / 1019) = 1019 / 4 steps. Data on a grid often has n
-equal steps, and its k-th value is 1019 k / (4 n). It is at least 1 / (4 n) away from a tie if n is
-below 1019, a power of 2 or a power of 10, because 1019 is a prime.
+With 8 bits, the data then covers 255 / (1 + 1 / 1019) = 1019 / 4 steps of the range. Data on a grid
+often has n equal steps, and its k-th value lies at 1019 k / (4 n). Because 1019 is a prime, this is
+at least 1 / (4 n) away from a tie if n is below 1019, a power of 2 or a power of 10.
 """
 
 TRIES = 10
 """Multiples of `WIDER` that are tried. The largest widens a range by 1 %."""
 
 REPEATED = 0.9
-"""If a larger share of the values is distinct, they are not on a grid, and some are near ties."""
+"""If a larger share of the values is distinct, they are on no grid. Some always lie near ties."""
 
 ENOUGH = 2e-4
 """Sufficient distance to a tie, in steps. The error of 255 steps in float32 is 3e-5."""
@@ -170,8 +173,8 @@ ENOUGH = 2e-4
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
     """Returns by how much to widen a range to avoid rounding ties, as a share of its width.
 
-    If the values are on a grid, it is the first multiple of `WIDER` that keeps them far enough from
-    ties, or the best one.
+    For values on a grid, it is the first multiple of `WIDER` that keeps them far enough from ties,
+    or the best if none does.
 
     Args:
         low, high: the ends of the range, which includes zero.
@@ -194,5 +197,5 @@ def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) 
 
 
 def widen_range(low: S, high: S, share: float = WIDER) -> S:
-    """Returns the upper end of a range after widening it by a share of its width."""
+    """Returns the upper end of a range that is widened by a share of its width."""
     return high + (high - low) * share

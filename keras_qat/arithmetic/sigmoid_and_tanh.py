@@ -1,8 +1,8 @@
 """Sigmoid and hyperbolic tangent in integers, like TFLite's kernels.
 
-`compute_sigmoid` and `compute_tanh` follow gemmlowp's `fixedpoint.h`: a Taylor series for the
-exponential, then Newton's method for the reciprocal. TFLite's LSTM kernel uses them for gates with
-16 bits, and TFLite Micro's int8 kernels use them with 32 bits.
+`compute_sigmoid` and `compute_tanh` follow `fixedpoint.h` of gemmlowp, Google's library for integer
+matrices: a Taylor series for the exponential, then Newton's method for the reciprocal. TFLite's
+LSTM kernel uses them for gates with 16 bits, and TFLite Micro's int8 kernels with 32 bits.
 
 `compute_int16_sigmoid` and `compute_int16_tanh` are the int16 operators LOGISTIC and TANH, which
 interpolate in a table of the sigmoid. If the scale is almost 2^-12, or 2^-11 for tanh, the
@@ -77,9 +77,9 @@ class Curve:
     """The prepared parameters of an int16 sigmoid or hyperbolic tangent.
 
     Args:
-        is_power: whether the family has a special kernel for this scale.
-        left: log2(scale) + 12, for that kernel.
-        factor, bits: multiplier and shift that convert quantized values to indices of the table.
+        is_power: whether the family follows gemmlowp for this scale, which is a power of two.
+        left: log2(scale) + 12, for that case.
+        factor, bits: multiplier and shift that convert quantized values to units of the table.
     """
 
     is_power: Predicate
@@ -99,7 +99,7 @@ def prepare_tanh(family: KernelFamily, scale: tf.Tensor) -> Curve:
 
 
 def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
-    """Return the parameters. Special kernels support scales from 2^-12 to 2^(wider - 12)."""
+    """Return the parameters. The gemmlowp variant supports scales from 2^-12 to 2^(wider - 12)."""
     is_power, left, scale = _as_power(scale, wider)
     has_gates = family.int16_curves == "gates"
     return Curve(is_power if has_gates else False, left, *_scale_to_table(scale))
@@ -107,7 +107,7 @@ def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
 
 @trace_once
 def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return whether a special kernel supports a scale, log2(scale) + 12, and the scale it uses."""
+    """Return whether the gemmlowp variant supports a scale, log2(scale) + 12, and its scale."""
     is_near, exponent = near_power_of_two(scale)
     left = exponent + 15 - INTEGER_BITS
     is_power = is_near & (left >= 0) & (left <= wider)
@@ -117,7 +117,7 @@ def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Te
 
 @trace_once
 def _scale_to_table(scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the multiplier, 14 to 15 bits, and the shift that convert to units of 1/12288."""
+    """Return the multiplier, of 14 to 15 bits, and the shift from `scale` to units of 1/12288."""
     factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
     for _ in range(31):
         small = factor <= 32767.0 / 2.0
@@ -166,7 +166,7 @@ def _compute(
 
 
 def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
-    """Interpolate linearly in the table of the sigmoid. The result has `bits` more bits."""
+    """Interpolate linearly in the sigmoid's table. The result has `bits` more fractional bits."""
     table = tf.constant(_points(), tf.int64)
     last = 2**16 - 1 if bits == 8 else 2**16 - 2
     index = shift_back(size, bits)

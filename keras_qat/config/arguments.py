@@ -1,4 +1,4 @@
-"""Checks arguments, and suggests replacements for unknown arguments."""
+"""Checks users' arguments, and suggests replacements for unknown ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def answers_unknown(hint: str = "", /, **instead: str) -> Callable[[Function], Function]:
-    """Decorator that improves the error for arguments that a function or a class does not accept.
+    """Returns a decorator that improves the error of a function or class for unknown arguments.
 
     Args:
         hint: a sentence for missing or excess arguments.
@@ -82,10 +82,10 @@ def read_input_range(input_range: Any) -> tuple[float, float] | None:
 
 
 def switch(name: str, value: object) -> bool:
-    """Returns an argument that must be a bool.
+    """Returns an argument of a user that must be a bool.
 
     Raises:
-        TypeError: if it is not a bool. A string such as "off" would be true.
+        TypeError: if it is not a bool, such as the string "off", which Python treats as True.
     """
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r}: pass True or False.")

@@ -23,8 +23,8 @@ class Override:
         activation_bits: 2 to 8, or None for the recipe's bits.
         quantize: False to keep the layers in float. True reverts an earlier False, and quantizes
             layers that stay in float by default: LayerNormalization and GroupNormalization.
-        open: whether to trace custom layers. False keeps them in float. True also traces layers
-            that normalize, which the default, None, does not.
+        open: whether to trace custom layers, so that their operations are quantized. False keeps
+            them in float. True also traces layers that normalize, unlike the default, None.
     """
 
     layers: str
@@ -77,8 +77,8 @@ class Recipe:
             `callbacks.FreezeBatchNorm` overrides it.
         overrides: settings that differ for some layers; later ones win. See `override`.
         end_bits: bits of the weights, inputs and outputs of the first and last layers, and of
-            activations that are not multiplied, such as the terms of a sum; None for the same bits
-            as elsewhere. An activation has at least the bits of `activations`.
+            activations that are not multiplied, such as the terms of a sum. No activation has fewer
+            bits than `activations`. None for the same bits as elsewhere.
         unpacked_bits: bits of weights that files cannot pack, which are all weights except those of
             convolutions and dense layers. None for the same bits as other weights.
         without_float: whether normalization layers and computed indices also use integers. Such
@@ -140,8 +140,8 @@ class Recipe:
             activation_bits: 2 to 8, or None for the recipe's bits.
             quantize: False keeps the layers in float. True reverts an earlier False, and quantizes
                 layers that stay in float by default: LayerNormalization and GroupNormalization.
-            open: whether to trace custom layers. False keeps them in float. True also traces layers
-                that normalize, which the default, None, does not.
+            open: whether to trace custom layers, to quantize their operations. False keeps them in
+                float. True also traces layers that normalize, unlike the default, None.
 
         Raises:
             ValueError: on bits outside 2 to 8, or without any setting.
@@ -160,9 +160,9 @@ class Recipe:
 
         Args:
             what: "zeros" keeps zero weights at zero, so a pruned model stays pruned. "clusters"
-                also keeps equal weights of a layer equal, as in a clustered model. In the file,
-                only equal weights of the same output channel stay equal, because each channel has
-                its own scale. Preserving clusters slows down training.
+                also keeps equal weights of a layer equal, as in a clustered model. The file only
+                keeps weights of the same output channel equal, because each channel has its own
+                scale. Preserving clusters slows down training.
 
         Raises:
             ValueError: if the recipe has one range for all weights of a layer.
@@ -199,12 +199,12 @@ _SPECS = ("weights", "activations", "folded_weights")
 
 
 _USED, _LOST = "_is_used", "_lost"
-"""Names of two attributes of a recipe: a list that is not empty if the recipe was used, and the
+"""Names of two attributes of a recipe: a list that is empty until the recipe is used, and the
 layers of overrides whose results were never used."""
 
 
 def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:
-    """Record that `recipe.override(layers, ...)` returned `result`."""
+    """Remember that `recipe.override(layers, ...)` returned `result`, to warn if it is unused."""
     _note_use(recipe)
     is_used: list[bool] = []
     vars(result)[_USED] = is_used

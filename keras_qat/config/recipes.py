@@ -45,21 +45,21 @@ def int8(
 
     Weights have one symmetric range per output channel, the range of their current values. With 8
     bits, quantized weights are -127 to 127. Activations, inputs and outputs have one asymmetric
-    range per tensor, a moving average of the minimum and maximum of batches.
+    range per tensor: moving averages of the minimum and the maximum of batches.
 
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
-        ema_decay: decay per step of the moving averages: 0.999 spans about 1,000 batches. In the
-            first 10,000 batches, an average spans the last tenth of them, because weights change
-            quickly.
+        ema_decay: decay per step of the moving averages. 0.999 spans about 1,000 batches. During
+            the first 10,000 batches, an average spans the last tenth of all batches so far, because
+            weights change quickly at first.
         per_channel: False for one range per weight tensor, with BatchNormalization folded in. Some
             NPUs require this, and others run such files several times as fast. Train such a model:
             `calibrate` alone loses accuracy.
         ranges: how ranges are found. "moving_average" averages observed extremes. "learned" trains
             the ranges of activations and per-channel weights (LSQ), for 4 bits and fewer.
             "learned_clipping" only trains the ranges of activations, with the clipping error
-            (PACT). With both, call `calibrate(qat, x, method="mse")` before training.
+            (PACT). If ranges are trained, first call `calibrate(qat, x, method="mse")`.
 
     Raises:
         ValueError: on bits outside 2 to 8 or unknown `ranges`.
@@ -208,9 +208,9 @@ def low_bits(
     """Returns a recipe for few bits, with learned ranges and 8 bits in the first and last layers.
 
     Activations that are not multiplied, such as the terms of a sum, also have 8 bits, because fewer
-    bits would save little. Files store activations as int8 with only 2^bits distinct values, so the
-    recipe is for hardware with low-bit kernels, and for research. The model needs training, after
-    `calibrate(qat, x, method="mse")`.
+    bits would save little. The recipe is for hardware with low-bit kernels, and for research: files
+    store activations as int8, but use only 2^bits values. Call `calibrate(qat, x, method="mse")`,
+    then train the model.
 
     Args:
         weight_bits: 2 to 8.
@@ -248,23 +248,23 @@ def contrib(
 ) -> Recipe:
     """Returns a recipe that quantizes like `tf.contrib.quantize` of TensorFlow 1.15.
 
-    Weights have one range per tensor, which is observed in the last batch after folding
-    BatchNormalization. The same activations as in the original are quantized, but not inputs.
+    Weights have one range per tensor, with BatchNormalization folded in, observed in the last
+    batch. The same activations are quantized as in the original. Inputs are not.
 
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
         symmetric: whether ranges are symmetric, except after Add and Multiply layers.
         ema_decay: decay per step of the activations' moving averages.
-        quant_delay: first training step, counted from 1, that quantizes. Ranges are observed from
-            the start.
+        quant_delay: the first training step, counted from 1, that quantizes. Earlier steps only
+            observe ranges.
         freeze_bn_delay: first training step that uses BatchNormalization's moving statistics, or
             None.
         weight_narrow_range: whether weights do not use the lowest quantized value. It is False in
             the first version of `tf.contrib.quantize`.
-        quantize_folded_weights_use_ema: whether the range of folded weights is a moving average, an
-            option of the first version. Their quantization is then delayed too.
-        delay_weights: whether `quant_delay` applies to weights. In the first version, it only
+        quantize_folded_weights_use_ema: whether the range of folded weights is a moving average, as
+            in an option of the first version. `quant_delay` then applies to them, too.
+        delay_weights: whether `quant_delay` applies to all weights. In the first version, it only
             applied to folded weights with a moving average.
 
     Raises:

@@ -38,13 +38,12 @@ class QuantSpec:
         narrow_range: whether the lowest quantized value is unused, which leaves 2^bits - 1 values.
             TFLite expects this for weights.
         per_channel: one range for each output channel instead of one for the tensor.
-        observer: how the range is found. `moving_average` averages the extremes of batches. At the
-            start of training, it averages only the last tenth of the batches.
-            `shadowed_moving_average` averages all batches like TensorFlow 1, with its shadow
-            variables. `last_value` uses the extremes of the last training batch. `current_value`
-            uses the tensor's current extremes and stores nothing, for weights. `learned` trains the
-            range with the rounding and clipping error (LSQ), `learned_clipping` only with the
-            clipping error (PACT).
+        observer: how the range is found. `moving_average` averages the extremes of batches: at the
+            start of training, of the last tenth of all batches so far. `shadowed_moving_average`
+            averages all batches like TensorFlow 1, with its shadow variables. `last_value` uses the
+            extremes of the last training batch. `current_value`, for weights, uses the tensor's
+            current extremes and stores nothing. `learned` trains the range with the rounding and
+            clipping error (LSQ), `learned_clipping` only with the clipping error (PACT).
         ema_decay: decay per step of the moving averages.
         lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. The minimum is then not
             observed.
@@ -53,10 +52,9 @@ class QuantSpec:
             quantize.
         preserve: property of weights that training preserves: "zeros", or "clusters" of equal
             values.
-        off_ties: whether to widen the observed range by 1/1019, or up to 1 % if `calibrate` finds
-            that values need more. With 255 steps, pixels scaled by `x / 127.5 - 1` are all halfway
-            between two quantized values (ties), which kernels round differently. With 254.75 steps,
-            no such value is a tie.
+        off_ties: whether to widen the observed range by 1/1019, or by up to 1 % if `calibrate`
+            finds that values need more. Without this, all pixels scaled by `x / 127.5 - 1` lie
+            halfway between two quantized values (ties), which kernels round differently.
         power_of_two: whether scales are powers of two, for chips that rescale with shifts. Scales
             are rounded up to avoid clipping.
 
@@ -140,8 +138,8 @@ class SharedSpec:
 
     Args:
         source: name of the tensor with the range.
-        rounds: whether results must be rounded, as for average pooling. Max pooling and reshapes
-            only move values.
+        rounds: whether results can lie between quantized values and are rounded, as for average
+            pooling. Max pooling and reshapes only move values.
     """
 
     source: str
@@ -176,7 +174,7 @@ def to_config(spec: QuantSpec | FixedSpec | None) -> dict[str, Any] | None:
 
 
 def from_config(config: Any) -> Any:
-    """Creates a specification from the result of `to_config`. Other objects are returned unchanged.
+    """Creates a specification from the result of `to_config`. Returns specifications unchanged.
 
     Raises:
         ValueError: if the data is not from `to_config`.

@@ -22,7 +22,7 @@ HIDDEN_STATE = 18
 
 
 def _is(site: Site, dtype: str) -> bool:
-    """Return whether the operator's output has this type."""
+    """Return whether an operator's output has the type `dtype`."""
     return site.outputs[0].type == dtype
 
 
@@ -37,20 +37,20 @@ def _has_over_four_axes(site: Site) -> bool:
 
 
 def _is_elementwise(site: Site) -> bool:
-    """Return whether operands have the shape of the result or are scalars."""
+    """Return whether each operand has the shape of the result or is a scalar."""
     sizes = {math.prod(tensor.shape) for tensor in site.tensors}
     return sizes <= {math.prod(site.outputs[0].shape), 1}
 
 
 def _has_batch_of_one(site: Site) -> bool:
-    """Return whether the first of five axes has size 1 and is not moved."""
+    """Return whether a result has five axes, and the first has size 1 and is not transposed."""
     shape = site.outputs[0].shape
     order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
     return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)
 
 
 def _rescales(site: Site) -> bool:
-    """Return whether float32 cannot represent the ratio of an operator's scales exactly.
+    """Return whether an operator's ratio of scales has more bits than float32.
 
     Some kernels divide scales in float32, but TFLite Micro's Python package in double precision.
     """
@@ -91,8 +91,8 @@ def _is_uneven_row(site: Site) -> bool:
 class TransposedAxis:
     """Height or width of a transposed convolution: stride, kernel size, and sizes of the output.
 
-    `before` is the number of outputs that padding removes at the start, `usual` the size for this
-    stride and padding, and `full` the size without padding.
+    `before` is how many outputs padding removes at the start, `size` the output's size in the file,
+    `usual` the usual size for this stride and padding, and `full` the size without padding.
     """
 
     stride: int
@@ -104,12 +104,12 @@ class TransposedAxis:
 
     @property
     def missing(self) -> int:
-        """Number of zeros to append to the input to make the result large enough."""
+        """How many zeros must be appended to the input to make the output large enough."""
         return max(-(-(self.before + self.size - self.full) // self.stride), 0)
 
 
 def find_transposed_axes(site: Site) -> tuple[TransposedAxis, TransposedAxis]:
-    """Returns height and width of a TRANSPOSE_CONV."""
+    """Returns the height and the width of a TRANSPOSE_CONV."""
     strides = site.option("strideH"), site.option("strideW")
     is_valid = site.option("padding") == schema.Padding.VALID
 
@@ -126,7 +126,7 @@ def find_transposed_axes(site: Site) -> tuple[TransposedAxis, TransposedAxis]:
 
 
 def _is_transposed_by_rows(site: Site) -> bool:
-    """Return whether an int8 transposed convolution is summed row by row."""
+    """Return whether the kernel of an int8 transposed convolution sums row by row."""
     strides = max(site.option("strideH"), site.option("strideW"))
     return _is(site, "int8") and (strides > 2 or site.shape(2)[-1] <= 16)
 

@@ -28,7 +28,7 @@ def _check_strides(site: Site) -> str | None:
 
 
 def _check_padded_strides(site: Site) -> str | None:
-    """Limit strides if there is padding or dilation."""
+    """Return why strides are too large for an operator with padding or dilation, or None."""
     dilation = max(site.option(f"dilation{name}Factor", 1) for name in "HW")
     return None if dilation == 1 and not _is_padded(site) else _check_strides(site)
 
@@ -51,7 +51,7 @@ VALID = 1
 
 
 def _check_axes(site: Site) -> str | None:
-    """Refuse results without axes, except QUANTIZE's, which Ethos-U85 supports."""
+    """Return why results without axes are refused, or None. Ethos-U85 supports QUANTIZE's."""
     is_scalar = any(tensor.shape == () for tensor in site.outputs)
     if site.operation.kernel == "QUANTIZE":
         return None
@@ -59,7 +59,7 @@ def _check_axes(site: Site) -> str | None:
 
 
 def _check_maps(site: Site) -> str | None:
-    """Refuse tensors that are not quantized to at most 16 bits."""
+    """Return why tensors that are not quantized to at most 16 bits are refused, or None."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
     refused = [dtype for dtype in dtypes if dtype not in MAPS]
@@ -257,7 +257,7 @@ ETHOS_U85 = dataclasses.replace(
     ETHOS_U55,
     name="ethos_u85",
     title="Ethos-U85",
-    has_float=True,  # In integers, layers that normalize would end with a QUANTIZE from int32.
+    has_float=True,  # Vela has no QUANTIZE from int32, with which normalization in integers ends.
     operators=BOTH
     | operators(
         ("AVERAGE_POOL_2D MAX_POOL_2D", _kernel(_check_pool)),

@@ -14,10 +14,10 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.reader import Site
 
 Check = Callable[[Site], str | None]
-"""A function of an operator in a file that returns why a target refuses it, or None."""
+"""A function that returns why a target refuses an operator of a file, or None."""
 
 Form = Callable[[Builder, Site], None]
-"""A function that adds operators to a file that replace an operator and avoid a fault."""
+"""A function that adds operators to a file to replace an operator that has a fault."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Fault:
         operators: TFLite's names of the operators, separated by spaces.
         applies: function that returns whether the fault affects one of these operators.
         reason: the effect, in a few words.
-        form: the rewrite of the operator in files for the target: the name of a function in
-            `export/target_rewrites.py`, or a function; None if there is no rewrite.
+        form: how files for the target replace the operator: a function, or the name of one in
+            `export/target_rewrites.py`; None if it cannot be replaced.
         change: advice if there is no rewrite, in a few words.
         knows_open_sizes: whether `applies` also supports tensors with unknown sizes (-1).
     """
@@ -69,7 +69,7 @@ class Kernel:
 
 
 def operators(*rows: tuple[str, Kernel]) -> dict[str, Kernel]:
-    """Returns {operator: kernel}, given rows of operators separated by spaces, and their kernel."""
+    """Returns operator -> kernel, given pairs of operators separated by spaces and their kernel."""
     return {name: kernel for names, kernel in rows for name in names.split()}
 
 
@@ -95,7 +95,7 @@ class Target:
         has_float: whether it supports float. Otherwise normalization layers compute in integers.
         channel_bytes: TFLite's name of an operator -> bytes of memory per output channel for
             weights with a scale per channel.
-        host: the runtime that computes missing operators; None if all of them are computed.
+        host: the runtime that computes missing operators; None if it has all operators.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Target:
         return recipes.int8(per_channel=self.per_channel)
 
     def fault(self, site: Site) -> Fault | None:
-        """Returns the first fault that an operator meets."""
+        """Returns the first fault that affects an operator, or None."""
         faults = (fault for fault in self.faults if fault.meets(site))
         return next(faults, None)
 
@@ -193,7 +193,7 @@ def get(target: str | Target) -> Target:
 def settings(
     recipe: str | Recipe | None, kernels: str | None, target: str | Target | None
 ) -> tuple[Recipe, KernelFamily, Target | None]:
-    """Returns the recipe, kernel family and target of a model, with defaults for missing ones.
+    """Returns the recipe, kernel family and target for a model. None stands for a default.
 
     Raises:
         ValueError: on unknown names, or if they contradict each other.

@@ -37,7 +37,7 @@ def _is_wide_table(site: Site) -> bool:
 
 
 WIDE_TABLES = Fault("GATHER", _is_wide_table, "no kernel for int16", "split_bytes")
-"""16-bit tables, such as those of division and normalization."""
+"""Lookups in 16-bit tables, such as those of division and normalization."""
 
 MOST_INPUTS = 10
 """Maximum number of inputs of TFLite Micro's CONCATENATION."""
@@ -85,7 +85,7 @@ TFLM = Target(
         ("LOGICAL_AND LOGICAL_OR LOGICAL_NOT", Kernel(("bool",))),
     ),
 )
-"""RELU6 ignores scales in int8, so only its float kernel is listed."""
+"""Lists only the float kernel of RELU6, because its int8 kernel ignores scales."""
 
 CORAL_NPU: Target = dataclasses.replace(
     TFLM,
