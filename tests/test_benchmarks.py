@@ -4,14 +4,10 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-import keras_qat
-from benchmarks import accuracy, gpu, methods, operations, recurrent, step_time, zoo
-from keras_qat.arithmetic import plain_operations
-from tests.helpers import keras, layers, rng
+from benchmarks import accuracy, gpu, methods, operations, recurrent, zoo
 
 ROWS = ("TFLite 8/8", "calibrate 8/8", "calibrate 8/8 per tensor", "8/8, rate x 0.3")
 WORDS = "--data digits --seeds 1 --networks DS-CNN LeNet --epochs 12 --more 2 --batch 32 --rows"
@@ -113,46 +109,6 @@ def test_operations_of_a_graph_as_on_a_gpu():
         # The constant too: a GPU has it in its own memory.
         assert dict(counts.host_reads) == {"FakeQuantWithMinMaxVars": 2}
         assert counts.bytes == 8 + (32 + 4) + 3 * 4 + (32 + 32) + (32 + 32)
-
-
-def eight_channels():
-    """TensorFlow's fused kernels on GPUs take no six, as other networks have."""
-    inputs = x = keras.Input((8, 8, 3))
-    for layer in (layers.Conv2D(8, 3), layers.DepthwiseConv2D(3)):
-        x = layers.ReLU(6.0)(layers.BatchNormalization()(layer(x)))
-    branches = [layers.BatchNormalization()(layers.Conv2D(8, 1)(x)) for _ in range(2)]
-    x = layers.GlobalAveragePooling2D()(layers.Add()(branches))
-    return keras.Model(inputs, layers.Dense(10, "softmax")(x))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason="TensorFlow knows no GPU kernels")
-@pytest.mark.parametrize("freeze", [False, True])
-def test_axes_of_images_are_swapped_around_no_quantizer(freeze, monkeypatch):
-    """A GPU has channels first. Operations that TensorFlow does not know would have them last.
-
-    For its gradient a quantizer keeps a byte of each number, and not the number itself.
-    """
-    monkeypatch.setattr(plain_operations, "has_gpu", lambda: True)
-    batch = rng().normal(size=(4, 8, 8, 3)).astype("float32"), np.zeros(4)
-
-    def counted(model):
-        train, _ = step_time.functions(model, batch, jit_compile=False)
-        return operations.count(operations.optimized_graph(train))
-
-    def quantized():
-        qat = keras_qat.quantize_model(eight_channels())
-        if freeze:
-            keras_qat.calibrate(qat, batch[0])
-            keras_qat.freeze_ranges(qat)
-        return qat
-
-    of_float, of_quantized = counted(eight_channels()), counted(quantized())
-    assert of_quantized.swaps <= of_float.swaps
-    quantized_numbers = 4 * 8 * (6 * 6 + 4 * (4 * 4))
-    assert of_quantized.kept < of_float.kept + 2 * quantized_numbers  # With rounded weights.
-    monkeypatch.setattr(tf.raw_ops, "RealDiv", tf.raw_ops.DivNoNan)
-    assert counted(quantized()).swaps > of_float.swaps
 
 
 def test_numbers_asked_for_around_a_step():

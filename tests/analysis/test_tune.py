@@ -226,7 +226,7 @@ def test_mistakes_get_an_answer(message, classifier):
 
 
 def test_targets_decide_what_is_tried(regressor):
-    options = {"max_drop": 0, "target": "ethos_u55", "minutes": 0.05, "verbose": 0}
+    options = {"max_drop": 0, "target": "ethos_u55", "minutes": 0.02, "verbose": 0}
     result = keras_qat.tune(*regressor, metric=measure_nearness, **options)
     assert result.model.target.name == "ethos_u55"
     assert result.attempts[-1].outcome == "no time is left"

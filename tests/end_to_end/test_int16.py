@@ -27,18 +27,6 @@ def trained():
 
 
 @pytest.mark.legacy
-def test_trained_model(trained, tmp_path):
-    qat, contents = trained
-    report = keras_qat.verify(qat, contents, X)
-    assert report.outputs[0].argmax_agreement == 1
-    assert report.identical >= 0.99
-    assert report.max_difference <= 1
-    keras_qat.export_saved_model(qat, tmp_path / "model")
-    serve = tf.saved_model.load(str(tmp_path / "model")).signatures["serving_default"]
-    expected = qat.predict(X, verbose=0)
-    np.testing.assert_array_equal(serve(image=tf.constant(X))["logits"], expected)
-
-
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_layer_by_layer(trained, kernels):
     report = keras_qat.verify(*trained, X, per_layer=True, kernels=kernels)

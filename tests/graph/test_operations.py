@@ -24,21 +24,15 @@ MODULES = sorted(TABLE.parent.parent.rglob("*.py"))
 NAME = re.compile(rf"({'|'.join(map(re.escape, filter(None, FUNCTIONS)))})\.\w*")
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_each_name_is_a_function(name):
-    found = keras.backend if name.startswith("keras.") else tf
-    for part in name.removeprefix("keras.backend.").split("."):
-        found = getattr(found, part)
-    assert callable(found)
-
-
-@pytest.mark.parametrize("module", FUNCTIONS)
-def test_functions_of_a_module_are_sorted_and_listed_once(module):
-    functions = FUNCTIONS[module].split()
-    assert functions == sorted(set(functions))
-
-
-def test_other_kinds_are_of_listed_functions():
+def test_names_are_functions_sorted_and_listed_once():
+    for name in KINDS:
+        found = keras.backend if name.startswith("keras.") else tf
+        for part in name.removeprefix("keras.backend.").split("."):
+            found = getattr(found, part)
+        assert callable(found), name
+    for module, listed in FUNCTIONS.items():
+        functions = listed.split()
+        assert functions == sorted(set(functions)), module
     assert OTHER_KINDS.keys() <= KINDS.keys()
 
 
@@ -66,15 +60,15 @@ def test_random_operations():
     assert not draws_random_numbers(tf.nn.relu(x)._keras_history.layer)
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
-def test_no_other_module_spells_names(module):
+def test_no_other_module_spells_names():
     """All others compare kinds (`get_kind`), or print `name_in_tensorflow`."""
-    strings = (
-        node.value
-        for node in ast.walk(ast.parse(module.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
-    assert module == TABLE or not list(filter(NAME.fullmatch, strings))
+    for module in MODULES:
+        strings = (
+            node.value
+            for node in ast.walk(ast.parse(module.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        )
+        assert module == TABLE or not list(filter(NAME.fullmatch, strings)), module
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import assert_all_close, images, keras, observe, save_and_load, scramble
+from tests.helpers import assert_all_close, images, observe, save_and_load, scramble
 from tests.networks.small import functional, layers
 
 
@@ -141,24 +141,3 @@ def test_gradients_in_a_graph_for_inference_alone(exact):
     model.compile()
     result = model.evaluate(x, verbose=0, return_dict=True)["norm"]
     assert result == pytest.approx(float(norm(qat)), rel=1e-4)
-
-
-def test_each_call_of_a_shared_layer_has_its_own_ranges():
-    body = keras.Sequential(
-        [
-            layers.Conv2D(6, 3, padding="same"),
-            layers.BatchNormalization(),
-            layers.ReLU(),
-            layers.DepthwiseConv2D(3),
-            layers.Flatten(),
-            layers.Dense(5, activation="relu"),
-        ]
-    )
-    model = functional(
-        *[(8, 8, 4)] * 2, build=lambda x, y: layers.Dense(3)(layers.Add()([body(x), body(y)]))
-    )
-    x = [images(64), 3 * images(64, seed=9)]
-    qat = observe(keras_qat.quantize_model(scramble(model)), *x)
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
-    assert len(report.tensors) == 12
-    assert all(tensor.run.identical == 1 for tensor in report.tensors)

@@ -15,14 +15,6 @@ from tests.networks.small import functional, layers, residual_net
 with_kernels = pytest.mark.parametrize("kernels", KERNELS)
 
 
-@with_kernels
-def test_trained_model(exported, kernels):
-    simulated = assert_identical(exported.model, exported.x, kernels, exported.tflite)
-    assert simulated.kernels == kernels
-    assert simulated.float_layers == ()
-    assert len(np.unique(simulated.outputs["logits"].codes)) > 50
-
-
 def test_the_families_differ(exported):
     """So that the tests show something: in a few codes, by one step."""
     first, second = (keras_qat.simulate(exported.model, exported.x, family) for family in KERNELS)
@@ -43,7 +35,9 @@ def test_tensors_inside(exported, kernels):
     contents = file_graph.replace_outputs(item.tensor.index for item in pairs)
     file = FileInterpreter(contents, kernels)
     codes = file.run(dict.fromkeys(file.inputs, exported.x))
-    tensors = keras_qat.simulate(exported.model, exported.x, kernels).tensors
+    simulated = keras_qat.simulate(exported.model, exported.x, kernels)
+    assert (simulated.kernels, simulated.float_layers) == (kernels, ())
+    tensors = simulated.tensors
     assert {"image", "stem_relu", "project_bn", "merge_relu", "pool", "logits"} <= set(tensors)
     assert len(pairs) >= 7
     for item in pairs:

@@ -21,8 +21,8 @@ PAGES = {
 }
 OTHER_LANGUAGES = {"c", "c++", "cmake", "cpp", "java", "kotlin", "ruby", "swift"}
 TAGS = {"python", "py", "console", "text", "", *OTHER_LANGUAGES}
-QUICK = {"README.md", "docs/layers.md"}
-"""Pages that run by default: the first one that is read, and one that costs little."""
+QUICK = {"README.md"}
+"""The page that runs by default: the first one that is read."""
 
 
 def blocks(page: str) -> list[tuple[str, int, str]]:

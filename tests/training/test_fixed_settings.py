@@ -86,10 +86,3 @@ def test_settings_of_training_and_equal_ones_may_be_set():
     np.testing.assert_array_equal(qat.predict(X, verbose=0), expected)
     qat.compile("sgd", "mse")
     qat.fit(X, expected, verbose=0)
-
-
-def test_the_advice_works():
-    plain = keras_qat.strip_quantization(quantized())
-    plain.get_layer("scores").activation = keras.activations.linear
-    again = quantize_on(plain, X)
-    assert np.abs(again.predict(X, verbose=0).sum(-1) - 1).max() > 0.1

@@ -50,7 +50,8 @@ FORMS = {
     "gru, hard": make(layers.GRU, recurrent_activation="hard_sigmoid", bias_initializer="uniform"),
     "gru, backwards": make(layers.GRU, go_backwards=True, return_sequences=True),
     "gru, dropout": make(layers.GRU, dropout=0.3, recurrent_dropout=0.3),
-    "gru, masked": make_bidirectional,
+    "gru, masked": make_masked(layers.GRU, return_sequences=True),
+    "both ways": make_bidirectional,
     "gru, given state": given_state,
     "lstm": make(layers.LSTM, return_sequences=True),
     "lstm, dropout": make(layers.LSTM, recurrent_dropout=0.3, implementation=1, unroll=True),
@@ -63,11 +64,11 @@ FORMS = {
 
 
 def make_model(form):
-    inputs = keras.Input((5, 3))
+    inputs = keras.Input((3, 3))
     outputs = layers.Dense(2)(layers.Flatten()(FORMS[form](inputs)))
     qat = keras_qat.quantize_model(keras.Model(inputs, outputs))
-    x = np.float32(2 * rng().normal(size=(32, 5, 3)))
-    x[rng().random((32, 5)) < 0.3] = 0.0
+    x = np.float32(2 * rng().normal(size=(32, 3, 3)))
+    x[rng().random((32, 3)) < 0.3] = 0.0
     keras_qat.calibrate(qat, 0.3 * x)  # Some values are beyond the ranges.
     return qat, tf.constant(x)
 
