@@ -27,9 +27,6 @@ from keras_qat.training.schedule import is_quantized
 
 __all__ = ["Attempt", "TuneResult", "tune"]
 
-MARK = "tune.txt"
-"""Name of the file that identifies the search of a directory."""
-
 
 @dataclasses.dataclass(frozen=True)
 class TuneResult:
@@ -144,7 +141,7 @@ def tune(
         min_bits: minimum bits of weights, 2 to 8. With it, `tune` continues to the smallest file
             within the budget.
         directory: where to save the model of each attempt. A second call with the same arguments
-            continues there. By default, a temporary directory.
+            continues there. It can hold several searches. By default, a temporary directory.
         seed: the seed for training and for learned rounding.
         verbose: 1 prints each attempt. A terminal also shows the current attempt.
 
@@ -179,8 +176,9 @@ def tune(
     builder = Builder(model, known_target, train_data, judge, seed, minutes)
     temporary = None if directory else tempfile.TemporaryDirectory(prefix="keras_qat_tune_")
     folder = Path(temporary.name if temporary else os.fspath(directory or ""))
-    _claim(folder, _describe_search(builder, held_out, chosen, judge.name))
-    search = Search(builder, Settings(chosen), max_drop, folder, verbose)
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = _identify_search(builder, held_out, judge.name)
+    search = Search(builder, Settings(chosen), max_drop, folder, identity, verbose)
     interrupted = False
     try:
         climb(search)
@@ -213,25 +211,13 @@ def _hash_examples(data: Data) -> list[int]:
     return [hash(b"".join(np.asarray(x).tobytes() for x in example)) for example in examples]
 
 
-def _describe_search(builder: Builder, held_out: Data, recipe: Recipe, metric: str) -> str:
-    """Return a text that identifies a search by its model's weights, its data and its arguments."""
+def _identify_search(builder: Builder, held_out: Data, metric: str) -> str:
+    """Return a digest of the model's weights, the data, and the arguments."""
     arrays = [x for data in (builder.train, held_out) for x in (*data.x, *(data.y or ()))]
-    digest = hashlib.sha256()
+    target = builder.target and builder.target.name
+    digest = hashlib.sha256(repr((builder.model.name, target, metric, builder.seed)).encode())
     for array in (*builder.model.get_weights(), *arrays):
         digest.update(repr((array.dtype, array.shape)).encode())
         is_text = array.dtype == object
         digest.update(repr(array.tolist()).encode() if is_text else array.tobytes())
-    target = builder.target and builder.target.name
-    return f"{builder.model.name} {recipe!r} {target} {metric} {builder.seed} {digest.hexdigest()}"
-
-
-def _claim(folder: Path, description: str) -> None:
-    """Mark a directory as the search's. Raise an error if it holds another search."""
-    folder.mkdir(parents=True, exist_ok=True)
-    mark = folder / MARK
-    if mark.exists() and mark.read_text("utf-8") != description:
-        raise ValueError(
-            f"{folder} holds the attempts of another search. Pass the same model and arguments as "
-            f"before, or another directory."
-        )
-    mark.write_text(description, "utf-8")
+    return digest.hexdigest()

@@ -94,15 +94,22 @@ class Search:
         first: the settings of the first attempt.
         max_drop: maximum drop of the metric, in points.
         directory: where attempts are saved.
+        identity: a digest of the model, the data and the arguments, for the names of files.
         verbose: 1 prints each attempt, and on a terminal the current one while it runs.
     """
 
     def __init__(
-        self, builder: Builder, first: Settings, max_drop: float, directory: Path, verbose: int
+        self,
+        builder: Builder,
+        first: Settings,
+        max_drop: float,
+        directory: Path,
+        identity: str,
+        verbose: int,
     ) -> None:
         self.builder, self.first, self.max_drop = builder, first, max_drop
         self.model, self.target = builder.model, builder.target
-        self.directory, self.verbose = directory, verbose
+        self.directory, self.identity, self.verbose = directory, identity, verbose
         self.shows_progress = bool(verbose) and sys.stdout.isatty()
         self.attempts: list[Attempt] = []
         self.best = first
@@ -145,7 +152,7 @@ class Search:
         """
         self._show_progress(step, settings)
         start = time.monotonic()
-        key = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
+        key = hashlib.sha256(f"{self.identity}{settings!r}".encode()).hexdigest()[:16]
         model_path, data_path = self.directory / f"{key}.keras", self.directory / f"{key}.json"
         if data_path.exists():
             figures = json.loads(data_path.read_text("utf-8"))
