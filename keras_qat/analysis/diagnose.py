@@ -316,7 +316,7 @@ def _find_falls(
 
 
 def _find_unfit_ranges(graph: ResolvedGraph, arrays: list[NDArray]) -> list[str]:
-    """Return a sentence for each input whose range is too narrow or too wide for the data."""
+    """Return a sentence for each input with a range that is too narrow or too wide for the data."""
     problems = []
     for (name, tensor), x in zip(graph.inputs.items(), arrays, strict=True):
         params = tensor.params

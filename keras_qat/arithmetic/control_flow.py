@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """A condition on ranges and weights whose value is known while a graph is traced.
+    """A condition on ranges and weights with a known value while a graph is traced.
 
     Args:
         value: the value during tracing.
@@ -67,12 +67,12 @@ def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], 
 
 
 def select(on: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns `x` if the scalar tensor `on` is true, else `y`. It copies less than `tf.where`."""
+    """Returns `x` if the scalar tensor `on` is true, otherwise `y`. It copies less than `where`."""
     return tf.raw_ops.Select(condition=on, x=x, y=y)
 
 
 def straight_through(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Computes `function(x)`, but its gradient is that of the identity (Bengio et al. 2013)."""
+    """Computes `function(x)` with the gradient of the identity (Bengio et al. 2013)."""
 
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -114,7 +114,7 @@ def trace_once(
     signature: Sequence[tf.TensorSpec] | None = None,
     in_line: bool = False,
 ) -> Callable[..., T]:
-    """Wraps a function of tensors so that a call adds only one operation to a graph.
+    """Wraps a function of tensors, to add only one operation to a graph for each call.
 
     The function is traced once, or once for each combination of non-tensor arguments. Tracing it
     for each layer of a model would delay the first training step by minutes.

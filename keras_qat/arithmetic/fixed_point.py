@@ -134,7 +134,7 @@ def multiply(
 
 
 def _overflow(x: tf.Tensor) -> tf.Tensor:
-    """Wrap integers at 32 bits, like kernels whose sums overflow."""
+    """Wrap integers at 32 bits, as if sums of a kernel overflowed."""
     return tf.cast(tf.cast(x, tf.int32), tf.int64)
 
 
@@ -222,8 +222,8 @@ def inverse_square_root(x: tf.Tensor) -> FixedPoint:
 def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
     """Computes exp(x) for x <= 0 like gemmlowp. The result has no integer bits.
 
-    It splits x into a part in [-1/4, 0), for a Taylor series, and powers of two, whose exponentials
-    are constants.
+    It splits x into a part in [-1/4, 0), for a Taylor series, and powers of two, for constant
+    factors.
     """
     point = bits - integer_bits
     quarter = 2 ** (point - 2)

@@ -54,7 +54,7 @@ def zero_outside_relu(
     Args:
         gradient, x: the upstream gradient, and the tensor.
         maximum: upper end of the quantized range. Elements up to a millionth above it are included.
-        ceiling: maximum of the ReLU, where its gradient is zero.
+        ceiling: maximum of the ReLU. From there on, the gradient is zero.
         on: True, or a scalar tensor. If it is false, `maximum` is ignored.
     """
     last = float(np.nextafter(np.float32(ceiling), np.float32(0)))

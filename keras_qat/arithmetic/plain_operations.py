@@ -35,7 +35,7 @@ def has_gpu() -> bool:
 
 
 def must_not_fuse() -> bool:
-    """Whether XLA or GPU kernels may fuse products with sums, except those of `product`."""
+    """Whether XLA or GPU kernels may fuse products with sums, unless `product` is used."""
     return is_in_xla() or has_gpu()
 
 
@@ -77,7 +77,7 @@ def hide_constant(value: float) -> tf.Tensor:
 
 
 def are_numbers(minimum: Scalar, maximum: Scalar) -> bool:
-    """Whether the ends of a range are Python numbers, not tensors."""
+    """Whether the ends of a range are Python floats, not tensors."""
     return isinstance(minimum, float) and isinstance(maximum, float)
 
 
@@ -86,8 +86,8 @@ def fake_quantize(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes `fake_quant_with_min_max_vars` with the same order of operations as its CPU kernel.
 
-    Unlike the kernel, it divides before it clips, so that it can clip to constants. The results are
-    the same.
+    Unlike the kernel, it divides before it clips, because it can then clip to constants. The
+    results are the same.
 
     Args:
         x: the tensor, float32.
@@ -97,8 +97,8 @@ def fake_quantize(
         is_relu: whether to compute a ReLU of `x` as well; `minimum` must then be the number 0.
 
     Returns:
-        The tensor, rounded to the levels of the range, and a mask of the elements whose gradient is
-        not zero. These are the elements in the range, or up to a millionth of its width beyond it.
+        The tensor, rounded to the levels of the range, and a mask of the elements with a gradient.
+        These are the elements in the range, or up to a millionth of its width beyond it.
         With `is_relu`, elements below 2^-26 of the range are excluded as zeros of the ReLU.
     """
     levels = float(2**bits - 1 - narrow_range)
@@ -154,7 +154,7 @@ def _find_minus_scale_and_zero_point(
 ) -> tuple[Scalar, Scalar]:
     """Return the negated scale of a range and its zero point, the number of steps below zero.
 
-    Both are Python numbers if the ends of the range are. Negating the scale saves an operation.
+    Both are Python floats if the ends of the range are. Negating the scale saves an operation.
     """
     if are_numbers(minimum, maximum):
         with tf.init_scope():

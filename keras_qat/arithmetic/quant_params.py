@@ -25,7 +25,7 @@ S = TypeVar("S", float, tf.Tensor)
 class QuantParams:
     """Quantization parameters. They map a quantized value q to `scale * (q - zero_point)`.
 
-    Scale and zero point are numbers in a file or a simulation. In a graph that reads a model's
+    Scale and zero point are constants in a file or a simulation. In a graph that reads a model's
     ranges each time it runs, they are float64 scalar tensors.
 
     Args:
@@ -48,7 +48,7 @@ class QuantParams:
         symmetric and the zero point is 0.
 
         Args:
-            minimum, maximum: numbers or scalar tensors. The result has tensors only if their values
+            minimum, maximum: floats or scalar tensors. The result has tensors only if their values
                 are unknown while a graph is traced.
             bits: 2 to 8, or 16.
         """
@@ -124,7 +124,7 @@ def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tens
         scale = tf.where(scale > 0, scale, tf.ones_like(scale))
         if bits == 16:
             return single(scale), tf.zeros([], tf.float64)
-        # In float32 and with halves rounded up, as in training, so that zero is the same level.
+        # In float32 and with halves rounded up, as in training: zero must be the same level.
         below = tf.math.divide_no_nan(-low, single(quotient(single(high - low), levels)))
         below = tf.clip_by_value(tf.floor(single(below) + 0.5), 0.0, levels)
         if bits == 8:

@@ -23,8 +23,8 @@ class Override:
         activation_bits: 2 to 8, or None for the recipe's bits.
         quantize: False to keep the layers in float. True reverts an earlier False, and quantizes
             layers that stay in float by default: LayerNormalization and GroupNormalization.
-        open: whether to trace custom layers, so that their operations are quantized. False keeps
-            them in float. True also traces layers that normalize, unlike the default, None.
+        open: whether to trace custom layers, to quantize their operations. False keeps them in
+            float. True also traces layers that normalize, unlike the default, None.
     """
 
     layers: str
@@ -79,7 +79,7 @@ class Recipe:
         end_bits: bits of the weights, inputs and outputs of the first and last layers, and of
             activations that are not multiplied, such as the terms of a sum. No activation has fewer
             bits than `activations`. None for the same bits as elsewhere.
-        unpacked_bits: bits of weights that files cannot pack, which are all weights except those of
+        unpacked_bits: bits of weights that files cannot pack: the weights of all layers except
             convolutions and dense layers. None for the same bits as other weights.
         without_float: whether normalization layers and computed indices also use integers. Such
             layers are slower on targets with float, and rounding may change indices. Targets

@@ -157,7 +157,7 @@ def _get_spec(operand: Operand) -> tf.TensorSpec:
 
 
 def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
-    """Return the parameters that the kernel requires for its result, or else the output's."""
+    """Return the parameters that the kernel requires for its result, by default the output's."""
     assert node.op is not None
     output, fixed = node.output.params, node.op.output
     if isinstance(fixed, FixedRange) and output is not None and not family.in_float:

@@ -145,7 +145,7 @@ class FileInference:
     def __call__(
         self, inputs: Sequence[tf.Tensor], compute: Callable[..., list[tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Adds operations to a TensorFlow graph that run the interpreter, or else `compute`."""
+        """Adds operations to a TensorFlow graph that run the interpreter, or `compute` instead."""
         me = weakref.ref(self)  # TensorFlow keeps Python functions forever.
 
         def run(*arrays: NDArray) -> list[object]:

@@ -156,7 +156,7 @@ def get_weight_scales(node: Node) -> list[float]:
 
 
 def find_mask_sources(call: Call) -> list[Value]:
-    """Returns the values from which the Keras masks of a call's inputs can be computed.
+    """Returns the values that are needed to compute the Keras masks of a call's inputs.
 
     Tensors of the integer graph have no Keras masks, so float nodes compute the masks again.
     """

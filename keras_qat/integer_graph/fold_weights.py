@@ -46,7 +46,7 @@ LEAST_MULTIPLIER = 2.0**-23
 bits."""
 
 FEW_FOR_INT32 = (2**31 - 1) // (INT8_MAX * 255)
-"""Maximum number of products of 8-bit values whose sum always fits 32 bits."""
+"""Maximum number of products of 8-bit values in a sum that always fits 32 bits."""
 
 LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
 """Activation bits -> largest multiplier of sums. XNNPACK supports multipliers below 256, and int16
@@ -218,7 +218,7 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 
 
 def find_divisor(bits: int) -> int:
-    """Returns the integer by which scales of weights with few bits are divided to use 8 bits.
+    """Returns the integer that divides scales of weights with few bits, which then use 8 bits.
 
     The bias is a multiple of input scale x weight scale, so smaller scales round it less.
     """
@@ -267,7 +267,7 @@ def fit_bias(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Increases scales until the bias fits 32 bits. Weights stay multiples of `divisor`.
 
-    Only unused channels need this, whose weights are close to zero, unlike their bias. The larger
+    Only unused channels need this: their weights are close to zero, unlike their bias. The larger
     scale changes their weights by much less than the bias.
     """
     wider = tf.maximum(scale, LEAST_SCALE)
@@ -306,10 +306,10 @@ def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tenso
 def _make_multipliers_exact(
     q: tf.Tensor, scale: tf.Tensor, ratio: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Change scales slightly, so that the 15-bit multipliers of int16 TFLite kernels are exact.
+    """Change scales slightly to make the 15-bit multipliers of int16 TFLite kernels exact.
 
-    Otherwise multipliers have an error of up to 0.003 %, which is a whole step for a result of
-    32,768 steps. `ratio` is the output's scale divided by the input's.
+    Otherwise multipliers have an error of up to 0.003 %, which is one step for a result of 32,768
+    steps. `ratio` is the output's scale divided by the input's.
     """
     wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
     return _scale_and_round(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)

@@ -23,7 +23,7 @@ from keras_qat.training.recurrent import kept_batch
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """Facts about the model from which a graph was resolved. The defaults stand for no model.
+    """Facts about the model of a resolved graph. The defaults stand for no model.
 
     Args:
         calls: the model's calls, which compute it in float or with fake quantization.

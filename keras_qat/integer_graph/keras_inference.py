@@ -2,7 +2,7 @@
 
 Training rounds float values to the nearest quantized value. Kernels compute in integers and round
 differently. At inference the model rounds like the kernels, so `predict` and `evaluate` return the
-results of the exported file. Gradients at inference are those of fake quantization.
+results of the exported file. Gradients at inference are the same as with fake quantization.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class Inference:
     ) -> Any:
         """Compute with the kernels' rounding if `applies`, otherwise return `y`.
 
-        The gradient is always that of `y`. If `applies` is False, the states become `after`.
+        The gradient is always the gradient of `y`. Unless `applies`, the states become `after`.
         """
         simulated = tf.nest.flatten(y)
 

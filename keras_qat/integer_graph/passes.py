@@ -172,7 +172,7 @@ def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> Resol
 def _infer_shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, Shape]:
     """Infer the shapes of all tensors by tracing a function that never runs.
 
-    The shapes do not depend on the kernel family. That of XNNPACK needs the fewest operations.
+    The shapes do not depend on the kernel family. `XNNPACK` needs the fewest operations.
     """
     prepared = prepare(graph, XNNPACK)
     shapes: dict[Tensor, Shape] = {}

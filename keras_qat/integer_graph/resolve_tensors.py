@@ -137,7 +137,7 @@ class Tensors:
         return tensor
 
     def absorb(self, call: Call, tensor: Tensor) -> None:
-        """Marks a call as computed by the previous node, whose output is `tensor`."""
+        """Marks a call as computed by the previous node, which has the output `tensor`."""
         self.absorbed.add(call)
         self.of_value[call.output] = tensor
         self.values[tensor] = call.output

@@ -60,7 +60,7 @@ def _supports_hard_swish(x: QuantParams, output: QuantParams) -> tf.Tensor:
 
 
 def _hard_swish_table(a: Arguments, up: bool = False) -> tf.Tensor:
-    """Tabulate x * relu6(x + 3) / 6 in 16 bits. Halves round up if `up`, else away from zero."""
+    """Tabulate x * relu6(x + 3) / 6 in 16 bits. Halves round away from zero, or up if `up`."""
 
     def to_upper_bits(x: tf.Tensor) -> fixed_point.FixedPoint:
         return fixed_point.upper_bits(fixed_point.to_fixed_point(x))

@@ -31,7 +31,7 @@ from keras_qat.ops.weighted_sums import RECENT, Sums, compute_weighted
 from keras_qat.ops.weights import Weights, count_terms
 
 FORM = "fully_connected" if RECENT else "convolution"
-"""The variant for layers whose attributes have no `form`."""
+"""The variant for layers without `form` among their attributes."""
 
 
 def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:

@@ -68,7 +68,7 @@ class Emission:
 
     @property
     def source(self) -> int:
-        """The input that an operator moves: the first quantized one, if any, else the first."""
+        """The input that an operator moves: the first quantized one, by default the first."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
         return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 

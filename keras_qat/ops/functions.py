@@ -44,7 +44,7 @@ def _read_relu_options(call: Call) -> Attributes:
 
 
 def _accept_option(name: str, value: object, call: Call, attributes: Attributes) -> str | None:
-    """Accept all operations, and layers whose option `name` has this value."""
+    """Accept all operations, and layers with this value of the option `name`."""
     is_other = getattr(call.layer, name, value) != value
     return "" if is_other else accept_float(call)
 

@@ -24,7 +24,7 @@ MOST_WIDE = 2**16
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Return the parameters for `_mean`. Those of XNNPACK include the count if it is known."""
+    """Return the parameters for `_mean`. Float factors include the count if it is known."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)
@@ -56,7 +56,7 @@ def _round_summand(a: Arguments, product: Any) -> Any:
 
 
 def _find_one_factor(scales: tuple[Any, Any], count: Any) -> Any:
-    """Return the factor by which onnxruntime multiplies sums to get means."""
+    """Return the factor that onnxruntime multiplies sums by to get means."""
     before, after = scales
     return single(quotient(before, single(after * tf.cast(count, tf.float64))))
 

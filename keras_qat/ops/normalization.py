@@ -81,7 +81,7 @@ class _View(NamedTuple):
     Args:
         split: shape with groups as a separate axis.
         order: the transposition that moves the normalized axes to the end.
-        rows: shape whose last axes are an axis of size 1, and all values normalized together.
+        rows: shape that ends with an axis of size 1, and an axis of values normalized together.
         shape: shape for the multiplication by gamma.
         weights: shape of gamma and beta.
     """

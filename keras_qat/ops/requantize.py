@@ -37,7 +37,7 @@ class Multiplier(NamedTuple):
         fixed: the ratio in fixed point; None if it is never used.
         other: the ratio as the family's own kernel needs it; None if there is no such kernel.
         is_other: whether the family's own kernel is used.
-        steps: int16 steps per int8 step, if int8 values are first converted to int16; else None.
+        steps: int16 steps per int8 step, if int8 values are first converted to int16; or None.
     """
 
     fixed: Any

@@ -60,7 +60,7 @@ def _slice_attributes(call: Call) -> Attributes:
 
 
 def _read_indices(indices: Any, rank: int) -> Attributes:
-    """Return the attributes of `x[indices]`, in which Keras stores slices as dictionaries."""
+    """Return the attributes of `x[indices]`, given indices with slices stored as dictionaries."""
     items = items_for_axes(indices, rank)
     leaves = [leaf for leaf in tf.nest.flatten(items) if leaf is not None]
     if any(read_integers(leaf) is None for leaf in leaves):

@@ -77,8 +77,8 @@ def verify(
             (`stateful=True`) and its file start from zeros and keep their states between batches.
         y: labels: class indices, one-hot vectors, or targets of the output's shape; for several
             outputs a dict or a list. With labels, the verdict compares the accuracy or the error of
-            the file with the float model's. The error is the loss with which the model was
-            compiled.
+            the file with the float model's. The error is the loss that the model was compiled
+            with.
         per_layer: whether to compare every tensor that file and model have in common. The file runs
             freely, and each of its layers also runs on the model's values, to find the layer that
             differs. This needs memory for all tensors of one batch.

@@ -185,7 +185,7 @@ def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list
 
 
 def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
-    """Returns the tensor in which quantization loses most of the signal of its inputs.
+    """Returns the tensor that loses most of its inputs' signal by quantization.
 
     Args:
         tensors: the tensors, in the order of computation.

@@ -1,4 +1,4 @@
-"""Finds out what a model's outputs are, such as classes, and what their labels mean."""
+"""Determines the kind of a model's outputs, such as classes, and the meaning of their labels."""
 
 from __future__ import annotations
 

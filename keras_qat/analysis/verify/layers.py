@@ -190,7 +190,7 @@ class _Sums:
         self.range = float(low), float(high)
 
     def add(self, run: NDArray, exact: NDArray) -> None:
-        """Adds a batch: the values of the free run, and those of the float model."""
+        """Adds a batch: the values of the free run, and the values of the float model."""
         if len(self.sample) < SAMPLED:
             drawn = np.random.default_rng(0).integers(0, exact.size, SAMPLE)
             self.sample.append(exact.ravel()[drawn])

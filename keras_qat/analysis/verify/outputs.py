@@ -1,4 +1,4 @@
-"""Compares the outputs of a file with those of the quantized model and of the float model."""
+"""Compares the outputs of a file with its quantized model's and its float model's."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ QUICK = 1 << 19
 """If `FEW` examples have fewer elements than this, more examples are computed in float."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
-"""Uses of an output in which channels with small values matter as much as channels with large."""
+"""Uses of an output for which channels of small values matter as much as other channels."""
 
 SAME_PIXEL = 1e-3
 """Largest distance from a pixel value that float32 arithmetic can cause."""
@@ -112,7 +112,7 @@ def round_to_pixels(
     inputs: Mapping[str, NDArray],
     rescaled: Mapping[str, Rescaling],
 ) -> tuple[dict[str, NDArray], dict[str, NDArray], list[str]]:
-    """Rounds inputs to pixels if the file accepts pixels, so that the model reads the same.
+    """Rounds inputs to pixels if the file accepts pixels. The model then reads the same values.
 
     Returns:
         The inputs of the file; the inputs of the model for the same pixels; a sentence for each
@@ -195,7 +195,7 @@ class OutputFigures(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OutputComparison:
-    """Compares a file's outputs with those of the quantized model and of the float model.
+    """Compares a file's outputs with the quantized model's and the float model's.
 
     Args:
         evaluate: function that computes the float model for a batch of inputs.

@@ -101,7 +101,7 @@ class Report:
 
     @property
     def unexplained(self) -> tuple[TensorReport, ...]:
-        """The differing tensors whose differences are not due to the rounding of the kernels."""
+        """The tensors that differ for other reasons than the rounding of the kernels."""
         return tuple(tensor for tensor in self.differing if tensor.simulated != 1)
 
     @property

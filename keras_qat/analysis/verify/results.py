@@ -196,10 +196,10 @@ class TensorReport:
             not the first. If layers are fused, it is the layer with weights.
         layers: all layers between the previous tensors of the report and this tensor.
         kernels: the file's operators that compute it; none for an input.
-        fed: agreement if these operators receive the model's values as inputs, so that earlier
-            differences do not count; None for an input.
+        fed: agreement if these operators receive the model's values as inputs, which excludes
+            differences of earlier operators; None for an input.
         run: agreement in a free run of the file.
-        simulated: share of the free run's values that equal those of `keras_qat.simulate` for these
+        simulated: share of the free run's values that `keras_qat.simulate` also computes for these
             kernels, on the first examples. If it is 1, only rounding differs from the model. None
             with the optimized kernels, and for float tensors.
         scale: float value of one step in the model; None if only the file quantizes the tensor.

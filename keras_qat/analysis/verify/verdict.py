@@ -271,7 +271,7 @@ class Findings:
         mismatches: reasons why the file may not belong to the model.
         faulty: names of layers that the file computes differently, if known.
         faults: problems of the float model.
-        small_channels: outputs without labels, some channels of which are lost.
+        small_channels: outputs without labels that have lost channels.
         excess: inputs with many values outside their range.
         lost: features and concatenated tensors that are too small for their range.
     """

@@ -257,7 +257,7 @@ ETHOS_U85 = dataclasses.replace(
     ETHOS_U55,
     name="ethos_u85",
     title="Ethos-U85",
-    has_float=True,  # Vela has no QUANTIZE from int32, with which normalization in integers ends.
+    has_float=True,  # Normalization in integers ends with a QUANTIZE from int32, which Vela lacks.
     operators=BOTH
     | operators(
         ("AVERAGE_POOL_2D MAX_POOL_2D", _kernel(_check_pool)),

@@ -37,7 +37,7 @@ def _is_wide_table(site: Site) -> bool:
 
 
 WIDE_TABLES = Fault("GATHER", _is_wide_table, "no kernel for int16", "split_bytes")
-"""Lookups in 16-bit tables, such as those of division and normalization."""
+"""Lookups in 16-bit tables, as in division and normalization."""
 
 MOST_INPUTS = 10
 """Maximum number of inputs of TFLite Micro's CONCATENATION."""
