@@ -1,4 +1,4 @@
-"""Exports to C++ source for microcontrollers: the TFLite file as an array, with its header."""
+"""Exports to C++ source for microcontrollers: the TFLite file as an array, and a header."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def export_c(
         The contents of the TFLite file in the array.
 
     Raises:
-        ValueError: as `export_tflite` and `simulate`; or if `path` has another ending.
+        ValueError: if `export_tflite` or `simulate` raises it, or `path` has another ending.
         OSError: if a file cannot be written.
 
     Example:
@@ -112,7 +112,7 @@ def export_c(
             (header, _header(resolved.name, space, graph, words, golden, rescaled, keeps_states)),
         )
     }
-    with contextlib.ExitStack() as stack:  # Both files are replaced, or none.
+    with contextlib.ExitStack() as stack:  # Replaces both files or none.
         for file, text in texts.items():
             stack.enter_context(replacing(file)).write_bytes(text.encode())
     return contents
@@ -121,7 +121,7 @@ def export_c(
 def _find_identifiers(graph: FileGraph) -> dict[str, str]:
     """Return a unique identifier for each input and output, used in the names of constants."""
     words: dict[str, str] = {}
-    used = {"File", "Examples"}  # Names of other constants, kFileSize and kGoldenExamples.
+    used = {"File", "Examples"}  # Reserved for kFileSize and kGoldenExamples.
     for name in (*graph.inputs, *graph.outputs):
         word, number = _make_identifier(name), 1
         while (unique := f"{word}{number if number > 1 else ''}") in used:
@@ -138,7 +138,7 @@ def _make_golden(
     rescaled: dict[str, tuple[Any, Any]],
     words: dict[str, str],
 ) -> dict[str, NDArray]:
-    """Return name of a C++ constant -> quantized inputs or outputs, with one row per example."""
+    """Return name of a C++ constant -> the examples or their outputs, as quantized values."""
     ends = {**graph.inputs, **graph.outputs}
     in_float = [name for name, tensor in ends.items() if tensor.dtype.kind == "f"]
     if in_float:
@@ -151,11 +151,11 @@ def _make_golden(
     arrays = {}
     infos = describe_tensors(graph.inputs, rescaled)
     for name, x in zip(graph.inputs, read_arrays(resolved.origin.inputs, examples), strict=True):
-        # A model would read integers as values, not as quantized values.
+        # The model would read integers as float values.
         values = x.astype(np.float32) if infos[name].is_quantized else x
         arrays[name] = infos[name].quantize(values)
     for name, output in simulation.outputs.items():
-        q = getattr(output, "codes", output)  # Integer outputs have no scale.
+        q = getattr(output, "codes", output)  # Integers, such as an argmax, have no scale.
         offset = 128 if graph.outputs[name].dtype == np.uint8 else 0
         arrays[name] = (q.astype(np.int64) + offset).astype(graph.outputs[name].dtype)
     return {f"kGolden{words[name]}": q.reshape(len(q), -1) for name, q in arrays.items()}

@@ -48,7 +48,7 @@ def write_float_subgraph(
         graph: the graph of the nodes.
         nodes: the nodes, in order.
         ends: the outputs of the nodes that other nodes or the caller read.
-        indices: tensor -> its index in the file. The outputs are added.
+        indices: tensor -> its index in the file. The function adds the outputs.
         dequantized: quantized tensor -> index of its float values, shared by all float subgraphs.
 
     Raises:
@@ -83,10 +83,10 @@ def write_float_subgraph(
 
 
 def _rename(file: schema.ModelT, nodes: Sequence[Node]) -> None:
-    """Rename constants, and all tensors in loops, to names of nodes and positions.
+    """Rename constants and all tensors in loops, by node and index.
 
-    The same model then always produces the same file, because the converter's names contain
-    counters of the process.
+    The converter's names contain counters of the process. With these names, the same model always
+    produces the same file.
     """
     scopes = [node.name for node in nodes]
     for number, graph in enumerate(file.subgraphs):
@@ -113,7 +113,7 @@ def _add_dequantized(
 
 
 def _find_inputs(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
-    """Return the tensors of other nodes that these nodes read, also for their masks."""
+    """Return the tensors of other nodes that these nodes read, including the sources of masks."""
     computed = {tensor for node in nodes for tensor in node.outputs}
     read = dict.fromkeys(tensor for node in nodes for tensor in list_inputs(graph, node))
     return [tensor for tensor in read if tensor not in computed]
@@ -177,7 +177,7 @@ def _convert(
     function = tf.function(serve, input_signature=signature, autograph=False)
     concrete = function.get_concrete_function()
     converter = _Converter.from_concrete_functions([concrete], tf.Module())
-    # A SavedModel would write weights to disk and read them twice, which takes half of the time.
+    # A SavedModel would take twice as long: it writes weights to disk and reads them twice.
     converter.experimental_lower_to_saved_model = False
     return converter.convert()
 

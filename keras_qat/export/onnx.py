@@ -51,8 +51,8 @@ def export_onnx(
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float.
         opset: version of ONNX's operations, 13 or later.
-        activations: type of the activations: "uint8", with int32 biases, or "int8" for TensorRT,
-            with float biases that are rounded like int32. TensorRT also requires zero points of 0:
+        activations: type of the activations. "uint8" has int32 biases. "int8", for TensorRT, has
+            float biases with the values of int32 biases. TensorRT also requires zero points of 0:
             use `recipes.symmetric()`. The default is "int8" for recipes with symmetric activations,
             and otherwise "uint8".
 
@@ -90,7 +90,7 @@ def export_onnx(
     layers = {inner for node in graph.nodes for inner in list_layers(node.call.layer)}
     with contextlib.ExitStack() as scopes:
         for layer in layers:
-            # Keras computes groups in a nested function, which tf2onnx does not support. The
+            # Keras convolves groups in a nested function, which tf2onnx does not support. This
             # operation infers the groups from the kernel's shape.
             if getattr(layer, "groups", 1) > 1 and hasattr(layer, "kernel_size"):
                 scopes.enter_context(swap_attributes(layer, groups=1))
@@ -173,7 +173,7 @@ def _store_captured(graph: Any, function: Any, inputs: Collection[str]) -> None:
 
 
 def _make_signed(graph: Any) -> None:
-    """Replace uint8 activations by int8, with zero points that are 128 less."""
+    """Change the type of activations from uint8 to int8. Zero points decrease by 128."""
     from onnx import TensorProto, numpy_helper
 
     zero_points = {node.input[2] for node in graph.node if node.op_type == "QuantizeLinear"}
@@ -190,7 +190,10 @@ def _replace(field: Any, entries: list[Any]) -> None:
 
 
 def _find_scales(kernel: NDArray, axis: int, layers: list[Weights]) -> NDArray | None:
-    """Return the scale of each output channel of a kernel; None if no quantized layer has it."""
+    """Return the scale of each output channel of a float kernel, which it finds among `layers`.
+
+    It returns None if no quantized layer has this kernel.
+    """
     columns = _sort_columns(kernel, [axis])
     for weights in layers:
         if not weights.name:
@@ -209,7 +212,7 @@ def _find_scales(kernel: NDArray, axis: int, layers: list[Weights]) -> NDArray |
 
 
 def _sort_columns(kernel: NDArray, axes: list[int]) -> NDArray:
-    """Return a matrix with the sorted weights of an output channel in each column."""
+    """Return a matrix with a column for each output channel, which holds its weights in order."""
     other_axes = [axis for axis in range(kernel.ndim) if axis not in axes]
     count = int(np.prod([kernel.shape[axis] for axis in axes]))
     return np.sort(kernel.transpose(*other_axes, *axes).reshape(-1, count), axis=0)
@@ -266,7 +269,7 @@ def _find_differences(graph: ResolvedGraph, file: Any) -> Iterator[str]:
     quantized = {(scale.item(), int(z.item()) - np.iinfo(z.dtype).min) for scale, z in params}
     # Zero points are distances from the lowest quantized value, for int8 and uint8 alike.
     expected = {(float(x.scale), x.zero_point - x.lowest) for x in _list_params(graph)}
-    # Recurrent layers contain further quantizers.
+    # Recurrent layers quantize more tensors inside.
     has_others = not quantized <= expected and not any(
         node.weights is not None and node.weights.recurrent for node in graph.nodes
     )

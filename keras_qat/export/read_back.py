@@ -1,6 +1,6 @@
 """Translation validation: reads a written TFLite file, and compares it with the resolved graph.
 
-It only compares structure and constants, which takes a tenth of the time of an export.
+It only compares structure and constants. This adds a tenth to the time of an export.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph
 
 
 def report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None:
-    """Raises a `RuntimeError` for damage. Warns of differences from the resolved graph."""
+    """Raises a `RuntimeError` for damage, and warns of differences from the resolved graph."""
     please = "This is a fault of keras_qat: please report it with the model."
     if some := list(damage)[:5]:
         raise RuntimeError(f"{file} is damaged: {'; '.join(some)}. {please}")
@@ -51,7 +51,7 @@ def report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None
 
 
 def _find_differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
-    """Compare two objects of the schema field by field. Missing and empty lists are equal."""
+    """Yield the differences of two objects of the schema. A missing list equals an empty one."""
     if hasattr(ours, "__dict__"):
         if theirs is None:
             yield f"{path} is missing"
@@ -82,9 +82,9 @@ def _find_misaligned(contents: bytes, file: schema.ModelT) -> Iterator[str]:
 
 
 def _compare_operators(graph: ResolvedGraph, written: schema.ModelT) -> Iterator[str]:
-    """Compare the file's tensors, and the inputs of each, with the resolved graph."""
+    """Yield the differences of a file's tensors, and of their inputs, from the resolved graph."""
     file, main = FileGraph(written), written.subgraphs[0]
-    # The sizes for a RESHAPE may have the same name as a tensor, so computed tensors come last.
+    # A constant for RESHAPE may have the name of a tensor. Computed tensors come last, to win.
     in_order = sorted(file.tensors, key=lambda tensor: tensor.index in file.producers)
     by_name = {tensor.name: tensor.index for tensor in in_order}
     indices: dict[Tensor, int] = {}
@@ -115,9 +115,8 @@ def _compare_operators(graph: ResolvedGraph, written: schema.ModelT) -> Iterator
             operations, reached = _find_operations(outputs, known, file)
             inputs = {tensor for tensor in node.inputs if isinstance(tensor, Tensor)}
             read = {indices[tensor] for tensor in inputs & indices.keys()}
-            # Float layers that compute nothing have no tensor. Zeros of a state are computed from
-            # the model's input, because it has the number of examples. Sizes for RESHAPE may be
-            # constants.
+            # Float layers that compute nothing have no tensor. Operators that zero a state read the
+            # model's input, to get the number of examples. Sizes for RESHAPE may be constants.
             needed = {indices[tensor] for tensor in inputs & indices.keys() if tensor.params}
             if inputs <= indices.keys() and not needed <= reached <= read | file_inputs:
                 names = [
@@ -126,7 +125,7 @@ def _compare_operators(graph: ResolvedGraph, written: schema.ModelT) -> Iterator
                 ]
                 yield f"'{node.name}' is computed from {names[0]} instead of {names[1]}"
             weights = node.weights
-            # Not for tables (output's scale), packed int4, or cells (more constants).
+            # Tables have the output's scale, packed weights other values, cells more constants.
             if weights is not None and not (
                 node.op.is_table or weights.packed or weights.recurrent
             ):
@@ -154,7 +153,7 @@ def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
 def _find_operations(
     outputs: set[int], known: set[int], file: FileGraph
 ) -> tuple[set[Operation], set[int]]:
-    """Return the operations of a node, given its outputs, and the tensors that they read."""
+    """Return the operations that compute a node's outputs, and the `known` tensors they read."""
     operations, reached, pending = set[Operation](), set[int](), list(outputs)
     while pending:
         operation = file.producers.get(pending.pop())
@@ -169,7 +168,10 @@ def _find_operations(
 def _compare_weights(
     node: Node, weights: Weights, written: schema.ModelT, operations: Iterable[Operation]
 ) -> Iterator[str]:
-    """Compare the sums of weights with equal scales. Files may reorder axes or split weights."""
+    """Yield a difference if weights with the same scale have other sums than in the file.
+
+    The sums are equal if a file only reorders the axes of weights, or splits weights.
+    """
     ours = sum_by_scale([get_scales_and_weights(weights)])
     stored = []
     for index in {index for operation in operations for index in operation.inputs}:
@@ -186,13 +188,16 @@ def _compare_weights(
 
 
 def get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
-    """Returns the scales of weights, with the rank of the weights, and the weights."""
+    """Returns the scales of weights, reshaped to as many axes as the weights, and the weights."""
     q, scale = np.asarray(weights.q), np.asarray(weights.scale, np.float32)
     return scale.reshape((1,) * (q.ndim - scale.ndim) + scale.shape), q
 
 
 def sum_by_scale(weights: list[tuple[NDArray, NDArray]]) -> dict[float, float]:
-    """Returns the sums of all weights that share a scale. Scales broadcast against weights."""
+    """Returns scale -> the sum of all weights with this scale.
+
+    `weights` are pairs of scales and weights, with scales that broadcast against the weights.
+    """
     if not weights:
         return {}
     sums = [

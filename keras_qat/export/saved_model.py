@@ -1,7 +1,7 @@
 """Exports the resolved graph to a SavedModel, with the integer arithmetic of `predict`.
 
-For ONNX files and recipe `contrib`, it has fake quantization instead. BatchNormalization is folded,
-and weights and ranges are constants.
+ONNX files and models of recipe `contrib` use fake quantization instead, with folded
+BatchNormalization, and with weights and ranges as constants.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def make_exact_module(graph: ResolvedGraph) -> tf.Module:
 def make_inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
     """Returns a module with a function `serve`: the folded model with fake quantization.
 
-    For ONNX, the outputs of operators that only move values are also fake-quantized, because
-    runtimes search for operators with quantization before and after. Float layers use operations
-    that converters support.
+    For ONNX, the outputs of operators that only move values are also fake-quantized: runtimes only
+    recognize operators with quantization before and after. Float layers use operations that
+    converters support.
     """
     return _make_module(graph, lambda inputs: _simulate(graph, inputs, for_onnx))
 
@@ -102,7 +102,7 @@ def _make_module(
         return compute(list(inputs))
 
     module = tf.Module()
-    # Weights that are not folded are saved too, but not their layers, which Keras would trace.
+    # Saves weights that are not folded without their layers, which Keras would trace.
     in_float = {node.call.layer for node in graph.nodes if node.op is None}
     module.weights = [
         weight
@@ -143,14 +143,14 @@ def _compute_node(node: Node, inputs: list[tf.Tensor], for_onnx: bool) -> Any:
 
 
 def _clips_like_relu(params: QuantParams, maximum: float) -> bool:
-    """Whether clipping to the range also computes a ReLU with this maximum."""
+    """Whether clipping to the range has the same results as a ReLU with this maximum."""
     levels = params.highest - params.lowest
     reaches = maximum != 6 or round(maximum / float(params.scale)) >= levels
     return params.zero_point == params.lowest and reaches
 
 
 def _call_layer(node: Node, inputs: list[tf.Tensor], for_onnx: bool) -> Any:
-    """Call the node's layer with the weights that files have."""
+    """Call a node's layer in float with the weights of files, folded and dequantized."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
         return _call_recurrent(node, weights, inputs)
@@ -196,7 +196,7 @@ def _call_recurrent(node: Node, weights: Weights, inputs: list[tf.Tensor]) -> An
 
 def _fake_quantize(x: tf.Tensor, params: QuantParams) -> tf.Tensor:
     """Fake-quantizes float values. With fewer than 8 bits, the lowest levels are used."""
-    if not x.dtype.is_floating:  # Indices.
+    if not x.dtype.is_floating:  # Indices have no scale.
         return x
     scale, bits = float(params.scale), max(params.bits, 8)
     low = (params.lowest - params.zero_point) * scale

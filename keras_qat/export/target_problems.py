@@ -56,7 +56,7 @@ def problems(
         One entry for each such operator, in the order of computation.
 
     Raises:
-        ValueError: as `resolve`, or on an unknown target.
+        ValueError: if `resolve` raises it, or on an unknown target.
 
     Example:
         >>> for problem in keras_qat.targets.problems(qat, "tflm"):
@@ -124,7 +124,7 @@ def _needs_own_batch(origin: Origin, rows: int, size: int) -> bool:
 
 
 def count_channel_bytes(contents: bytes, target: Target) -> int:
-    """Returns the bytes of memory that a target needs for scales per channel."""
+    """Returns the bytes of memory that a target needs for the per-channel scales of a file."""
     graph = FileGraph(contents)
     weights = [
         (operation.kernel, graph.tensors[operation.inputs[1]])
@@ -164,7 +164,7 @@ def _get_name(site: Site) -> str:
 
 
 def _reads_open_input(site: Site) -> bool:
-    """Whether an operator reads an input of the file that has an unknown size."""
+    """Whether an operator reads an input of the file with an unknown size."""
     ends = site.graph.inputs.values()
     return any(tensor in ends and -1 in tensor.shape for tensor in site.tensors)
 
@@ -207,12 +207,12 @@ def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
 
 
 def _find_fault(target: Target, site: Site) -> tuple[str, str] | None:
-    """Return the reason and the advice of the first fault that an operator meets."""
+    """Return the reason and the advice of the first fault that affects an operator, or None."""
     fault = target.fault(site)
     return None if fault is None else (fault.reason, fault.change)
 
 
 def _run_checks(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
-    """Return the reason of the first check that refuses an operator."""
+    """Return the reason of the first check that refuses an operator, with no advice; or None."""
     reasons = (check(site) for check in checks)
     return next(((reason, "") for reason in reasons if reason is not None), None)

@@ -28,7 +28,7 @@ MOST_AXES = 4
 
 
 def rewrite_for(target: Target) -> Callable[[Builder], None]:
-    """Returns a function that replaces the operators in a file that a target's faults affect."""
+    """Returns a function that replaces operators of a file that a target computes wrongly."""
 
     def rewrite(builder: Builder) -> None:
         graph, operators = FileGraph(builder.model), builder.graph.operators
@@ -94,7 +94,7 @@ def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape)
 
 
 def multiply_matrix(builder: Builder, site: Site) -> None:
-    """Merges the first axes of the input, so the product is of two matrices."""
+    """Merges the first axes of the input, to multiply two matrices."""
     x, *weights = _get_inputs(site)
     (end,) = site.outputs
     rows = math.prod(end.shape[:-1])
@@ -249,8 +249,8 @@ def clip_afterwards(builder: Builder, site: Site) -> None:
 def crop_transpose_conv(builder: Builder, site: Site) -> None:
     """Computes a transposed convolution without padding, and slices its result.
 
-    Zeros after the input enlarge the result if it is too small. Zeros around a kernel make it as
-    large as the stride.
+    If the result is too small, zeros are appended to the input. If the kernel is smaller than the
+    stride, zeros are added around it.
     """
     _, weights, x, *bias = _get_inputs(site)
     (end,) = site.outputs
@@ -284,7 +284,7 @@ def crop_transpose_conv(builder: Builder, site: Site) -> None:
 
 
 def split_bytes(builder: Builder, site: Site) -> None:
-    """Looks up the high and the low bytes of 16-bit entries in two tables, and adds them."""
+    """Splits a table of 16-bit entries into tables of high and low bytes, and adds the results."""
     (end,) = site.outputs
     indices = _get_inputs(site)[1]
     table = _get_constant(site, 0).astype(np.int32)

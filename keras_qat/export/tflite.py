@@ -83,9 +83,9 @@ def export_tflite(
             Without it, such inputs and the layers that read them are float. The range is widened
             to include zero.
         rescaling: for uint8 inputs that are pixels from 0 to 255: how training data were computed
-            from pixels. Pass (scale, offset) for `scale * pixel + offset`, with scalars or one
-            value per channel, or the `Rescaling` or `Normalization` layer, or a dict by name for
-            several inputs. With `(1 / 127.5, -1)`, the file maps pixels to -1 to 1.
+            from pixels. Pass (scale, offset) for `scale * pixel + offset`, as scalars or one value
+            per channel; the `Rescaling` or `Normalization` layer; or a dict by name for several
+            inputs. For training data from -1 to 1, pass `(1 / 127.5, -1)`.
         pack_int4: whether weights of at most 4 bits are packed, two in a byte. Weights of depthwise
             convolutions are not packed, because few runtimes support this. The default is
             `model.pack_int4`. Packing halves the file, but is slower, because kernels unpack the
@@ -222,7 +222,7 @@ def _show_float_layers(graph: ResolvedGraph) -> None:
 
 
 def _check_states(graph: ResolvedGraph) -> None:
-    """Raise a `ValueError` if a layer that keeps states is float or called several times."""
+    """Raise a `ValueError` if a layer that keeps states is in float or is called several times."""
     for node in graph.nodes:
         if node.op is None and list_states(node.call.layer):
             reason = get_float_reason(node.call.layer) or node.reason
@@ -258,7 +258,7 @@ def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
 
 
 def _get_name(dtype: object) -> Any:
-    """Return a type's name. tf.uint8 and np.uint8 are accepted, as by TFLiteConverter."""
+    """Return the name of a type: "uint8" for "uint8", and for tf.uint8 and np.uint8."""
     return getattr(dtype, "name", getattr(dtype, "__name__", dtype))
 
 

@@ -28,7 +28,7 @@ def write_graph(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Writes all nodes, inputs and outputs.
 
-    Explicit padding is merged into convolutions. Consecutive float nodes are written with one run
+    Padding layers are merged into convolutions. Consecutive float nodes are written with one run
     of TFLite's converter. `input_dtype` and `output_dtype` are "uint8", "float32", or None for the
     type of the quantized values.
 
@@ -108,7 +108,7 @@ def _write_input(
                 f"pipeline, and quantize the model after them."
             )
         kind = dtype if dtype == "int32" else tensor.dtype
-        if tensor.dtype == "uint8" and dtype == "float32":  # Pixels.
+        if tensor.dtype == "uint8" and dtype == "float32":  # Pixels that the user passes as floats.
             end = builder.tensor(name, tensor.shape, dtype)
             inner = get_tensor_index(builder, indices, tensor)
             before, after = TYPES[dtype], TYPES[tensor.dtype]

@@ -19,13 +19,13 @@ from keras_qat.keras2.backend import keras
 class Value:
     """A tensor of the graph: the output of a call, or an input of the model without a producer.
 
-    Unlike calls, values can be changed, because a value and its producer refer to each other, and
-    shapes are inferred later.
+    Unlike calls, values are mutable, because a value and its producer refer to each other, and
+    because shapes are inferred later.
 
     Args:
         masked: whether the tensor has a Keras mask.
-        rows: the number of rows per example if the first axis is unknown: 1, or 3 after a reshape
-            from (examples, 3, 4) to (-1, 4).
+        rows: how many rows of the first axis belong to an example, if its size is unknown: usually
+            1, but 3 after a reshape from (examples, 3, 4) to (-1, 4).
     """
 
     name: str
@@ -65,8 +65,8 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call becomes the producer of outputs that have no producer. It becomes the producer of its
-    other outputs when it is added to a graph.
+    A new call becomes the producer of its outputs that have no producer yet. It becomes the
+    producer of the others when it is added to a graph.
 
     Args:
         layer: the layer, from the model or created by `lower`.
@@ -74,8 +74,8 @@ class Call:
         kwargs: keyword arguments, in the same form.
         outputs: a structure of `Value`s.
         name: the layer's name, with the names of enclosing models as prefix.
-        origin: the name of the original layer of the call.
-        source: the original layer of the call.
+        origin: the name of the layer of the user's model that the call helps to compute.
+        source: this layer.
         within: the traced layers that contain this call, outermost first.
     """
 
@@ -132,9 +132,9 @@ class Graph:
         inputs: a structure of `Value`s, like the model's inputs.
         outputs: a structure of `Value`s, like the model's outputs.
         output_names: the model's names for its outputs.
-        calls: the calls on which the outputs depend.
+        calls: the calls that the outputs depend on.
         weights: layer created by `lower` -> the initial values of its weights.
-        loss_only: calls on which only added losses and metrics depend. They are not exported.
+        loss_only: calls that only added losses and metrics depend on. They are not exported.
         opaque: name of a call -> the reason why its layer could not be traced.
         in_float: name of a call -> the reason why it must not read quantized values.
     """
@@ -195,7 +195,7 @@ def map_values(function: Callable[[Value], object], structure: object) -> Any:
 
 
 def split_loss_only(calls: list[Call], outputs: object) -> tuple[list[Call], list[Call]]:
-    """Splits calls into those on which the outputs depend, and all others."""
+    """Splits calls into the calls that the outputs depend on, and the other calls."""
     read, needed = set(flatten_values(outputs)), set()
     for call in reversed(calls):
         if read.intersection(flatten_values(call.outputs)):

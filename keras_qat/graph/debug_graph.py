@@ -24,7 +24,7 @@ def list_calls(graph: Graph) -> list[str]:
 
 
 def list_changes(before: Sequence[str], after: Sequence[str]) -> Iterator[str]:
-    """Yields the differing lines of two listings, marked with `-` and `+`."""
+    """Yields the lines that differ between two results of `list_calls`, marked with `-` and `+`."""
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     for kind, i, j, k, m in matcher.get_opcodes():
         if kind != "equal":
@@ -56,7 +56,7 @@ def _describe(argument: object) -> str:
 
 
 class InconsistentGraph(AssertionError):
-    """Raised for an inconsistent graph."""
+    """Raised if a graph is inconsistent, which is a fault of this library."""
 
 
 def verify_graph(graph: Graph, step: str, is_complete: bool = True) -> None:

@@ -1,6 +1,7 @@
 """Computes properties of a graph's tensors with rules, once per tensor and without deep recursion.
 
-Rules are defined where they are used, such as in `lowering/read_operations.py`.
+A rule is a generator that yields the tensors that it depends on. Modules define the rules that they
+use, such as `lowering/read_operations.py`.
 """
 
 from __future__ import annotations
@@ -69,8 +70,8 @@ def solve(
 ) -> Answer:
     """Returns the answer of a rule that depends on its answers for other tensors.
 
-    A recursive function would visit a tensor once for each path to it, which takes exponential time
-    in a chain of `y = tf.maximum(y, tf.reverse(y, [1]))`. This function visits it once.
+    A recursive function would visit a tensor once for each path to it: exponentially often in a
+    chain of `y = tf.maximum(y, tf.reverse(y, [1]))`. This function visits it once.
 
     Args:
         question: a value of the graph, or any other key.
@@ -98,9 +99,9 @@ def solve(
 
 
 def describe_argument(leaf: object) -> Hashable:
-    """Returns a key that is the same for equal arguments.
+    """Returns a key for an argument. Equal arguments have equal keys.
 
-    Arrays are described by all their bytes, because `repr` omits the middle of a large array.
+    The key of an array includes all its bytes, because `repr` omits the middle of a large array.
     """
     if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
         constant = tf.get_static_value(leaf)
@@ -111,7 +112,7 @@ def describe_argument(leaf: object) -> Hashable:
 
 
 def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashable:
-    """Returns a key that is the same for calls with equal arguments.
+    """Returns a key for the arguments of a call. Calls with equal arguments have equal keys.
 
     Args:
         call: the call.
@@ -125,19 +126,20 @@ def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashabl
 
 
 def identify_function(call: Call) -> Hashable | None:
-    """Returns a key that is the same for calls of the same function; None for random operations.
+    """Returns the name of a call's TensorFlow function; None for random operations and for layers.
 
-    It is None for layers, too, because they may have weights or state.
+    Two calls of a layer may return different results, because layers may have state.
     """
     is_function = is_operation(call.layer) and not draws_random_numbers(call.layer)
     return name_in_tensorflow(call.layer) if is_function else None
 
 
 class StructuralKeys:
-    """Assigns equal indices to tensors that are computed in the same way.
+    """Assigns indices to tensors, with equal indices if they are computed in the same way.
 
     Args:
-        identify: function that returns the same key for calls that compute the same, or None.
+        identify: function that returns a key for what a call computes, or None if no other call
+            can compute the same.
     """
 
     def __init__(self, identify: Callable[[Call], Hashable | None] = identify_function) -> None:
@@ -150,7 +152,7 @@ class StructuralKeys:
         return first is second or self.find_index(first) == self.find_index(second)
 
     def find_index(self, value: Value) -> int:
-        """Returns the index of a tensor."""
+        """Returns the index of a tensor. Tensors that are computed in the same way share it."""
         return solve(value, self._find_index, self._known)
 
     def _find_index(self, value: Value) -> Generator[Value, Any, int]:

@@ -32,7 +32,7 @@ class KerasMasks:
     Args:
         read: function that returns the tensor of a value, or None.
         find_producer: function that returns the call that computes a value and its mask.
-        convert: function of a mask and its call that returns the mask to use.
+        convert: function that changes a mask before it is used, given the mask and its call.
     """
 
     def __init__(

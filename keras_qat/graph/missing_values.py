@@ -44,9 +44,9 @@ _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns the calls that may read NaN, for each input in which the model replaces NaN.
+    """Returns input -> the calls that may read its NaN, for inputs whose NaN is replaced.
 
-    Inputs whose NaN is also read by other calls, such as a layer with a kernel, are not included.
+    An input is left out if its NaN also reaches other calls, such as a layer with a kernel.
     """
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     found = {}
@@ -67,7 +67,7 @@ def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
 
 
 def compares_with_itself(call: Call) -> bool:
-    """Returns whether a call compares a tensor with itself. The results only differ for NaN."""
+    """Returns whether a call compares a tensor with itself, which detects NaN."""
     is_same = len(call.inputs) == 2 and call.inputs[0] is call.inputs[1]
     return is_same and call.inputs[0].is_float and get_kind(call) in ("equal", "not_equal")
 
@@ -77,7 +77,7 @@ def _replaces_nan(call: Call) -> bool:
 
 
 def _keeps_nan(call: Call) -> bool:
-    """Return whether a call returns NaN for NaN, element by element."""
+    """Return whether a call is elementwise or moves elements, and returns NaN for NaN."""
     if _replaces_nan(call) or type(call.layer) is WeightTensor:
         return False
     computes = get_kind(call) in _COMPUTES or isinstance(call.layer, _COMPUTING_LAYERS)

@@ -81,7 +81,7 @@ OTHER_KINDS = {
     "image.transpose": "transpose_image",
     **dict.fromkeys(("nn.max_pool1d", "nn.max_pool2d"), "max_pool"),
     **dict.fromkeys(("nn.avg_pool1d", "nn.avg_pool2d"), "avg_pool"),
-    # TensorFlow 1 samples at different coordinates.
+    # Those of TensorFlow 1 sample at other coordinates.
     "compat.v1.image.resize": "v1_resize_images",
     "compat.v1.image.resize_bicubic": "v1_resize_bicubic",
     "compat.v1.image.resize_bilinear": "v1_resize_bilinear",
@@ -169,14 +169,14 @@ def draws_random_numbers(layer: keras.layers.Layer) -> bool:
 
 
 def moves_elements(call: Call) -> bool:
-    """Returns whether a call only moves elements of its inputs."""
+    """Returns whether a call only moves elements of its inputs, like a reshape."""
     return get_kind(call) in MOVES or type(call.layer) in MOVING_LAYERS
 
 
 def get_operands(call: Call, *names: str) -> list[Any]:
     """Returns arguments of a call by name; None for missing ones.
 
-    The names are those of TensorFlow 2, even for functions of TensorFlow 1.
+    The names are as in TensorFlow 2, even for functions of TensorFlow 1.
     """
     function = call.layer.function if is_operation(call.layer) else type(call.layer).call
     positional = zip(_list_parameters(function), call.args, strict=False)
@@ -224,7 +224,7 @@ _get_signature = functools.cache(inspect.signature)
 @functools.cache
 def _list_parameters(function: Callable[..., object]) -> tuple[str, ...]:
     names = inspect.signature(function).parameters
-    is_method = "self" in names and "other" not in names  # `x == y` is a function of both.
+    is_method = "self" in names and "other" not in names  # `x == y` compares self with other.
     return tuple(names)[is_method:]
 
 
@@ -250,7 +250,7 @@ def read_array(leaf: object) -> NDArray[Any] | None:
     """Returns a numeric argument as an array; None for any other argument."""
     if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
         leaf = tf.get_static_value(leaf)
-    if isinstance(leaf, (list, tuple)) and leaf:  # As Keras saves arrays.
+    if isinstance(leaf, (list, tuple)) and leaf:  # Keras saves arrays as lists.
         leaves = tf.nest.flatten(leaf)
         leaf = np.asarray(leaf) if all(read_scalar(item) is not None for item in leaves) else None
     if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iuf":

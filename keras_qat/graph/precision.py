@@ -55,7 +55,7 @@ def get_policy(dtype: str) -> str:
 
 @contextlib.contextmanager
 def compute_in_float32(layer: keras.layers.Layer) -> Iterator[None]:
-    """Makes a layer and all layers inside it compute in float32 inside a `with` block."""
+    """Makes a layer, and all layers in it, compute in float32 inside a `with` block."""
     half = [inner for inner in list_layers(layer) if is_half(inner.compute_dtype)]
     before = [inner.dtype_policy for inner in half]
     for inner in half:
@@ -90,7 +90,7 @@ class ScalesLoss:
 
     @property
     def dtype_policy(self) -> Any:
-        """The policy that `compile` reads: `mixed_float16` if any layer has this policy."""
+        """The policy that `compile` reads: `mixed_float16` if any layer of the model has it."""
         # Keras' `LossScaleOptimizer` fails without variables.
         has_variables = bool(self.trainable_weights)  # type: ignore[attr-defined]
         policies = [layer.dtype_policy for layer in list_layers(self)[1:] if has_variables]
@@ -105,7 +105,7 @@ def check_precision(graph: Graph) -> None:
     """
     for call in [*graph.calls, *graph.loss_only]:
         wrong = {value.dtype for value in flatten_values(call.outputs)} & {"float64"}
-        # Normalization keeps its statistics in the type that it computes in.
+        # Normalization stores its statistics in the type of its outputs.
         if not isinstance(call.layer, keras.layers.Normalization):
             weights = [weight for weight in call.layer.weights if weight.dtype.is_floating]
             types = {(weight.dtype.name, weight.trainable) for weight in weights}
@@ -129,7 +129,7 @@ def check_precision(graph: Graph) -> None:
 
 
 def check_holds_16_bits(model: keras.Model) -> None:
-    """Raises a `ValueError` if a layer computes in half precision, for activations of 16 bits."""
+    """Raises a `ValueError` if a layer computes in half precision, too coarse for 16 bits."""
     half = [layer.name for layer in list_layers(model)[1:] if is_half(layer.compute_dtype)]
     if half:
         raise ValueError(

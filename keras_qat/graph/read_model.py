@@ -1,7 +1,7 @@
 """Reads a Sequential or functional model as a graph.
 
-There is one `Call` for each time that a layer is called, and a `Value` for each tensor. Nested
-models are flattened, and a shared layer appears once for each of its calls.
+There is a `Call` for each call of a layer, and a `Value` for each tensor. Nested models are
+flattened.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Reader:
         self.tensors.update(zip(map(id, symbols), values, strict=True))
 
     def _carry_mask(self, value: Value, mask: Value | None, path: str) -> Value:
-        """Return a copy of a value with the `mask` argument of a nested model's call."""
+        """Return a copy of a value that carries the `mask` passed to a call of a nested model."""
         if mask is None:
             return value
         self.counts[path] += 1
@@ -151,7 +151,7 @@ def _compute_output_masks(
 
 
 def _restore_constants(argument: Any) -> Any:
-    """Convert lists of scalar tensors, which Keras creates from lists of numbers, back to numbers.
+    """Convert lists of scalar tensors, which Keras creates from lists of floats, back to floats.
 
     Keras also creates such lists when it loads arrays. Nested lists become arrays again.
     """
@@ -164,12 +164,12 @@ def _restore_constants(argument: Any) -> Any:
 
 
 def _is_none(symbol: KerasTensor) -> bool:
-    """Return whether an output represents None, as for layers that return None and tensors."""
+    """Return whether an output represents None, as in layers that return tensors and None."""
     return not hasattr(symbol.type_spec, "shape")
 
 
 def _name_outputs(name: str, call_number: int, outputs: object) -> list[str]:
-    """Return names for a call's outputs: the layer's, with indices of the call and the output."""
+    """Return names for a call's outputs: the layer's name, with indices of the call and output."""
     label = f"{name}#{call_number}" if call_number > 1 else name
     count = len(tf.nest.flatten(outputs))
     return [label] if count == 1 else [f"{label}:{index}" for index in range(count)]

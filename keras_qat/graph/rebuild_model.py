@@ -96,7 +96,7 @@ class Replacement(NamedTuple):
 
     Args:
         layer: the layer.
-        reads: the call that has the arguments of the layer.
+        reads: the call with the arguments for the layer.
     """
 
     layer: Any
@@ -109,7 +109,7 @@ def copy_graph(
     inserted: Mapping[Value, list[InsertedCall]],
     output_calls: Mapping[Value, InsertedCall],
 ) -> Graph:
-    """Copies a graph, with calls replaced and inserted. The original is not changed.
+    """Returns a copy of a graph in which calls are replaced and inserted.
 
     Args:
         graph: the graph.
@@ -119,7 +119,7 @@ def copy_graph(
     """
     calls: list[Call] = []
     current: dict[Value, Value] = {}
-    """Value of the graph -> its copy, after inserted calls."""
+    """Value of the graph -> the value that replaces it in the copy, after inserted calls."""
 
     def copy(value: Value, dtype: str | None = None) -> Value:
         current[value] = Value(value.name, value.shape, dtype or value.dtype)
@@ -150,7 +150,7 @@ def copy_graph(
 
 
 def find_used_inputs(nested: Any, outputs: object) -> Any:
-    """Returns the symbolic inputs on which outputs depend, in a list or dict like `nested`."""
+    """Returns the symbolic inputs that outputs depend on, in a list or dict like `nested`."""
     graph = read_model(keras.Model(nested, outputs))
     used = {*flatten_values([graph.outputs, *(call.inputs for call in graph.calls)])}
     flat = list(zip(tf.nest.flatten(nested), flatten_values(graph.inputs), strict=True))
@@ -239,10 +239,10 @@ def _decode(value: Any, tensors: list[tf.Tensor]) -> Any:
 
 
 def get_functional_config(model: keras.Model) -> dict[str, Any]:
-    """Returns the configuration of a model as functional model, for `keras.Model.from_config`."""
+    """Returns a model's configuration as a functional model, for `keras.Model.from_config`."""
     inputs, outputs = get_nested_inputs(model), get_nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
-    functional.use_legacy_config = getattr(model, "use_legacy_config", None)  # Set for .h5 files.
+    functional.use_legacy_config = getattr(model, "use_legacy_config", None)  # For .h5 files.
     for node in list_nodes(model):
         if add := _ADDED.get(type(node.layer).__name__):
             add(functional, node.layer, node.call_args[0])
@@ -311,7 +311,7 @@ def _find_node(model: keras.Model, layer: keras.layers.Layer) -> Node:
 
 
 def _locate(model: keras.Model, tensor: KerasTensor) -> tuple[str, int, int]:
-    """Return a tensor's layer name, the index of the call in the model, and the output's index."""
+    """Return the name of a tensor's layer, the index of its call, and the index of the output."""
     layer, call, output = tensor._keras_history
     earlier = (f"{layer.name}_ib-{index}" in model._network_nodes for index in range(call))
     return layer.name, sum(earlier), output

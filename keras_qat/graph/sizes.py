@@ -1,6 +1,6 @@
 """Evaluates size expressions, such as `sqrt(tf.shape(x)[-1])`, and infers static shapes.
 
-Each expression is evaluated for two batch sizes. If both results are equal, it is a constant.
+An expression is evaluated for two batch sizes. If both results are equal, it is a constant.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def find_results(
 
 
 find_filled_results = functools.partial(find_results, fills=True)
-"""A rule like `find_results` that also evaluates `ones_like` of any tensor."""
+"""A rule like `find_results` that also evaluates `ones_like` and `zeros_like` of any tensor."""
 
 
 def _evaluate(call: Call, known: dict[Value, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -116,7 +116,7 @@ def evaluate(
 
 
 def evaluate_shape(shape: object, facts: Facts | None = None) -> list[list[int]] | None:
-    """Returns the sizes in a shape for each of `BATCHES`; None if unknown."""
+    """Returns the sizes in a shape argument for each batch size of `BATCHES`; None if unknown."""
     facts = facts or Facts()
     known = {value: evaluate(value, facts) for value in flatten_values(shape)}
     sizes = []
@@ -156,7 +156,7 @@ def find_size(value: Value) -> Any:
 
 
 def find_measured_tensors(sizes: list[Value]) -> Iterator[Value]:
-    """Yields the tensors whose shapes determine these sizes."""
+    """Yields the tensors with the shapes that determine these sizes."""
 
     def read_sizes(size: Value) -> list[Value]:
         call = size.producer
@@ -168,7 +168,7 @@ def find_measured_tensors(sizes: list[Value]) -> Iterator[Value]:
 
 
 def count_rows(value: Value) -> list[int]:
-    """Returns the size of a tensor's first axis for each of `BATCHES`."""
+    """Returns the size of a tensor's first axis for each batch size of `BATCHES`."""
     return [value.shape[0] or int(batch * value.rows) for batch in BATCHES]
 
 
@@ -262,7 +262,7 @@ def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
 
     Traced calls, such as `tf.reshape(x, [tf.shape(x)[0], -1, 8])`, may lack static sizes.
     """
-    facts = Facts()  # A call's inputs no longer change when they are evaluated.
+    facts = Facts()  # Inputs are evaluated only after their shapes are set.
     changed: set[Value] = set()
     for call in calls:
         values = flatten_values(call.outputs)
@@ -280,7 +280,7 @@ def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
 
 
 def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
-    """Return the number of rows per example of each output."""
+    """Return `Value.rows`, the number of rows per example, for each output of a call."""
     read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
     values, kind = flatten_values(call.outputs), get_kind(call)
     if kind == "reshape":
@@ -355,7 +355,7 @@ def _make_placeholder(values: ArrayLike | None, shape: Any, dtype: str) -> tf.Te
 
 def _infer_in_graph(call: Call, replace: Callable[[Value], tf.Tensor]) -> list[Shape]:
     """Return the shapes that TensorFlow infers if `replace` replaces the inputs of a call."""
-    with tf.__internal__.FuncGraph("sizes").as_default():  # Accepts constants of arguments.
+    with tf.__internal__.FuncGraph("sizes").as_default():  # Can read constants.
         tensors = {x: replace(x) for x in call.inputs}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
         results = tf.nest.flatten(call.layer.call(*args, **kwargs))

@@ -1,7 +1,7 @@
 """Helper layers for elementwise functions. Their values and gradients are always finite.
 
-Quantization rounds small values to zero, where logarithms, inverses and their gradients are
-infinite.
+Quantization rounds small values to zero. Logarithms, inverses and their gradients are infinite
+there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _compute_power(x: tf.Tensor, exponent: Any) -> tf.Tensor:
 
 
 def _apply_to_positive(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Compute a function of positive values. Other values become 0 with the gradient 0."""
+    """Compute a function of positive values. For other values, result and gradient are 0."""
     results = function(tf.where(x > 0, x, tf.ones_like(x)))
     return tf.where(x > 0, results, tf.zeros_like(x))
 
@@ -88,8 +88,8 @@ def evaluate_formula(formula: Any, x: tf.Tensor) -> tf.Tensor:
 class Formula(SameShape):
     """Computes a chain of elementwise operations on one tensor. Results are always finite.
 
-    Infinite results, such as log(x * x) at 0, become the lowest or the largest finite result, with
-    the gradient 0.
+    Infinite results, such as log(x * x) at 0, become the lowest or the largest finite result of
+    the tensor, with the gradient 0.
 
     Args:
         formula: the formula for `evaluate_formula`, as JSON:
@@ -129,7 +129,7 @@ def _replace_undefined(
 
 @register
 class Logarithm(SameShape):
-    """Computes natural logarithms. An undefined result becomes the lowest defined result.
+    """Computes natural logarithms. Undefined results become the tensor's lowest defined result.
 
     Args:
         plus_one: whether to compute log(1 + x).
@@ -152,8 +152,8 @@ class Logarithm(SameShape):
 class Power(SameShape):
     """Computes x ** exponent with finite values and gradients.
 
-    If the power or its gradient is undefined, the result is 0 for a positive exponent, and the
-    largest defined result for a negative exponent.
+    If the power or its gradient is undefined, the result is 0 for a positive exponent. For a
+    negative exponent, it is the largest defined result of the tensor.
     """
 
     options = ("exponent",)
@@ -173,7 +173,7 @@ class Power(SameShape):
 
 @register
 class Reciprocal(SameShape):
-    """Divides a constant by a tensor. A division by zero returns the largest other quotient."""
+    """Divides a constant by a tensor. For zeros, it returns the largest other quotient."""
 
     options = ("numerator",)
 
@@ -212,7 +212,7 @@ class SquareRoot(SameShape):
 
 @register
 class Quotient(HelperLayer):
-    """Divides two tensors. A division by zero returns the largest other quotient."""
+    """Divides two tensors. If the divisor is zero, it returns the largest other quotient."""
 
     def call(self, inputs: Any) -> tf.Tensor:
         x, y = inputs
@@ -226,7 +226,7 @@ class Quotient(HelperLayer):
 
 @register
 class SoftmaxOfMany(SameShape):
-    """Softmax over so many values that most results are only a few 256ths."""
+    """Softmax over so many values that most results are only a few steps of 8 bits."""
 
     options = ("axis",)
 

@@ -43,7 +43,7 @@ class _Computed(layers.Layer):
         if not self.source.built:
             self.source.build(input_shape)
         super().build(input_shape)
-        self.__dict__.pop(self.computed)  # Removes the None that `add_weight` returned to Keras.
+        self.__dict__.pop(self.computed)  # `build` stored None from `add_weight`.
 
     def add_weight(self, name: str | None = None, *args: object, **kwargs: object) -> Any:
         return None if name == self.computed else super().add_weight(name, *args, **kwargs)
@@ -70,7 +70,7 @@ COMPUTED = dict(
 
 
 def has_computed_kernel(layer: object) -> bool:
-    """Returns whether a layer computes its kernel, so the kernel cannot be assigned."""
+    """Returns whether a layer computes its kernel. The kernel then cannot be assigned."""
     return isinstance(layer, _Computed)
 
 
@@ -89,7 +89,7 @@ class _WithMaskInput(layers.Layer):
         return layers.Layer.__call__(self, inputs, *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        # When Keras 2.15 loads a file, it passes only the sequence's shape, as a list of sizes.
+        # Keras 2.15, when it loads a file, passes only the sequence's shape, as a list.
         is_one = all(size is None or isinstance(size, int) for size in input_shape)
         super().build(tf.TensorShape(input_shape if is_one else input_shape[0]))
 
@@ -166,7 +166,7 @@ RESCALED: dict[type, Any] = {
 def find_statistics(
     layer: keras.layers.Layer,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Returns the mean and standard deviation of a normalization layer; None if it has none yet."""
+    """Returns the mean and standard deviation of a normalization layer; None if untrained."""
     if isinstance(layer, layers.BatchNormalization):
         mean, variance = (np.ravel(seen) for seen in (layer.moving_mean, layer.moving_variance))
         has_seen = np.any(mean != 0) or np.any(variance != 1)
@@ -181,9 +181,9 @@ def find_statistics(
 class FusedBatchNormalization(layers.BatchNormalization):
     """BatchNormalization of vectors, which it treats as images of one pixel.
 
-    Like `tf.contrib.slim`, it uses TensorFlow's fused operation, whose moving variance has Bessel's
-    correction. Keras' layer has no such correction for vectors. `recipes.contrib` uses this layer
-    for each BatchNormalization of vectors that is not folded.
+    Like `tf.contrib.slim`, it uses TensorFlow's fused operation, which applies Bessel's correction
+    to the moving variance. Keras' layer does not do that for vectors. `recipes.contrib` uses this
+    layer for each BatchNormalization of vectors that is not folded.
 
     Shapes: [batch, channels].
     """

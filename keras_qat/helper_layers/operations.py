@@ -116,8 +116,8 @@ class MaskScores(HelperLayer):
     [batch, steps, steps]. A mask is False or 0 for masked scores.
 
     Args:
-        causal: the numbers of query and key steps, to mask later steps too; or a mask [..., steps,
-            steps] that is true for the visible key steps of each query step; or None.
+        causal: the counts of query and key steps, to also mask later key steps; or a mask [...,
+            steps, steps] that is True for the visible key steps of each query step; or None.
         hidden: whether masks are inverted: True or nonzero for masked scores.
         below: how far masked scores are below the smallest score; exp(-12) is 6e-6. The usual -1e9
             would leave no quantization steps for the other scores.
@@ -173,13 +173,13 @@ class MaskScores(HelperLayer):
 
 @register
 class OnGrid(HelperLayer):
-    """Returns the constants of a comparison, rounded with the scale of the compared tensor.
+    """Returns the constants of a comparison, which are quantized with the compared tensor's scale.
 
     Args:
         number: the constant, or a nested list of constants.
 
-    Shapes: the input is the compared tensor. The output has the same number of axes; the first ones
-        have size 1.
+    Shapes: the input is the compared tensor. The output has as many axes, with leading axes of size
+        1.
     """
 
     options = ("number",)
@@ -264,7 +264,7 @@ class WithModel(SameShape):
 
 @register
 class TrainingOnly(WithModel):
-    """Applies a model in training, and returns its input otherwise, as in stochastic depth.
+    """Applies a model in training, as in stochastic depth. At inference, it returns its input.
 
     The model's input is this layer's input, or `given` tensors: `TrainingOnly(model)(y,
     given=[x])`.

@@ -60,8 +60,8 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
 def _replace_weight_reads(graph: Graph) -> Graph:
     """Replace operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
 
-    If a layer is called with another layer's weight, such as a mask of windows, a `ReadsWeight`
-    passes it on.
+    A `ReadsWeight` also passes a weight to a layer that is called with another layer's weight, such
+    as a mask of windows.
 
     Raises:
         ValueError: if a variable belongs to no layer.
@@ -116,7 +116,7 @@ def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any
 def _pass_weights(
     call: Call, variables: list[tf.Variable], readers: dict[int, Any], reason: str
 ) -> list[Call]:
-    """Return calls of layers that read variables, and the call with their outputs."""
+    """Return calls that read variables, and the call changed to use their outputs instead."""
     calls, values = [], dict[int, Value]()
     read = {id(v): v for v in variables if not is_constant_mask(v)}
     for index, (key, variable) in enumerate(read.items()):
@@ -160,7 +160,7 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
     copy = keras.Sequential([inputs, *layers], name=model.name)
     copy.set_weights(model.get_weights())
     for layer in layers:
-        layer.finalize_state()  # Normalization derives other values from its weights.
+        layer.finalize_state()  # Normalization computes other attributes from its weights.
     return copy
 
 

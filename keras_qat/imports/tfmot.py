@@ -70,7 +70,7 @@ def _load_archive(path: Path) -> keras.Model:
             model = keras.utils.deserialize_keras_object(config)
         for layer in model.layers:
             if _has_class(layer, "QuantizeWrapper"):
-                # Keras does not track it.
+                # Bypasses Keras' attribute tracking.
                 object.__setattr__(layer, "load_own_variables", partial(_load_wrapper, layer))
         model.load_weights(archive.extract("model.weights.h5", folder))
     return model
@@ -135,7 +135,7 @@ def _find_values(layer: keras.layers.Layer, copy: keras.layers.Layer) -> list[tf
     """Return the weights of a layer in the order of its copy.
 
     Raises:
-        ValueError: if a wrapper moved some weights out of its layer, and two have the same name.
+        ValueError: if a wrapper replaced weights of its layer, and two weights have the same name.
     """
     inner = layer.layer if _has_class(layer, "QuantizeWrapper") else layer
     if len(inner.weights) == len(copy.weights):

@@ -80,7 +80,7 @@ def replacing(path: Path) -> Iterator[Path]:
         raise _explain_error(error, path) from error
     try:
         (scratch / "new").mkdir()
-        new, old = scratch / "new" / name, scratch / "old"  # Keras checks the file's name.
+        new, old = scratch / "new" / name, scratch / "old"  # Keras requires the suffix.
         yield new
         if path.is_dir():
             path.rename(old)

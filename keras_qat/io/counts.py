@@ -40,5 +40,5 @@ def as_integer(value: object) -> int | None:
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, AttributeError):  # TensorFlow raises the latter.
+    except (TypeError, AttributeError):  # TensorFlow raises TypeError.
         return None

@@ -55,8 +55,8 @@ def read_batches(
             a generator, or a function that returns one.
         batch_size: batch size for arrays and single examples; by default the fixed batch size of
             the model's inputs, or 32. Batches in the data are not changed.
-        steps: the maximum number of batches to read; all by default. Data without a length that
-            continues after 1 000 batches causes a warning, and an error after 100 000.
+        steps: the maximum number of batches to read; all by default. Data without a length causes a
+            warning after 1,000 batches, and an error after 100,000.
         finite: whether to refuse infinity. NaN is always refused.
 
     Raises:
@@ -173,7 +173,7 @@ def _is_structure(data: object) -> bool:
 
 
 def _is_series(inputs: Inputs, data: object) -> bool:
-    """Return whether data yields batches or examples, and is not one batch itself."""
+    """Return whether data is a source of batches or examples, not a batch itself."""
     if is_array(data) or isinstance(data, (dict, tuple, tf.RaggedTensor, tf.SparseTensor)):
         return False
     if not isinstance(data, list):
@@ -257,7 +257,7 @@ def _read_series(
 def show_progress(
     items: Iterable[_Item], title: str, verbose: int, total: int | None = None, unit: str = "batch"
 ) -> Iterator[_Item]:
-    """Yields the items; with `verbose`, shows a progress bar.
+    """Yields the items, and shows a progress bar if `verbose`.
 
     Args:
         items: the items, one for each unit of work.

@@ -16,11 +16,11 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import get_nested_inputs
 
 SLIGHT = 0.1
-"""Values may exceed a range by this share of its width."""
+"""A value counts as outside if it exceeds the range by more than this share of its width."""
 BEYOND = 0.25
-"""This share of an input's values may be further outside. With a wrong scale most are."""
+"""This share of an input's values may be outside. With a wrong scale, most values are."""
 FAR = 0.01
-"""This share of an example's values may be further from the range than its width."""
+"""This share of an example's values may be further away from the range than its width."""
 FEW_VALUES = 1 << 20
 """Maximum number of values of a temporary array."""
 
@@ -129,7 +129,7 @@ def split_columns(inputs: Inputs, data: Any) -> list[NDArray]:
             f"the names of the inputs as keys."
         )
     if isinstance(data, tuple):
-        is_tflite = len(data) == 2 and isinstance(data[0], str)  # The signature's name, the inputs.
+        is_tflite = len(data) == 2 and isinstance(data[0], str)  # (name of the signature, inputs)
         if is_tflite or 1 <= len(data) <= 3:
             return split_columns(inputs, data[1 if is_tflite else 0])
         data = list(data)
@@ -258,14 +258,14 @@ def explain_batch_size(model: str, fixed: int | None, count: int) -> Iterator[No
 
 
 def split_rows(array: NDArray) -> Iterator[slice]:
-    """Yields slices of rows that are small enough for temporary arrays of their size."""
+    """Yields slices of an array's rows, small enough for temporary arrays of the same size."""
     rows = max(1, FEW_VALUES * len(array) // max(array.size, 1))
     for start in range(0, len(array), rows):
         yield slice(start, start + rows)
 
 
 def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
-    """Returns a sentence if data does not match the range of an input, else "".
+    """Returns a sentence if data does not match the range of an input, otherwise "".
 
     An example is pixels of 0 to 255 for a range of 0 to 1. Data does not match if more than
     `BEYOND` of all values are outside by more than `SLIGHT`, or if in most examples more than

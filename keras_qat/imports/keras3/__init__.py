@@ -1,6 +1,6 @@
 """Converts models of Keras 3 to Keras 2, and copies their weights back.
 
-No other package touches Keras 3's internals. Keras 3 is only imported if one of its models is used.
+Only this package uses Keras 3's internals. It imports Keras 3 only to convert one of its models.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def from_keras_3(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
 
 def as_keras_2(model: Any) -> Any:
-    """Returns a Keras 2 model unchanged; converts one of Keras 3, with a warning."""
+    """Returns a Keras 2 model unchanged, or converts a Keras 3 model, with a warning."""
     if not is_of_keras_3(model):
         return model
     converted = from_keras_3(model)
@@ -113,7 +113,7 @@ class _Converter:
         self._converted: dict[int, Any] = {}
 
     def convert(self, layer: Keras3Layer) -> keras.layers.Layer:
-        """Returns the Keras 2 layer or model for one of Keras 3."""
+        """Returns the Keras 2 counterpart of a Keras 3 layer or model."""
         if id(layer) not in self._converted:
             if not is_model(layer):
                 converted = convert_layer(layer, self._custom, self.convert)
@@ -212,7 +212,7 @@ def _pair_layers(source: Keras3Layer, converted: Any) -> Iterator[tuple[Any, Any
             raise ValueError(
                 f"'{converted.name}' lacks the layer '{layer.name}' of '{source.name}'."
             )
-        if counterpart is not None and is_model(inner):  # A layer in a TimeDistributed.
+        if counterpart is not None and is_model(inner):  # The layer inside a TimeDistributed.
             yield layer, counterpart
             yield from _pair_layers(inner, counterpart.layer)
         elif counterpart is not None:
@@ -220,7 +220,7 @@ def _pair_layers(source: Keras3Layer, converted: Any) -> Iterator[tuple[Any, Any
 
 
 def _pair_weights(source: Keras3Layer, converted: keras.layers.Layer) -> list[tuple[Any, Any]]:
-    """Pair the weights of a layer of Keras 3 with its counterpart's; none for models."""
+    """Pair the weights of a Keras 3 layer with its counterpart's. Models have no own weights."""
     if is_model(source) or is_model(getattr(source, "layer", None)):
         return []
     pair = source.weights, list_weights(converted)

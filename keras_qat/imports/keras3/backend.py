@@ -1,4 +1,4 @@
-"""Finds Keras 3, checks its models, and refuses its objects in models of Keras 2."""
+"""Finds Keras 3, checks its models, and refuses its optimizers and the like in Keras 2 models."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def check_model(model: Any) -> None:
 
 
 class RefusesKeras3:
-    """A model of Keras 2 that refuses objects of Keras 3 with advice. Losses of Keras 3 work."""
+    """A Keras 2 model that refuses objects of Keras 3, except losses, with advice."""
 
     def _validate_compile(self, optimizer: object, metrics: object, **kwargs: object) -> None:
-        """Check the arguments of `compile`. A loaded model is compiled in another way."""
+        """Check the arguments of `compile`. Keras compiles loaded models in another way."""
         _refuse_objects("optimizer", "optimizers", optimizer)
         _refuse_objects("metrics", "metrics", metrics)
         super()._validate_compile(optimizer, metrics, **kwargs)  # type: ignore[misc]

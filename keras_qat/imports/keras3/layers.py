@@ -92,7 +92,7 @@ def convert_layer(
 
 
 def _read_config(layer: Keras3Layer) -> dict[str, Any]:
-    """Return a layer's configuration with Keras 2's names and entries that Keras 3 omits."""
+    """Return a layer's configuration with Keras 2's names, and with entries that Keras 3 omits."""
     name, config = type(layer).__name__, layer.get_config()
     if _is_keras_class(layer):
         if name == "Bidirectional":
@@ -101,7 +101,7 @@ def _read_config(layer: Keras3Layer) -> dict[str, Any]:
             words = layer.get_vocabulary(include_special_tokens=False)
             config["vocabulary"] = np.asarray(words).tolist()
             del config["dtype"]
-        if hasattr(layer, "output_padding"):  # Keras 3.8 omits it.
+        if hasattr(layer, "output_padding"):  # Keras 3.8 omits the axis.
             config["output_padding"] = layer.output_padding
         if name == "Discretization":
             config["bin_boundaries"], config["num_bins"] = layer.bin_boundaries, None
@@ -110,7 +110,7 @@ def _read_config(layer: Keras3Layer) -> dict[str, Any]:
 
 
 def _remove_default_backward_layer(config: dict[str, Any]) -> None:
-    """Remove the backward layer if only its direction differs from the forward layer."""
+    """Remove the backward layer if it differs from the forward layer only in its direction."""
     forward, backward = (dict(config[key]["config"]) for key in ("layer", "backward_layer"))
     for half in (forward, backward):
         del half["name"], half["go_backwards"]

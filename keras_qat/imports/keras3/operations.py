@@ -1,8 +1,8 @@
 """Converts functions of Keras 3 to Keras 2: activations, and operations on symbolic tensors.
 
-Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions, and Keras 2 makes a
-layer for each function called on its symbolic tensors. So most operations are converted by calling
-them on Keras 2's tensors. `OPERATIONS` lists operations for which this fails or makes many layers.
+Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions. If these are called
+on Keras 2's symbolic tensors, Keras 2 creates a layer for each. Most operations are converted like
+that. `OPERATIONS` lists the operations for which this fails or creates many layers.
 """
 
 from __future__ import annotations
