@@ -190,10 +190,7 @@ def _replace(field: Any, entries: list[Any]) -> None:
 
 
 def _find_scales(kernel: NDArray, axis: int, layers: list[Weights]) -> NDArray | None:
-    """Return the scale of each output channel of a float kernel, which it finds among `layers`.
-
-    It returns None if no quantized layer has this kernel.
-    """
+    """Return the scale of each output channel of a float kernel; None if no layer has it."""
     columns = _sort_columns(kernel, [axis])
     for weights in layers:
         if not weights.name:

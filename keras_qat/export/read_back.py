@@ -168,10 +168,7 @@ def _find_operations(
 def _compare_weights(
     node: Node, weights: Weights, written: schema.ModelT, operations: Iterable[Operation]
 ) -> Iterator[str]:
-    """Yield a difference if weights with the same scale have other sums than in the file.
-
-    The sums are equal if a file only reorders the axes of weights, or splits weights.
-    """
+    """Compare the sums of weights with equal scales, because files may reorder or split weights."""
     ours = sum_by_scale([get_scales_and_weights(weights)])
     stored = []
     for index in {index for operation in operations for index in operation.inputs}:
@@ -194,10 +191,7 @@ def get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
 
 
 def sum_by_scale(weights: list[tuple[NDArray, NDArray]]) -> dict[float, float]:
-    """Returns scale -> the sum of all weights with this scale.
-
-    `weights` are pairs of scales and weights, with scales that broadcast against the weights.
-    """
+    """Returns scale -> the sum of its weights, given scales that broadcast against weights."""
     if not weights:
         return {}
     sums = [

@@ -151,7 +151,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Return the tensor of an output. If it is another output too, add a new tensor."""
+    """Return the tensor of an output: a new one if the value is already another output."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""
