@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 LIMITS = {
     "lines of keras_qat": 52_280,
-    "lines of tests": 44_440,
+    "lines of tests": 44_294,
     "longest file, lines": 400,
     "parameters typed Any, %": 8.0,
     "function names that are not verbs, %": 1.4,

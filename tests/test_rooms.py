@@ -80,28 +80,6 @@ def test_imports_go_one_way():
             assert (own, other) not in INDEPENDENT, module
 
 
-READ_MODELS = {
-    *("resolve", "resolve_to_export", "_read_origin", "predict"),
-    *("simulate", "problems", "verify"),
-    *("export_c", "export_onnx", "export_saved_model", "export_tflite"),
-}
-"""Functions that take a model: verbs, which resolve it, and what reads or runs it for them."""
-
-RESOLVED = ("integer_graph", "export", "analysis/verify")
-INFERENCE = ("keras_inference.py", "cached_inference.py")
-"""A model's own inference, which is part of the model."""
-
-
-def test_nothing_takes_a_model_once_it_is_resolved():
-    taking = set()
-    for module in (path for folder in RESOLVED for path in (PACKAGE / folder).rglob("*.py")):
-        for node in ast.walk(parse(module)):
-            if isinstance(node, ast.FunctionDef) and module.name not in INFERENCE:
-                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                taking |= {node.name for argument in arguments if argument.arg in ("model", "qat")}
-    assert taking == READ_MODELS
-
-
 def test_every_room_has_its_place():
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert folders == set(ORDER) - {"version", "messages"}
@@ -218,16 +196,3 @@ def test_operators_are_asked_for_the_fields_of_their_rows():
     """Whoever asks which operator it is knows something that the row does not say."""
     for module in list_modules(*KNOW_OPERATORS):
         assert not {*asked_by_name(parse(module))}, module
-
-
-def test_functions_are_traced_without_warnings():
-    """Models trace their functions by `backend.make_tf_function`, without warnings."""
-    made = {
-        str(path.relative_to(PACKAGE))
-        for path in MODULES
-        if re.search(r"tf\.function\b(?!`)", path.read_text("utf-8"))
-    }
-    # Traced once, to be converted or saved, or of no model.
-    others = "arithmetic/control_flow", "export/saved_model", "export/float_subgraphs"
-    others = *others, "ops/movement"
-    assert made == {"keras2/backend.py", *(f"{name}.py" for name in others)}

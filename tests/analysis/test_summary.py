@@ -15,10 +15,8 @@ WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED")
 
 
 def calibrated(model, recipe="int8"):
-    qat = quantize_on(
-        model, rng(1).uniform(-1, 1, (4, *model.input_shape[1:])).astype(np.float32), recipe
-    )
-    return qat
+    x = rng(1).uniform(-1, 1, (4, *model.input_shape[1:])).astype(np.float32)
+    return quantize_on(model, x, recipe)
 
 
 def residual():

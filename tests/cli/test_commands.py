@@ -300,24 +300,6 @@ def test_all_kernel_families_are_listed():
     assert set(FAMILIES) == set(KERNEL_FAMILIES)
 
 
-def test_the_rounding_of_servers(files):
-    arguments = files / "qat.keras", files / "x.npy", "--kernels", "onnxruntime"
-    np.save(files / "zeros.npy", np.zeros(len(X), int))
-    told = run("evaluate", *arguments, "--labels", files / "zeros.npy")
-    assert "in integers (onnxruntime kernels)" in told
-    written = "-o", files / "server.npz"
-    assert json.loads(run("simulate", *arguments, *written, "--json"))["kernels"] == "onnxruntime"
-    qat = keras.models.load_model(files / "qat.keras")
-    qat.kernels = "onnxruntime"
-    expected = keras_qat.simulate(qat, X).outputs["logits"].codes
-    with np.load(files / "server.npz") as codes:
-        np.testing.assert_array_equal(codes["logits"], expected)
-    files_only = files / "qat.keras", files / "model.tflite", files / "x.npy"
-    assert "'onnxruntime' is not one of" in run(
-        "verify", *files_only, "--kernels", "onnxruntime", code=2
-    )
-
-
 def test_files_for_microcontrollers(files, tmp_path):
     run("export", files / "qat.keras", tmp_path / "model.tflite", "--batch-size", 1)
     run("export", files / "qat.keras", tmp_path / "model.cc", "--output-dtype", "int8")

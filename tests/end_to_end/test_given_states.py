@@ -87,8 +87,7 @@ def quantized(name: str) -> Any:
 
 
 def calibrated(model: Any, recipe: Any = "int8") -> Any:
-    qat = quantize_on(model, data(model), recipe)
-    return qat
+    return quantize_on(model, data(model), recipe)
 
 
 def test_a_relu_keeps_negative_given_states():

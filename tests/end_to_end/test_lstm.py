@@ -178,13 +178,7 @@ def test_sequences_of_steps_begin_with_zeros_where_sizes_are_computed(batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "build",
-    [
-        stacked,
-        *(pytest.param(item, marks=pytest.mark.slow) for item in (merged, of_steps, of_one_unit)),
-    ],
-)
+@pytest.mark.parametrize("build", [stacked, merged, of_steps, of_one_unit])
 def test_wide_files_give_what_the_model_predicts(build):
     qat = wide(build)
     report = assert_exact_everywhere(qat, images(), "tflm", per_layer=True)

@@ -36,7 +36,7 @@ def noise(model, qat, data, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("missing", [MISSING, pytest.param(-99.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("missing", [MISSING, -99.0])
 def test_steps_are_found_in_front_of_the_quantizer(missing):
     """One feature comes near the number; one far outside does not widen the range."""
     model = model_of(1, lambda x: layers.GRU(4)(layers.Masking(missing, name="marks")(x)))

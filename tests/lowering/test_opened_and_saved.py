@@ -44,7 +44,7 @@ def test_classes_without_get_config_are_opened(tmp_path):
     model = model_of(lambda x: WithoutConfig(layers.Conv2D(3, 1))(x))
     qat = quantized(model)
     qat(images(4), training=True)
-    loaded = saved_and_loaded(qat, tmp_path / "qat.keras")
+    loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == keras_qat.export_tflite(qat)
     with pytest.raises(ValueError, match="without get_config"):
         keras_qat.strip_quantization(qat)
@@ -222,12 +222,7 @@ def test_what_keras_cannot_save_is_said(name, tmp_path):
     with pytest.warns(UserWarning, match=f"(?s)cannot be saved and loaded again.*{reason}"):
         qat = keras_qat.quantize_model(model_of(build), recipe)
     with pytest.raises((TypeError, ValueError)):  # As Keras finds it.
-        saved_and_loaded(qat, tmp_path / "qat.keras")
-
-
-def saved_and_loaded(model, path):
-    model.save(path)
-    return keras.models.load_model(path)
+        save_and_load(qat, tmp_path / "qat.keras")
 
 
 class Prior(keras.initializers.Initializer):
@@ -248,7 +243,7 @@ def test_what_keras_finds_by_its_name_is_no_matter(tmp_path):
     with keras.utils.custom_object_scope({"InNumpy": type(make())}):
         with pytest.warns(UserWarning, match="(?s)^(?!.*cannot be saved).*cannot be traced"):
             qat = keras_qat.quantize_model(model_of(lambda x: make()(x)))
-        saved_and_loaded(qat, tmp_path / "qat.keras")
+        save_and_load(qat, tmp_path / "qat.keras")
 
 
 def a_third(shape, dtype=None):

@@ -9,31 +9,6 @@ import keras_qat
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
 
-PRIVATE = {
-    "code for code": "the same integers",
-    "halves up": "rounded half up",
-    "halves away": "rounded half away from zero",
-    "the code beside": "off by one",
-    "is told": "knows, receives",
-    "what is told": "warning",
-    "spelled": "written, split into",
-    "spelling": "form",
-    "second factor": "right-hand side",
-    "twins": "common subexpressions",
-    "in place of": "instead of",
-}
-"""Words of the code's own dialect -> what a reader understands."""
-
-COLUMN = 908
-"""Pixels that a table has on the site. A character takes 6.5, and a cell 16 around its text."""
-
-
-def test_words():
-    for page in PAGES:
-        prose = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.M | re.S)
-        used = [word for word in PRIVATE if re.search(rf"\b{word}\b", prose, re.I)]
-        assert not used, (page, {word: PRIVATE[word] for word in used})
-
 
 def width(table):
     """The least width of a table, as each column is as wide as its longest word."""
@@ -51,28 +26,6 @@ def list_tables():
     for page in PAGES:
         for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), flags=re.M):
             yield page, table
-
-
-def test_tables_fit_their_column():
-    assert [(page, table[:60]) for page, table in list_tables() if width(table) > COLUMN] == []
-
-
-def test_a_table_that_does_not_fit():
-    cells = ["twelveletter"] * 10
-    rows = cells, ["---"] * 10, cells
-    assert width("\n".join(f"| {' | '.join(row)} |" for row in rows)) > COLUMN
-
-
-SOURCE = 112
-"""Characters of a program's line that the column shows."""
-
-
-def test_programs_fit_their_column():
-    for page in PAGES:
-        blocks = re.findall(r"^( *)```\w+\n(.*?)^\1```$", page.read_text(), flags=re.M | re.S)
-        lines = [line for _, block in blocks for line in block.splitlines()]
-        long = [line for line in lines if len(line) > SOURCE and not line.startswith("Error: ")]
-        assert not long, page
 
 
 def test_rows_have_the_cells_of_their_head():
@@ -167,14 +120,6 @@ def test_figures_name_their_command_and_when_it_ran():
     tables = [(page, *table) for page in WITH_FIGURES for table in figures(page)]
     assert [(page, table) for page, table, text in tables if not COMMAND.search(text)] == []
     assert [(page, table) for page, table, text in tables if not WHEN.search(text)] == []
-
-
-def test_a_table_has_the_commands_of_its_section_and_above():
-    page = "# A\nmake lint\n## B\npython -m b.c\n### D\n| | a |\n| - | - |\n| b | 1 % |\n## E\n"
-    ((table, text),) = (
-        (t, above) for below, above in sections(page) for t in tables_of_figures(below)
-    )
-    assert (table, COMMAND.findall(text)) == ("| | a |", ["make lint", "python -m b.c"])
 
 
 def test_targets_of_make_and_tests_are_there():

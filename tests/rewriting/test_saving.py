@@ -239,14 +239,6 @@ def test_functions_that_only_the_float_model_holds_are_no_matter(tmp_path):
         keras_qat.strip_quantization(loaded)
 
 
-def test_clone_model_has_the_same_layers(exported):
-    clone = keras.models.clone_model(exported.model)
-    clone.set_weights(exported.model.get_weights())
-    np.testing.assert_array_equal(
-        clone.predict(exported.x, verbose=0), exported.model.predict(exported.x, verbose=0)
-    )
-
-
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 def test_synchronized_batch_normalization_stays_so(recipe, tmp_path):
     """Keras leaves it out of configurations."""

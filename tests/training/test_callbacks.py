@@ -19,9 +19,7 @@ from tests.networks.small import tiny_net
 X = images(80, (6, 6, 2))
 
 
-OTHER_FILES = [
-    pytest.param(item, marks=pytest.mark.slow) for item in ("model.h5", "model", "weights.h5")
-]
+FILES = ("model.keras", "model.h5", "model", "weights.h5")
 
 
 def quantized(seed: int = 0):
@@ -122,7 +120,7 @@ def test_exact_with_several_steps_per_execution(delay):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["model.keras", *OTHER_FILES])
+@pytest.mark.parametrize("kind", FILES)
 def test_delay_goes_on_after_saving_and_loading(kind, tmp_path):
     labels = rng(5).integers(0, 3, 64)
     callbacks = [QuantDelay(5), FreezeBatchNorm(6)]
@@ -256,7 +254,7 @@ def test_steps_are_the_same_in_any_graph(first_steps, is_dead, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["model.keras", *OTHER_FILES])
+@pytest.mark.parametrize("kind", FILES)
 def test_frozen_ranges_stay_so_after_saving_and_loading(kind, tmp_path):
     qat = quantized()
     train(qat, X, 4, callbacks=[FreezeRanges(5)])

@@ -43,11 +43,6 @@ def network(head: Any = None, dead: bool = False, fresh: bool = False, scale: fl
     return model
 
 
-def calibrated(model: Any, x: np.ndarray, recipe: Any = "int8") -> Any:
-    qat = quantize_on(model, x, recipe)
-    return qat
-
-
 def verdict(qat: Any, y: Any = None, **options: Any) -> Any:
     return keras_qat.verify(qat, keras_qat.export_tflite(qat), X, y, **options).verdict
 
@@ -59,7 +54,7 @@ def with_outlier() -> np.ndarray:
 
 
 def with_other_weights() -> Any:
-    qat = calibrated(network(), X)
+    qat = quantize_on(network(), X)
     kernel = qat.get_layer("quant_conv").layer.kernel
     kernel.assign(20 * kernel)
     return qat
@@ -77,26 +72,26 @@ def regressor() -> Any:
 
 
 HEALTHY: dict[str, Callable[[], Any]] = {
-    "classes": lambda: calibrated(network(), X),
-    "probabilities": lambda: calibrated(network(layers.Dense(5, "softmax", name="p")), X),
-    "a number": lambda: calibrated(regressor(), X),
-    "16 bits": lambda: calibrated(network(), X, "int16x8"),
+    "classes": lambda: quantize_on(network(), X),
+    "probabilities": lambda: quantize_on(network(layers.Dense(5, "softmax", name="p")), X),
+    "a number": lambda: quantize_on(regressor(), X),
+    "16 bits": lambda: quantize_on(network(), X, "int16x8"),
 }
 
 POOR: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "another scale": (lambda: calibrated(network(), 255 * X), "image", "range is 0 to 255.2, but"),
-    "of a number": (lambda: calibrated(regressor(), 255 * X), "image", "range is 0 to 255.2, but"),
-    "an outlier": (lambda: calibrated(network(), with_outlier()), "image", "without outliers"),
-    "part of the range": (lambda: calibrated(network(), X / 20), "image", "outside its range of"),
-    "2 bits": (lambda: calibrated(network(), X, recipes.low_bits(2, 2)), "conv", "only 2 bits"),
+    "another scale": (lambda: quantize_on(network(), 255 * X), "image", "range is 0 to 255.2, but"),
+    "of a number": (lambda: quantize_on(regressor(), 255 * X), "image", "range is 0 to 255.2, but"),
+    "an outlier": (lambda: quantize_on(network(), with_outlier()), "image", "without outliers"),
+    "part of the range": (lambda: quantize_on(network(), X / 20), "image", "outside its range of"),
+    "2 bits": (lambda: quantize_on(network(), X, recipes.low_bits(2, 2)), "conv", "only 2 bits"),
     "later weights": (with_other_weights, "conv", "after the last change of the weights"),
-    "dead": (lambda: calibrated(network(dead=True), X), "hidden", "same for all examples"),
+    "dead": (lambda: quantize_on(network(dead=True), X), "hidden", "same for all examples"),
     "a large number": (
-        lambda: calibrated(network(scale=3000.0), X),
+        lambda: quantize_on(network(scale=3000.0), X),
         "hidden",
         "shares one range, ",
     ),
-    "no statistics": (lambda: calibrated(network(fresh=True), X), "", "statistics of a new layer"),
+    "no statistics": (lambda: quantize_on(network(fresh=True), X), "", "statistics of a new layer"),
 }
 """What is wrong -> a model, its weakest layer, and words of the cause."""
 
@@ -127,7 +122,7 @@ def test_a_few_values_far_beyond_a_range_are_the_cause(model, rows, share):
     """As the anomalies that a detector is there for; less than 2 % of the values, but large."""
     x = X[:32].copy()
     x[5, :rows] *= 200
-    qat = calibrated(model(), X)
+    qat = quantize_on(model(), X)
     result = keras_qat.verify(qat, keras_qat.export_tflite(qat), x).verdict
     assert not result.is_good
     assert result.weakest_layer == "image"
@@ -141,7 +136,7 @@ def test_what_is_the_same_for_all_examples_beside_others_is_no_cause():
     positions = tf.tile(ends, [tf.shape(x)[0], 1, 1])
     model = keras.Model(x, layers.Dense(2)(layers.Add(name="sum")([x, positions])))
     x = rng(0).normal(size=(32, 4, 3)).astype(np.float32) * 0.3
-    qat = calibrated(model, x)
+    qat = quantize_on(model, x)
     result = keras_qat.verify(qat, keras_qat.export_tflite(qat), x).verdict
     assert (result.words, result.weakest_layer) == ("same but poor", "sum")
     assert "too coarse for values that vary" in result.likely_cause
@@ -174,12 +169,12 @@ def test_more_examples_tell_that_a_model_is_poor(name):
 def test_poor_from_data_without_content():
     """Ranges of zeros have nothing to do with what comes later."""
     with pytest.warns(UserWarning, match="All values of the calibration data are 0"):
-        qat = calibrated(network(), 0 * X)
+        qat = quantize_on(network(), 0 * X)
     assert verdict(qat).words == "same but poor"
 
 
 def test_not_the_same():
-    qat, other = calibrated(network(), X), calibrated(network(), X)
+    qat, other = quantize_on(network(), X), quantize_on(network(), X)
     other.get_layer("quant_hidden").layer.bias.assign(np.arange(16) / 8)
     with pytest.warns(UserWarning, match="other weights"):
         report = keras_qat.verify(qat, keras_qat.export_tflite(other), X)
@@ -208,7 +203,7 @@ def test_does_not_judge_by_examples_that_hardly_differ():
 
 def test_does_not_judge_a_rare_event_by_examples_without_it():
     rare = layers.Dense(1, "sigmoid", bias_initializer=keras.initializers.Constant(-9.0))
-    assert verdict(calibrated(network(rare), X)).words == "same"
+    assert verdict(quantize_on(network(rare), X)).words == "same"
 
 
 @pytest.mark.sample(1)
@@ -247,7 +242,7 @@ def test_labels_that_do_not_fit(labels, message):
 @pytest.mark.filterwarnings("ignore:These layers compute in float")
 def test_random_numbers_at_inference_are_named():
     noise = layers.Lambda(lambda x: x + 3.0 * tf.random.normal(tf.shape(x)), name="noise")
-    report = verdict(calibrated(network(lambda x: layers.Dense(5)(noise(x))), X))
+    report = verdict(quantize_on(network(lambda x: layers.Dense(5)(noise(x))), X))
     assert not report.is_same
     assert "draws random numbers at inference" in report.likely_cause
 
@@ -318,7 +313,7 @@ def test_values_beyond_the_range_leave_a_good_figure_open():
     image = keras.Input((6, 6, 1), name="image")
     model = keras.Model(image, layers.Dense(1)(layers.Flatten()(tf.nn.relu6(image))))
     within = np.minimum(12 * X, 6)
-    qat = calibrated(model, within)
+    qat = quantize_on(model, within)
     file = keras_qat.export_tflite(qat)
     assert keras_qat.verify(qat, file, within).verdict.is_good
     result = keras_qat.verify(qat, file, 12 * X)
@@ -341,7 +336,7 @@ def test_many_values_are_added_in_blocks():
 
 @pytest.mark.slow
 def test_the_weakest_layer_does_not_depend_on_the_memory_for_it(monkeypatch):
-    qat = calibrated(network(), with_outlier())
+    qat = quantize_on(network(), with_outlier())
     expected = verdict(qat)
     monkeypatch.setattr("keras_qat.analysis.verify.layers.MOST_VALUES", 1)
     assert verdict(qat) == expected and expected.weakest_layer

@@ -222,11 +222,8 @@ GATED = {
 }
 
 
-OTHERS = [pytest.param(item, marks=pytest.mark.slow) for item in GATED if item != "swish"]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("gate", ["swish", *OTHERS])
+@pytest.mark.parametrize("gate", GATED)
 def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkeypatch):
     """Over several training steps, of which the last have frozen ranges: losses and weights."""
 
