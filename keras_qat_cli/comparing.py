@@ -88,7 +88,7 @@ def find_shortfalls(
     min_agreement: float | None,
     max_difference: float | None = None,
 ) -> list[str]:
-    """Lists the requirements that a report does not meet.
+    """Lists the requirements that a report of `verify` does not meet.
 
     By default, the file must compute the same as the model, and the model must be good.
     """

@@ -26,7 +26,7 @@ PIXELS: dict[str, tuple[float, float]] = {
 
 
 class Source(NamedTuple):
-    """Location of data, and options for reading it.
+    """The location of a user's data, and options for reading it.
 
     Args:
         path: an `.npy`, `.npz` or `.csv` file, a directory of images, or `module:name` of an array,
@@ -260,7 +260,7 @@ def _is_number(cell: str) -> bool:
 
 
 class _Images:
-    """Image files, read one by one."""
+    """The images of a directory as a sequence of arrays, read one by one."""
 
     def __init__(self, paths: list[Path], shape: Any, pixels: str) -> None:
         self.paths, self.shape, self.pixels = paths, shape, pixels

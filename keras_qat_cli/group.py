@@ -1,4 +1,4 @@
-"""The group of commands, its options, and errors as messages with an exit code."""
+"""The group of all commands and its options. It reports errors as a message and an exit code."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ OTHER_COMMANDS = {
 
 
 class Command(click.Command):
-    """A command with error messages that name a file."""
+    """A command. Its errors name the file, and explain options of other tools."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses the arguments, and explains options of other tools."""
@@ -168,7 +168,7 @@ class _Trouble(click.ClickException):
 
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """Print the library's warnings without the line of code."""
+    """Print the library's warnings without the line of code that Python adds."""
 
     def print_warning(message: object, category: type[Warning], *_: object, **__: object) -> None:
         if issubclass(category, UserWarning):

@@ -28,7 +28,7 @@ class Labels(NamedTuple):
 
 
 def read_labels(data: Source, labels: Sequence[str]) -> tuple[list[Labels], Source]:
-    """Splits data into labels and inputs, without importing TensorFlow.
+    """Splits data into labels and inputs. Does not need TensorFlow.
 
     Args:
         data: the data.
@@ -126,9 +126,9 @@ def _convert_to_numbers(values: np.ndarray) -> np.ndarray:
 def measure_accuracy(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[str, float]:
     """Returns the name of a metric and its value.
 
-    The metric is accuracy for classes, which are integers or one-hot vectors. A single entry is
-    compared with 0.5 if all are between 0 and 1, and with 0 otherwise. For other labels the metric
-    is the mean absolute error.
+    The metric is accuracy for classes, which are integers or one-hot vectors. Outputs with a single
+    entry are compared with 0.5 if all entries are between 0 and 1, and with 0 otherwise. For other
+    labels the metric is the mean absolute error.
 
     Raises:
         ValueError: if there is not one label per example, or their shape does not match.

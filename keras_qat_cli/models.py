@@ -28,7 +28,7 @@ FILES = (".keras", ".h5", ".hdf5")
 
 UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError),
-    *(AttributeError, OSError, RuntimeError),  # Of encrypted or too deeply nested contents.
+    *(AttributeError, OSError, RuntimeError),  # For encrypted or too deeply nested contents.
 )
 """Errors that reading a damaged model raises."""
 

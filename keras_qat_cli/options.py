@@ -40,7 +40,7 @@ class OutputFile(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """Returns the path if it can be written."""
         path = Path(str(super().convert(value, param, ctx)))
-        is_directory = self.directory and not path.suffix[1:].isalpha()  # served.1 is a directory.
+        is_directory = self.directory and not path.suffix[1:].isalpha()  # A directory can be v.1.
         if self.endings and path.suffix not in self.endings and not is_directory:
             or_directory = ", or to a directory (a name without an ending)" * self.directory
             raise ValueError(

@@ -138,8 +138,8 @@ class StructuralKeys:
     """Assigns indices to tensors, with equal indices if they are computed in the same way.
 
     Args:
-        identify: function that returns a key for what a call computes, or None if no other call
-            can compute the same.
+        identify: function that returns the same key for calls that compute the same, or None if
+            no other call can.
     """
 
     def __init__(self, identify: Callable[[Call], Hashable | None] = identify_function) -> None:

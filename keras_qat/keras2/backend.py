@@ -1,4 +1,4 @@
-"""Finds the package of Keras 2, and wraps its private functions."""
+"""Finds the package that holds Keras 2 (`keras` or `tf_keras`), and wraps its private functions."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ else:
 _base_layer: Any = inspect.getmodule(layers.Layer)
 
 register = keras.utils.register_keras_serializable(package="keras_qat")
-"""Class decorator: `load_model` finds the class without a scope or custom objects."""
+"""A class decorator. `load_model` then finds the class without custom objects."""
 
 
 class KeepsTrainable:
     """A model that keeps the `trainable` flags of its layers when loaded from a SavedModel.
 
     Keras creates the model from its configuration and then sets the model's own flag, which
-    overwrites the flags of nested layers. `None` stops Keras from setting it.
+    overwrites the flags of nested layers. Saving `None` as this flag stops Keras from setting it.
     """
 
     @property
@@ -96,7 +96,7 @@ def is_building() -> bool:
 
 
 def find_calling_layer() -> tuple[Any, Any]:
-    """Returns the layer or model that is being called, or None; and its `training` argument."""
+    """Returns the layer or model that is being called (or None), and its `training` argument."""
     context = _base_layer.base_layer_utils.call_context()
     return context.layer, context.training
 
@@ -104,8 +104,8 @@ def find_calling_layer() -> tuple[Any, Any]:
 def is_in_converter() -> bool:
     """Returns whether TFLite's converter is tracing a Keras model.
 
-    It inspects the call stack, because a model cannot distinguish conversion from saving. Without
-    this check, users of `from_keras_model` would get long errors about unknown operators.
+    It inspects the call stack, because conversion otherwise looks like saving. Without this check,
+    users of `from_keras_model` would get long errors about unknown operators.
     """
     frame = None if tf.executing_eagerly() else inspect.currentframe()
     while frame is not None:
@@ -121,7 +121,7 @@ def make_input(shape: object, dtype: str | tf.DType, name: str | None = None) ->
 
 
 def is_symbolic(x: object) -> bool:
-    """Returns whether any object is the symbolic output of a Keras layer."""
+    """Returns whether an object, of any type, is the symbolic output of a Keras layer."""
     return hasattr(x, "_keras_history")
 
 
@@ -170,8 +170,8 @@ def get_attention_components(layer: keras.layers.MultiHeadAttention) -> dict[str
 def replace_rnn(rnn: Callable[..., Any], *layers: keras.layers.Layer) -> Iterator[None]:
     """Makes recurrent layers use `rnn` instead of `keras.backend.rnn` inside a `with` block.
 
-    Replaces the function in Keras' module because all recurrent layers, custom ones too, look it up
-    there. LSTM and GRU do not use their GPU kernels in this block.
+    Replaces the function in Keras' module, because all recurrent layers, including custom layers,
+    look it up there. LSTM and GRU do not use their GPU kernels in this block.
     """
     module: Any = inspect.getmodule(keras.backend.rnn)
     inner = [item for layer in layers for item in layer._flatten_layers()]
@@ -191,7 +191,8 @@ def reset_dropout_mask(layer: keras.layers.Layer) -> None:
 def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
     """Returns the shape of a built layer's output, even if Keras does not infer all sizes.
 
-    Keras omits sizes of EinsumDense. An Embedding accepts any shape, despite its `input_length`.
+    Keras does not infer all sizes of EinsumDense, and refuses shapes other than the `input_length`
+    of an Embedding, although the layer accepts them.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])
@@ -207,15 +208,15 @@ def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
 
 def get_steps_per_execution(model: keras.Model) -> int:
     """Returns how many training steps Keras runs at a time."""
-    steps = model._steps_per_execution  # A variable, or one for each replica.
+    steps = model._steps_per_execution  # A variable, possibly per replica.
     return 1 if steps is None else int(steps.value())
 
 
 def make_training_variables(model: keras.Model, batches: object, training: bool) -> None:
     """Creates the variables of the optimizer and the metrics before the first step is traced.
 
-    TensorFlow traces a function twice if the first trace creates variables, as Keras' does. This
-    has no effect for distributed data or without targets.
+    In Keras, the first trace creates these variables, so TensorFlow traces again. The function has
+    no effect for distributed data or without targets.
 
     Args:
         model: the model.
@@ -236,7 +237,7 @@ def make_training_variables(model: keras.Model, batches: object, training: bool)
             model.compiled_metrics.update_state(targets, outputs, weights)
 
     def allow_any_batch(tensor: KerasTensor) -> Any:
-        """Computes losses and metrics; targets may have another batch size than the inputs."""
+        """Returns the specification of a tensor for any batch size, which targets may have."""
         spec = tensor.type_spec
         is_plain = isinstance(spec, tf.TensorSpec) and spec.shape.rank
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if is_plain else spec
@@ -270,20 +271,20 @@ def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorS
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
-"""Scope that lets AutoGraph convert the `call` of custom layers inside of functions that are not
-converted themselves."""
+"""A scope for functions that AutoGraph does not convert. In it, AutoGraph converts the `call` of
+custom layers."""
 
 without_autograph = tf.autograph.experimental.do_not_convert
-"""Runs Python code unchanged, also in a `tf.function` that AutoGraph has converted for Keras."""
+"""A decorator. AutoGraph then leaves a function unchanged, even in a `tf.function` of Keras."""
 
 FEW_CALLS = 20
 """Number of calls that `trace_after_few_calls` runs without tracing."""
 
 
 def trace_after_few_calls(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns a function that is traced after `FEW_CALLS` calls, when tracing pays off.
+    """Returns a function that is traced after `FEW_CALLS` calls, when tracing saves time.
 
-    It calls the graph directly, because a lookup by arguments is slower than reading weights.
+    It then calls the graph directly, without the slow lookup of a `tf.function`.
     """
     get_graph = functools.cache(make_tf_function(function).get_concrete_function)
     calls = itertools.count()
@@ -321,7 +322,7 @@ _TURN = threading.RLock()
 
 
 def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Decorator that lets only one thread run a function at a time, because it swaps weights."""
+    """Decorates a function that swaps weights: only one thread at a time can run it."""
 
     @functools.wraps(verb)
     def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
@@ -386,8 +387,8 @@ def create_quickly() -> Iterator[None]:
 def swap_attributes(layer: object, **attributes: Any) -> Iterator[None]:
     """Replaces attributes of a layer, such as its kernel, inside a `with` block.
 
-    The layer's own `call` then uses the replacement with all of its options. This bypasses Keras'
-    attribute tracking, so the layer keeps its weights. Attributes of the class are hidden.
+    The layer's `call` then uses the replacements. They bypass Keras' attribute tracking, so the
+    layer keeps its weights, and hide attributes of the class, such as properties.
     """
     own = vars(layer)
     before = {name: own[name] for name in attributes if name in own}

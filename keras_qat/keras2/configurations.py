@@ -14,9 +14,9 @@ from keras_qat.messages import KNOWN, get_package
 
 
 def applications_scope() -> contextlib.AbstractContextManager[Any]:
-    """Returns a scope that loads ConvNeXt's layers, which `keras.applications` did not register.
+    """Returns a scope for loading ConvNeXt's layers, which `keras.applications` does not register.
 
-    Keras itself cannot load a model with them. A user's registered classes take precedence.
+    Without it, Keras cannot load a saved ConvNeXt. Classes that a user registered have priority.
     """
     module = inspect.getmodule(keras.applications.ConvNeXtTiny)
     names = ("LayerScale", "StochasticDepth")
@@ -40,8 +40,8 @@ class CustomObjects(NamedTuple):
 def collect_custom_objects(layers: Iterable[keras.layers.Layer]) -> CustomObjects:
     """Collects the custom classes of layers, initializers and the like, and custom functions.
 
-    Regularizer or constraint functions that share a name are ambiguous and left out. The results of
-    initializers do not matter, because the weights are overwritten.
+    If several regularizer or constraint functions share a name, it leaves them out. Initializers
+    with the same name do not matter, because the weights are overwritten.
     """
     layers = list(layers)
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
@@ -84,8 +84,8 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
     Custom classes need not be registered.
 
     Args:
-        customs: custom objects. If they include a `Lambda`, Keras may create it in this block,
-            because it was allowed earlier or never saved.
+        customs: custom objects. If they include a `Lambda`, Keras may create it in this block:
+            the user already allowed it, or it is not from a file.
         safe: Keras' safe mode for all other objects; None leaves it unchanged.
     """
     has_lambda = any(objects.has_lambda for objects in customs)
@@ -99,9 +99,9 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
 
 
 def find_missing_config(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Returns entries that Keras omits from a layer's configuration: `synchronized` and names.
+    """Returns entries that Keras omits from a layer's configuration: `synchronized` and the name.
 
-    Keras saves the name only if the constructor has an argument called `**kwargs`.
+    Keras omits the name if the layer's constructor has no argument `**kwargs`.
     """
     if isinstance(layer, keras.layers.BatchNormalization):
         return {"synchronized": True} if getattr(layer, "synchronized", False) else {}
@@ -136,6 +136,6 @@ def deserialize(config: dict[str, Any]) -> keras.layers.Layer:
 
 
 def load_nested_model(config: dict[str, Any]) -> keras.Model:
-    """Creates a model from its configuration inside of a layer's configuration."""
+    """Creates a model from its configuration, which is part of a layer's configuration."""
     with _use_current_format(), allow_any_batch_sizes():
         return keras.Model.from_config(config)

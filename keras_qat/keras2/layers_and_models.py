@@ -15,10 +15,10 @@ from keras_qat.keras2.backend import KerasTensor, Node, keras, swap_attributes
 from keras_qat.messages import KERAS, KNOWN, LIBRARIES, get_package
 
 _PLAIN = (bool, int, float, str, tuple, list)
-"""Types of arguments that are compared with `!=`."""
+"""Types of constructor arguments that `_check_arguments` compares."""
 
 _REGULARIZES = ("regularizer", "constraint", "regularizers", "constraints")
-"""Ends of the names of attributes that regularize or constrain weights."""
+"""Endings of the names of attributes that regularize or constrain weights."""
 
 
 def is_of_keras(layer: object) -> bool:
@@ -59,7 +59,7 @@ def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """Returns a layer's weights, then its inner layers', in an order independent of `trainable`."""
+    """Returns the weights of a layer, then of its inner layers, in an order without `trainable`."""
     layers = list_layers(layer)
     own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers]
     unique = {id(weight): weight for weights in own for weight in weights}
@@ -72,7 +72,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
     Raises:
         NotImplementedError, TypeError: if the configuration lacks arguments of the constructor.
     """
-    if type(layer) is keras.layers.Lambda:  # The configuration may not support its function.
+    if type(layer) is keras.layers.Lambda:  # The configuration may not hold the function.
         shape, base = layer._output_shape, keras.layers.Layer.get_config(layer)
         return keras.layers.Lambda(
             layer.function, shape, layer.mask, layer.arguments, **{**base, **changes}
@@ -85,7 +85,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
     if is_function and not getattr(layer, "_auto_get_config", False):
         changes = {"activation": activation, **changes}
         without["activation"] = keras.activations.linear
-    with swap_attributes(layer, **without):  # The configuration may not support them.
+    with swap_attributes(layer, **without):  # The configuration may not hold them.
         config = layer.get_config()
     changes = {**find_custom_attributes(layer, config), **changes}
     objects = configurations.collect_custom_objects(layer._flatten_layers())
@@ -96,7 +96,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
 
 
 def _create(layer: keras.layers.Layer, config: dict[str, Any]) -> keras.layers.Layer:
-    """Create a layer of a layer's class. If the constructor lacks `name`, the name is set later."""
+    """Create a layer of a layer's class, and set its name even if the constructor has no `name`."""
     parameters = inspect.signature(type(layer).__init__).parameters
     accepts_any = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     later: set[str] = set()
@@ -115,7 +115,7 @@ def _check_arguments(
 ) -> None:
     """Raise a `TypeError` if a copy of a custom layer lost an argument of its constructor.
 
-    Checks arguments of the constructor that the layer keeps in attributes of the same name.
+    It compares the attributes of both layers that have the name of a constructor argument.
     """
     if get_package(type(layer)) in KNOWN:
         return
@@ -128,8 +128,8 @@ def _check_arguments(
 def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> dict[str, Any]:
     """Returns a layer's custom regularizers and constraints, by attribute name.
 
-    A layer's configuration only has the names of functions. Its entry for an object may have
-    arguments that the object's class does not accept.
+    They cannot be created from the layer's configuration. It only holds the names of functions, and
+    possibly arguments that the class of an object does not accept.
     """
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))
@@ -144,7 +144,7 @@ def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> d
 
 
 def find_custom_initializers(layer: keras.layers.Layer) -> list[str]:
-    """Returns the arguments of a Keras layer that are custom initializers."""
+    """Returns the names of a Keras layer's arguments that are custom initializers."""
     if not is_of_keras(layer):
         return []
     return [
@@ -169,8 +169,8 @@ def rename(layer: keras.layers.Layer, name: str) -> None:
 def note_names(model: keras.Model, config: dict[str, Any]) -> None:
     """Adds the names of a model's layers to its configuration, in place.
 
-    Keras leaves the name out if the constructor of a layer has no argument for it. The layer would
-    get a new automatic name when it is loaded.
+    Keras omits the name of a layer without a constructor argument for it. Such a layer would get a
+    new automatic name when it is loaded.
     """
     for layer, entry in _pair_configs(model, config):
         entry.setdefault("name", layer.name)
@@ -213,14 +213,14 @@ def get_nested_outputs(model: keras.Model) -> Any:
 
 
 def name_outputs(model: keras.Model, names: list[str]) -> None:
-    """Names a model's outputs. Bypasses Keras, which would track the list among its layers."""
+    """Names a model's outputs, without Keras' attribute tracking of the list."""
     object.__setattr__(model, "output_names", list(names))
 
 
 def get_output_names(model: keras.Model) -> list[str]:
-    """Returns the names of a model's outputs: the keys of a dict, or Keras' names.
+    """Returns the names of a model's outputs: the keys if they are a dict, otherwise Keras' names.
 
-    For a dict, Keras' names are layer names, in the order of the sorted keys.
+    For a dict, Keras' names would be layer names, in the order of the sorted keys.
     """
     outputs, names = get_nested_outputs(model), list(model.output_names)
     if not isinstance(outputs, Mapping):
@@ -299,9 +299,9 @@ def bind_options(
 def name_inner_calls(layer: keras.layers.Layer) -> dict[int, str]:
     """Returns a dict from the id of each inner layer to a name.
 
-    Layers with an automatic name are named after their attribute, and layers of inner models after
-    their class, because Keras numbers them differently in every copy. Names that a user chose stay.
-    The names in inner models need not be unique.
+    Automatic names of Keras contain a number that differs in every copy. Such layers are named
+    after their attribute, or after their class in inner models. Names there need not be unique.
+    Names that a user chose stay.
     """
     names: dict[int, str] = {}
 
@@ -355,8 +355,8 @@ def use_attribute_names(layer: keras.layers.Layer) -> Iterator[None]:
 def use_unique_names(layer: keras.layers.Layer) -> Iterator[None]:
     """Returns a context manager that makes the names of all layers inside a layer different.
 
-    A Keras model requires that. In `build`, Keras' counter starts again, so layers created there
-    may repeat earlier names.
+    A Keras model requires different names. But Keras' counter starts again in `build`, so layers
+    created there may repeat earlier names.
     """
     used = set[str]()
     with contextlib.ExitStack() as stack:

@@ -55,7 +55,7 @@ class CompiledLoss:
         try:
             errors = self.function(tf.constant(targets, tf.float32), tf.constant(predicted))
             errors = np.asarray(errors, np.float64)
-        except Exception:  # A custom function may raise any error.
+        except Exception:  # Custom functions may raise any error.
             return None
         if errors.shape[:1] != predicted.shape[:1] or not np.isfinite(errors).all():
             return None
@@ -63,7 +63,7 @@ class CompiledLoss:
 
 
 def find_losses(model: keras.Model, names: Sequence[str]) -> list[CompiledLoss | None]:
-    """Returns the loss of each output; None for an output without one.
+    """Returns the loss of each output; None for an output without a loss.
 
     Args:
         model: a Keras model, compiled or not.
@@ -103,8 +103,8 @@ def _read_loss(loss: Any) -> CompiledLoss | None:
 def take_losses(layer: keras.layers.Layer) -> Iterator[list[tuple[Any, Any]]]:
     """Returns a context manager that removes the losses that layers add in a traced function.
 
-    They are tensors of that function. If the layer kept them, Keras would read them outside of the
-    function. The function must return them instead.
+    The losses are tensors of the traced function, which must return them. If layers kept them,
+    Keras would read them outside of the function.
 
     Yields:
         A list. When the block ends, it has a pair of layer and loss for each loss.

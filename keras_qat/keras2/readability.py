@@ -102,7 +102,7 @@ def _check_has_code(model: keras.Model) -> None:
     ]
     if not revived:
         return
-    # A Keras layer is revived if its activation, or a layer inside it, is unknown.
+    # Keras also revives its own layers, if an activation or a layer in them is unknown.
     classes = [type(layer).__name__ for layer in revived]
     names = [name for name in classes if not hasattr(keras.layers, name)]
     names += [str(layer.get_config().get("activation", "name")) for layer in revived]
@@ -115,10 +115,10 @@ def _check_has_code(model: keras.Model) -> None:
 
 def _check_vocabularies(model: keras.Model) -> None:
     """Raise a `ValueError` if a layer has an adapted vocabulary, which is not a variable."""
-    # A subclassed model that has not been called raises if it is asked for weights.
+    # An uncalled subclassed model has no weights, and raises.
     layers = [layer for layer in model._flatten_layers() if layer.built]
     if holders := [x for x in layers if not all(hasattr(w, "dtype") for w in x.weights)]:
-        layer = holders[-1]  # The innermost layer.
+        layer = holders[-1]  # The last is the innermost layer.
         raise ValueError(
             f"'{layer.name}' of '{model.name}' holds a vocabulary, and TFLite has no operation for "
             f"{type(layer).__name__}. Move it to the input pipeline, and quantize the rest of "
@@ -133,7 +133,7 @@ def is_graph_model(layer: object) -> bool:
 
 
 def is_subclassed(model: object) -> bool:
-    """Returns whether only the `call` of a model defines its computation."""
+    """Returns whether a model is subclassed: only its `call` defines its computation."""
     is_unread = isinstance(model, _Model) and not is_graph_model(model)
     return is_unread and not isinstance(model, keras.Sequential)
 
@@ -143,8 +143,8 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 
     Args:
         model: any model; models of other kinds are returned unchanged.
-        inputs: symbolic inputs in the structure that the model accepts; by default like the tensors
-            of its last call, or of the shape that it was built with.
+        inputs: symbolic inputs in the structure that the model accepts. By default they are like
+            the tensors of its last call, or have the shape that it was built with.
 
     Raises:
         ValueError: if no inputs are known, or `inputs` are passed for a model of another kind.
@@ -176,7 +176,7 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 
 
 def defines(model_class: type, *names: str) -> bool:
-    """Returns whether the class that defines one of these names for a model is custom code."""
+    """Returns whether custom code defines one of these methods or attributes of a model class."""
     owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
     return any(get_package(owner) not in LIBRARIES for owner in owners)
 

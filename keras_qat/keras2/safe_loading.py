@@ -25,7 +25,7 @@ def get_safe_mode() -> bool | None:
     """Returns whether Keras is loading a file in safe mode; None if unknown."""
     mode = serialization.in_safe_mode()
     frame = inspect.currentframe() if mode is None else None
-    while frame is not None:  # For .h5 files and SavedModels, Keras does not pass on the argument.
+    while frame is not None:  # Keras does not set it for .h5 files and SavedModels.
         if frame.f_code.co_name == "load_model" and "safe_mode" in frame.f_locals:
             return bool(frame.f_locals["safe_mode"])
         frame = frame.f_back
@@ -127,7 +127,7 @@ def _is_harmless(found: Any, package: str, name: str) -> bool:
 
 
 def _only_computes(function: Any, name: str) -> bool:
-    """Return whether a function is recorded when a model is built: an operation on tensors."""
+    """Return whether a function is an operation that only computes tensors."""
     names = (name, str(getattr(function, "__name__", "")))
     if any(word in name for word in EFFECTS for name in names):
         return False

@@ -30,13 +30,13 @@ def lower_graph(
     is_opaque: Callable[[Call], bool] = lambda call: False,
     has_int16: bool = True,
 ) -> Graph:
-    """Lowers a graph: splits and traces its layers, according to a recipe.
+    """Lowers a graph: traces and splits its layers into single operators, according to a recipe.
 
     Args:
         graph: the graph.
         recipe: the recipe.
         is_opaque: function that returns whether a call must not be traced.
-        has_int16: whether 16 bits may be used inside layers, see `place`.
+        has_int16: whether layers may use 16 bits inside, as in `place`.
 
     Raises:
         ValueError: if an override of `open` matches no layer.
@@ -70,8 +70,8 @@ def place(
         file_outputs: names of the tensors that files return; None for the graph's outputs.
         has_float: whether the target supports float. If not, all layers with integer kernels
             compute in integers, including normalization, which otherwise stays in float.
-        has_int16: whether the target supports 16 bits. If not, layers use 16 bits inside only if 8
-            bits would lose all values.
+        has_int16: whether the target supports 16 bits. If not, a layer uses 16 bits inside only if
+            8 bits would lose all of its values.
 
     Raises:
         ValueError: if the scope, an override of the recipe or an output matches no layer.

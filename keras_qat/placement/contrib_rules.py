@@ -1,7 +1,7 @@
 """Applies the placement rules of `tf.contrib.quantize` (the original) in the same order.
 
 The original matches operations. In this module, a *layer* is a weighted operator with its bias or
-its folded BatchNormalization, and `biased` is the output of both. The first rule that fits is used.
+its folded BatchNormalization, and `biased` is their output. The first rule that fits is used.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ CLIPS = {"relu", "relu6", "relu_n"}
 """Kinds of ReLU: without a maximum, with the maximum 6, with another maximum."""
 
 ACTIVATIONS = {"relu", "relu6", "linear"}
-"""Kinds that end a layer."""
+"""Kinds of activations that a rule matches after a layer."""
 
 MERGES = {"add": "AddV2", "multiply": "Mul"}
-"""Kinds that are quantized if an input is quantized -> name of the operation in TensorFlow 1."""
+"""Kinds of operations that are quantized if an input is -> their name in TensorFlow 1."""
 
 PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
 """Layers that only move quantized values, such as `linear` activations."""
 
 
 class ContribPlacement:
-    """Decides about each layer, then about each Add and Multiply."""
+    """Decides which tensors are quantized: first for each layer, then for each Add and Multiply."""
 
     lowers_activations = False
 
@@ -91,7 +91,7 @@ class ContribPlacement:
     # The rules, in order.
 
     def match_post_activation_bypass(self, add: Call) -> None:
-        """Matches layer -> activation -> Add; quantizes the last two."""
+        """Matches layer -> activation -> Add, and quantizes the activation and the Add."""
         if self.kind(add) != "add":
             return
         for value in reversed(add.inputs):  # The original looks at the second input first.
@@ -113,13 +113,13 @@ class ContribPlacement:
             self.quantize_layer(layer, activation, bypass)
 
     def match_final_layer(self, call: Call) -> None:
-        """Matches a layer that no rule above matched."""
+        """Matches a layer that the rules above did not match, such as the last layer of a model."""
         layer = self.find_biased_layer(call.output) if call.outputs is not None else None
         if layer is not None:
             self.quantize_layer(layer, call)
 
     def match_stage_of_separable(self, call: Call) -> None:
-        """Matches a layer without bias whose output another layer reads directly."""
+        """Matches a layer without bias if another layer reads its output directly."""
         if self.kind(call) != "kernel" or not call.inputs:
             return
         producer = call.inputs[0].producer
@@ -129,7 +129,7 @@ class ContribPlacement:
     def match_merge(self, merge: Call) -> None:
         """Quantizes an Add or Multiply with a quantized input."""
         if solve(merge, self.has_quantized_input) and self.in_scope(merge):
-            # In the original, ranges of merges are never symmetric.
+            # Never symmetric in the original.
             spec = dataclasses.replace(
                 self.settings.activations(merge.output), symmetric=False, initial_range=(-6.0, 6.0)
             )
@@ -155,7 +155,7 @@ class ContribPlacement:
     # Helpers of the rules.
 
     def has_implied_range(self, call: Call) -> bool:
-        """Returns whether an output has a fixed range, or its inputs' range."""
+        """Returns whether a call's output needs no quantizer, such as for a fixed range."""
         op = find_op(call)
         if op is None or (op.is_weighted and self.kind(call) != "kernel"):
             return False
@@ -163,7 +163,7 @@ class ContribPlacement:
         return is_implied or op.falls_back_to_input_range or self.kind(call) == "kernel"
 
     def kind(self, call: Call) -> str | None:
-        """Returns the original's kind of operation for a call; None if it has none."""
+        """Returns the kind of operation that the original sees in a call; None if it ignores it."""
         op, attributes, _ = match(call)
         if op is None:
             return None
@@ -180,7 +180,7 @@ class ContribPlacement:
         return not kernel.layer.use_bias and self.group_of[kernel].batch_norm is None
 
     def find_biased_layer(self, value: Value) -> Call | None:
-        """Returns the layer whose bias or BatchNormalization computes this tensor.
+        """Returns the layer with the bias or BatchNormalization that computes this tensor, or None.
 
         The original treats an Add after a layer without bias and BatchNormalization as its bias.
         """
@@ -247,7 +247,7 @@ class ContribPlacement:
     def quantize(
         self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
     ) -> None:
-        """Adds a quantizer if `scope` is in the user's scope and no quantizer follows."""
+        """Adds a quantizer if `scope` is within the user's scope and no quantizer follows."""
         self.considered.add(value)
         starts_at_zero = spec.initial_range == (0.0, 6.0)
         if starts_at_zero and value.producer and self.kind(value.producer) in CLIPS:
@@ -260,7 +260,7 @@ class ContribPlacement:
         return any(self.kind(reader) in kinds for reader in self.consumers[call.output])
 
     def is_followed(self, value: Value) -> bool:
-        """Returns whether a tensor, or a reshaped form of it, is quantized."""
+        """Returns whether a tensor is quantized, directly or after a reshape."""
         return value in self.specs or any(
             self.is_followed(reader.output)
             for reader in self.consumers[value]

@@ -18,7 +18,7 @@ FINDS_NUMBER = (
     "finds its mask_value before rounding, unless recipe.override('Masking', open=True) asks for "
     "integers"
 )
-"""Why a Masking, and the calls that compute its mask, are in float."""
+"""The reason why a Masking, and calls that compute its mask, stay in float."""
 
 
 def find_index_calls(
@@ -30,10 +30,10 @@ def find_index_calls(
 ) -> set[Call]:
     """Returns the calls that compute indices, which must stay in float.
 
-    If a value is rounded before `tf.cast(tf.floor(16.0 * x), tf.int32)`, the index may change, and
-    then selects an unrelated entry. An argmax may be computed from quantized values, because
-    another index then has almost the same value. A Masking with a mask value other than 0, and
-    calls that compute its mask, are included.
+    If `x` is rounded before `tf.cast(tf.floor(16.0 * x), tf.int32)`, the index may change and then
+    selects an unrelated entry. An argmax may read quantized values: if its index changes, the new
+    entry has almost the same value. The function also returns calls of a Masking with a mask value
+    other than 0, and calls that compute its mask.
 
     Args:
         calls: the calls of a graph, in the order of computation.
@@ -77,16 +77,16 @@ def makes_bools(call: Call) -> bool:
 
 
 def is_table(call: Call) -> bool:
-    """Returns whether a layer's weights are a table, even without a kernel for the call."""
+    """Returns whether a layer's weights are a lookup table, even if no kernel supports the call."""
     row = find_row(call.layer)
     return row is not None and row.is_table
 
 
 def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None]) -> bool:
-    """Returns whether only float layers read an input, and integer layers read other inputs.
+    """Returns whether an input may be labels: only float layers read it, unlike another input.
 
-    Such an input may be labels that an opaque layer compares with predictions, so it is not
-    rounded. `get_op` is a function that returns a call's operator, or None for a float call.
+    An opaque layer may compare such an input with predictions, so it must not be rounded. `get_op`
+    is a function that returns a call's operator, or None for a float call.
     """
     consumers = graph.consumers(losses=False)
 

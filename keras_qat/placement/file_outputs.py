@@ -41,7 +41,7 @@ def find_joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
 
 
 def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
-    """Find the tensors that are concatenated to a value. Moves of values may follow."""
+    """Find the tensors that are concatenated to a value. Operators that move values may follow."""
     call = value.producer
     if call is None:
         return []
@@ -59,7 +59,7 @@ def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
 
 
 def _undo_lowering(value: Value, call: Call) -> Value:
-    """Return the tensor of the user's model for an input of a call."""
+    """Return the tensor in the user's model for `value`, which `call` reads after lowering."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 
@@ -99,7 +99,7 @@ def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
 def replace_outputs(lowered: Graph, read: Graph, names: list[str]) -> Graph:
     """Returns the lowered graph of `add_outputs` with a tensor for every name.
 
-    A name that no layer of the model has is a call inside a layer, as `plan` lists it.
+    Names can also be names of calls inside custom layers, as `plan` lists them.
 
     Raises:
         ValueError: if there is no such tensor, or it is an input or not a float tensor.

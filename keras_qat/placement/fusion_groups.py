@@ -43,14 +43,14 @@ class Group:
 def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
     """Finds layer -> [BatchNormalization] -> [activation] sequences.
 
-    A sequence ends at a value with several consumers. If a layer is called several times, its group
-    includes a BatchNormalization only if all calls share it, and never an activation, because each
+    A sequence ends at a value with several consumers. The group of a layer that is called several
+    times only includes a BatchNormalization that all calls share, and no activation, because each
     call has a separate range.
 
     Args:
         graph: a lowered graph.
         folds_bias: whether a BatchNormalization folds into a layer that has a bias.
-        affine: whether affine layers that are not folded are also groups.
+        affine: whether unfolded affine layers, such as BatchNormalization, also form groups.
     """
     consumers, counts = graph.find_single_consumers(), graph.count_calls()
 
@@ -63,7 +63,7 @@ def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> l
         return follower if _is_per_channel(follower, call) else None
 
     def is_fixed(call: Call) -> bool:
-        """Returns whether the output has a fixed range."""
+        """Returns whether the output of a call has a fixed range."""
         return isinstance(getattr(ops[call], "output", None), FixedRange)
 
     ops = {call: find_op(call) for call in graph.calls}

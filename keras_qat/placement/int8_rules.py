@@ -33,7 +33,7 @@ from keras_qat.placement.symmetric_ranges import center_at_zero, find_symmetric
 
 
 class Decision(NamedTuple):
-    """How a tensor is quantized (None if it is not), and why."""
+    """How a tensor is quantized, or None, and the reason."""
 
     spec: Spec | None
     reason: str
@@ -72,7 +72,7 @@ class Int8Placement:
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
         self.specs: dict[Value, Spec] = {}
         self.roots: dict[Value, frozenset[Spec | None]] = {}
-        self.unrounded: set[Value] = set()  # Float outputs, which only integer outputs round.
+        self.unrounded: set[Value] = set()  # Float outputs that only `output_dtype` rounds.
 
     def plan(self) -> Plan:
         """Returns the plan of the graph."""
@@ -89,7 +89,7 @@ class Int8Placement:
             specs=self.specs,
             reasons=reasons,
             ranges=self.collect_ranges(),
-            weights={  # A table is stored in the range of its output.
+            weights={  # A table has the range of its output.
                 group: None if is_table(group.kernel) else self.settings.weights(group.kernel)
                 for group in self.groups
             },
@@ -101,9 +101,9 @@ class Int8Placement:
         )
 
     def find_inner_ranges(self, group: Group) -> dict[str, QuantSpec]:
-        """Returns the ranges inside an operator, which have 8 bits and are not learned.
+        """Returns the 8-bit ranges of tensors inside an operator by name. They are not learned.
 
-        The range of recurrent states with a ReLU includes negative values of an initial state.
+        The range of a recurrent state with a ReLU can be negative, because its initial state can.
         """
         op, attributes, _ = match(group.kernel)
         has_state = any(value.dtype != "bool" for value in group.kernel.inputs[1:])
@@ -174,7 +174,7 @@ class Int8Placement:
     # How each tensor is quantized
 
     def decide(self, value: Value) -> Decision:
-        """Decides how a tensor is quantized. All tensors before it are already decided."""
+        """Decides how a tensor is quantized, after all tensors upstream."""
         if not value.is_float:
             return Decision(None, f"holds {value.dtype}")
         if self.is_index(value):
@@ -216,14 +216,14 @@ class Int8Placement:
         return Decision(own, f"{role}; {reason}")
 
     def decide_unrounded(self, value: Value, own: QuantSpec, reason: str) -> Decision:
-        """Decides about a tensor that stays in float until the outputs. Its range is observed."""
+        """Decides about a tensor that stays in float up to the outputs. Its range is observed."""
         if value not in self.outputs or self.settings.in_scope is not None:
             return Decision(None, reason)
         self.unrounded.add(value)
         return Decision(own, f"output of the model, of integers on request alone; {reason}")
 
     def decide_integer_result(self, value: Value, own: QuantSpec, call: Call, op: Op) -> Decision:
-        """Decides about the output of an integer call."""
+        """Decides how the output of an integer call is quantized."""
         group = self.group_of.get(call)
         if group and value is not group.output:
             return Decision(None, f"inside {group.kernel.name}")
@@ -280,7 +280,7 @@ class Int8Placement:
         return reasons[0] if reasons and all(reasons) else None
 
     def find_conversion(self, value: Value) -> FixedRange | None:
-        """Returns the fixed range to which all consumers convert a tensor, or None."""
+        """Returns the fixed range that all consumers convert a tensor to, or None."""
         ranges = {
             op.converts.get(call.inputs.index(value)) if op else None
             for call in self.consumers[value]
@@ -289,7 +289,7 @@ class Int8Placement:
         return ranges.pop() if len(ranges) == 1 else None
 
     def only_reaches_outputs(self, value: Value) -> bool:
-        """Returns whether integer operators only move the values of a tensor."""
+        """Returns whether all integer operators downstream of a tensor only move its values."""
         return all(
             isinstance(op.output, SharedRange)
             and all(map(self.only_reaches_outputs, flatten_values(call.outputs)))
@@ -331,7 +331,7 @@ class Int8Placement:
     # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
-        """Find the specifications of one tensor that is already decided."""
+        """Find the specifications that a decided tensor has, directly or from shared ranges."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
             return frozenset({spec})
@@ -353,7 +353,7 @@ class Int8Placement:
             sources = [range_of[x] for x in _get_sources(value.producer) if x in range_of]
             op = find_op(value.producer)
             is_constant = op is not None and op.is_constant
-            if is_constant and np.any(constant := value.producer.layer.number):  # All contain 0.
+            if is_constant and np.any(constant := value.producer.layer.number):  # Ranges contain 0.
                 bound = min(0.0, float(np.min(constant)))
                 own = dataclasses.replace(self.settings.activations(value), lower_bound=bound)
                 sources.append(Range(own, [value]))
@@ -365,7 +365,7 @@ class Int8Placement:
         for shared in ranges:
             only_weights = all(map(_comes_from_weights, shared.observed))
             if isinstance(shared.spec, QuantSpec) and shared.observed and only_weights:
-                # The range of weights is their current minimum and maximum.
+                # Weights have the range of their current minimum and maximum.
                 shared.spec = dataclasses.replace(
                     shared.spec, ema_decay=0.0, observer="moving_average"
                 )
@@ -373,7 +373,7 @@ class Int8Placement:
 
 
 def _get_sources(call: Call) -> list[Value]:
-    """Return the inputs of a call that share its range, without inputs only for training."""
+    """Return the inputs of a call that share its range, except inputs that only training reads."""
     op = find_op(call)
     return call.inputs[:1] if op is not None and op.alias else call.inputs
 

@@ -20,17 +20,17 @@ the range is at least `FAR` times as wide."""
 SHOWN = 5
 """Maximum number of features in a sentence."""
 UNVARIED = 2e-6
-"""Up to this deviation, a feature is constant in the training data."""
+"""A feature with at most this standard deviation is constant in the training data."""
 
 
 def compute_lost_span(shared: Ends, bits: int) -> float:
-    """Returns the smallest span of values that is not lost in a range."""
+    """Returns the least difference of a feature's values that a range of `bits` bits can show."""
     width = shared[1] - shared[0]
     return min(LEVELS * width / (2**bits - 1), width / FAR)
 
 
 def predict_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
-    """Describes features that a plan's ranges lose, according to normalization layers."""
+    """Describes features that a plan's ranges lose, using statistics of normalization layers."""
     readers = graph.consumers()
     for value in flatten_values(graph.inputs):
         spec = specs.get(value)

@@ -60,9 +60,9 @@ class Range:
     Args:
         spec: the specification.
         observed: the tensors that determine the range.
-        rounded: other tensors, which are only rounded with the range.
-        rounds: whether tensors are rounded. False for a float output, which is only rounded for an
-            integer `output_dtype`.
+        rounded: other tensors, which are rounded with the range but do not affect it.
+        rounds: whether tensors are rounded. False for a float output, because only files with an
+            integer `output_dtype` round it.
     """
 
     spec: QuantSpec | FixedSpec
@@ -104,8 +104,8 @@ class Plan:
         ranges: the quantizers: one for all values that share a range.
         weights: how the weights of each group are quantized, or None.
         float_layers: name of each float layer -> the reason.
-        left_in_float: layers that exported files also compute in float. With recipe `contrib`,
-            files quantize more tensors than the model.
+        left_in_float: layers that exported files also compute in float. Unlike models, files of
+            recipe `contrib` quantize some of `float_layers`.
         replaced: layer -> the class of its replacement.
         weights_only: float call -> the specification and paths of its quantized weights.
         inner: ranges of tensors inside a group's operator, by name.
@@ -247,9 +247,9 @@ class Plan:
 def report_float_layers(
     layers: Iterable[tuple[keras.layers.Layer, str]], start: str, advice: str
 ) -> None:
-    """Logs once the number and classes of layers that compute in float.
+    """Logs the number and the classes of layers that compute in float, once per set of layers.
 
-    Layers that the recipe or the scope leaves in float are ignored.
+    It ignores layers that the user's recipe or scope leaves in float.
 
     Args:
         layers: the user's layer and the reason of each float call; a layer counts once.

@@ -135,7 +135,7 @@ def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], boo
     def may_trace(call: Call) -> bool | None:
         answers = [default]
         for is_open, matches in matchers:
-            # In integers, normalization along axes other than the last needs transposes.
+            # Integer normalization along other axes than the last needs transposes.
             if (is_open is not None or is_on_request(call.layer)) and matches(call):
                 answers.append(True if is_open is None else is_open)
         return answers[-1]
@@ -164,9 +164,9 @@ def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
 
 
 def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
-    """Returns the inputs of products and of weighted layers except the first and last ones.
+    """Returns the inputs of products of two tensors and of weighted layers, except `ends`.
 
-    Tensors that share a range with them are included.
+    It includes tensors that share a range with these inputs.
     """
     values: set[Value] = set()
     for call in calls:
@@ -188,7 +188,7 @@ def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
 
 
 def _has_weights(call: Call) -> bool:
-    """Return whether a layer has quantized weights other than factors per channel and tables."""
+    """Return whether a layer has quantized weights, except factors per channel and tables."""
     op = find_op(call)
     return op is not None and op.is_weighted and not (op.is_affine or op.is_table)
 

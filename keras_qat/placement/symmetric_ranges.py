@@ -8,7 +8,7 @@ from keras_qat.ops.registry import find_op
 
 
 def center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
-    """Returns the smallest range with the zero point 0 that contains a range of 256 levels."""
+    """Returns the smallest range with 256 levels and the zero point 0 that contains a range."""
     limit = max(-minimum, maximum * 256 / 255)
     return -limit, limit * 127 / 128
 
