@@ -1,4 +1,4 @@
-"""Comparing quantization-aware models with their files and with the integer simulation."""
+"""Compares quantization-aware models with their files and with the integer simulation."""
 
 import dataclasses
 from typing import Any
@@ -18,7 +18,7 @@ RUNNABLE = (*KERNELS, "tflm")
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A quantization-aware model, inputs, its file, and how the two compare on them."""
+    """A quantization-aware model, inputs, its file, and the report of their comparison."""
 
     model: Any
     x: Any
@@ -28,7 +28,7 @@ class Exported:
 
     @property
     def operations(self) -> list[str]:
-        """The operations of the file, in order."""
+        """The operators of the file, in order."""
         return [name for name, _, _ in self.file.operations()]
 
 
@@ -49,7 +49,7 @@ def export(
 
 @keras.utils.register_keras_serializable("tests")
 class Product(keras.layers.Layer):
-    """A custom layer: the file computes it as FULLY_CONNECTED."""
+    """A custom layer, which files compute as FULLY_CONNECTED."""
 
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (input_shape[-1], 7))
@@ -63,7 +63,7 @@ class Product(keras.layers.Layer):
 
 
 def assert_kept(qat: Any, x: Any, path: Any) -> None:
-    """Asserts that the file gives the model's codes, and that the model writes it again if loaded.
+    """Asserts that the file equals the model, and that the loaded model writes the same file.
 
     Args:
         qat: the calibrated model.
@@ -76,10 +76,10 @@ def assert_kept(qat: Any, x: Any, path: Any) -> None:
 
 
 def assert_in_integers(model: Any, x: Any, path: Any) -> None:
-    """Asserts that a model computes the same before it is quantized, and what `assert_kept` does.
+    """Asserts that a model computes the same before it is quantized, then calls `assert_kept`.
 
     Args:
-        model: a float model of which nothing stays in float.
+        model: a float model without layers that stay in float.
         x: its inputs.
         path: a folder to save the quantized model in.
     """
@@ -94,7 +94,7 @@ def assert_in_integers(model: Any, x: Any, path: Any) -> None:
 def assert_identical(
     qat: Any, x: Any, kernels: Any, contents: bytes | None = None, **options: Any
 ) -> keras_qat.Simulation:
-    """Asserts that the simulation gives the file's codes, all of them, and its quantization."""
+    """Asserts that the simulation and the file have the same quantized values and scales."""
     file = FileInterpreter(contents or keras_qat.export_tflite(qat, **options), kernels)
     simulated = keras_qat.simulate(qat, x, kernels, **options)
     arrays = qat._flatten_to_reference_inputs(x)
@@ -102,7 +102,7 @@ def assert_identical(
     assert set(outputs) == set(simulated.outputs)
     for name, codes in outputs.items():
         output = simulated.outputs[name]
-        if isinstance(output, np.ndarray):  # Integers, of which nothing is quantized.
+        if isinstance(output, np.ndarray):  # Integers are not quantized.
             np.testing.assert_array_equal(output, codes)
             continue
         end = file.outputs[name]

@@ -1,4 +1,4 @@
-"""Fixtures that several test modules share, and what is told at the end: conformance in figures."""
+"""Fixtures that several test modules share, and the conformance figures printed at the end."""
 
 import collections
 import dataclasses
@@ -22,7 +22,7 @@ from tests.sampling import keep_part, leave_the_rest_to_slow
 
 START = time.monotonic()
 
-os.environ["KERAS_QAT_VERIFY_PASSES"] = "1"  # Each graph is checked after every pass of lowering.
+os.environ["KERAS_QAT_VERIFY_PASSES"] = "1"  # Checks the graph after each pass of lowering.
 
 
 @dataclasses.dataclass
@@ -56,7 +56,7 @@ def pytest_addoption(parser):
 
 
 def _seed_that_keeps_kernels(self, seed, set_seed=context.Context._set_global_seed):
-    """Seeds without clearing TensorFlow's kernels, which it does where it has a context."""
+    """Sets the seed without clearing TensorFlow's kernels, as TensorFlow would do."""
     handle, self._context_handle = self._context_handle, None
     try:
         set_seed(self, seed)
@@ -71,11 +71,11 @@ def _turn_off_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def pytest_configure():
-    """Makes garbage collection rare, and leaves out what TensorFlow does for long programs.
+    """Makes garbage collection rare, and turns off features of TensorFlow for long programs.
 
-    Seeds keep TensorFlow's kernels, which saves a tenth to a fifth of the time: weights and data
-    start from random numbers that no kernel counts. Iterators of data do not tune themselves:
-    the thread that does so sometimes misses the signal to stop, and sleeps for up to a minute.
+    Seeds keep TensorFlow's kernels, which saves 10 to 20 % of the time. Weights and data use random
+    numbers that do not depend on kernels. Data iterators do not tune themselves, because the tuning
+    thread sometimes misses the signal to stop, and sleeps for up to a minute.
     """
     gc.set_threshold(100_000, 10, 10)
     context.Context._set_global_seed = _seed_that_keeps_kernels
@@ -84,7 +84,7 @@ def pytest_configure():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
-    """Refuses modules that compute while they are imported: in forks, TensorFlow never answers."""
+    """Refuses modules that compute when imported, because TensorFlow then hangs in forks."""
     computed_before = context.context()._initialized
     report = yield
     if context.context()._initialized and not computed_before:
@@ -96,7 +96,7 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-@pytest.hookimpl(tryfirst=True)  # Before pytest looks for what is marked as slow.
+@pytest.hookimpl(tryfirst=True)  # Before pytest selects slow tests.
 def pytest_collection_modifyitems(config, items):
     leave_the_rest_to_slow(items)
     if config.getoption("part") is not None:
@@ -110,9 +110,10 @@ def pytest_runtest_setup(item):
 
 
 def _put_together(items):
-    """Tests that share something follow each other, so that one worker makes it, once.
+    """Sorts tests that share a resource next to each other, so that one worker creates it once.
 
-    That is the exports of a family of layers, and the servers that other processes are forks of.
+    Resources are the exports of a family of layers, and the servers from which processes are
+    forked.
     """
     places: dict[Any, int] = {}
 
@@ -128,26 +129,26 @@ def _put_together(items):
 
 @pytest.fixture(scope="session")
 def seeds(request) -> int:
-    """How many random examples of an operator slow tests go up to."""
+    """Returns how many random examples of an operator slow tests run."""
     return request.config.getoption("seeds")
 
 
 @pytest.fixture(scope="session")
 def exported() -> Trained:
-    """The residual network after a few steps of training. Tests must not change it."""
+    """Returns the residual network after a few training steps. Tests must not change it."""
     float_model = residual_net()
     x = images(96, (8, 8, 1))
     model = train(keras_qat.quantize_model(float_model), x, steps=24)
-    # Tests compare the codes: there have to be many different ones.
+    # Tests compare quantized values, so there should be many different ones.
     assert len(np.unique(model.predict(x, verbose=0))) > 100
     return Trained(float_model, model, keras_qat.export_tflite(model), x)
 
 
 @pytest.fixture
 def fresh_process(tmp_path):
-    """Runs Python code in a new process; returns the array that it leaves in `result`.
+    """Returns a function that runs Python code in a new process, and returns its `result`.
 
-    Its TensorFlow is imported, and nothing else.
+    The process has only imported TensorFlow.
     """
 
     def run(code: str, **arrays: np.ndarray) -> np.ndarray:
@@ -171,7 +172,7 @@ FLIPS = "rounding flips"
 
 @pytest.fixture
 def count_flips(record_property):
-    """A function that takes note of the number of rounding flips in a comparison."""
+    """Returns a function that records the number of rounding flips in a comparison."""
 
     def count(number: int) -> None:
         if number:
@@ -182,7 +183,7 @@ def count_flips(record_property):
 
 def pytest_terminal_summary(terminalreporter):
     seconds: collections.Counter[str] = collections.Counter()
-    for outcome in ("passed", "failed", ""):  # The last one: fixtures.
+    for outcome in ("passed", "failed", ""):  # The last test: ends the fixtures.
         for item in terminalreporter.stats.get(outcome, []):
             seconds[item.nodeid] += item.duration
     if len(seconds) > 1000:

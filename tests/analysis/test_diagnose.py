@@ -1,4 +1,4 @@
-"""`diagnose`: what it says is wrong, and that what it promises comes true."""
+"""Tests that `diagnose` names the right problems, and that its remedies work as promised."""
 
 import json
 import warnings
@@ -16,13 +16,13 @@ X = rng().uniform(-1, 1, (64, 8)).astype(np.float32)
 
 @pytest.fixture(scope="module")
 def model():
-    """A network with a concatenation in which one number is far larger than the others."""
+    """Returns a network that concatenates tensors, with one value far larger than all others."""
     keras.utils.set_random_seed(0)
     x = keras.Input((8,), name="x")
     large = layers.Rescaling(1000.0, name="large")(layers.Dense(1, name="one")(x))
     both = layers.Concatenate(name="both")([layers.Dense(8, "tanh", name="features")(x), large])
     norm = layers.BatchNormalization(momentum=0.0, name="norm")
-    both = layers.Dropout(0.0, name="dropped")(both)  # Otherwise it is scaled before it is joined.
+    both = layers.Dropout(0.0, name="dropped")(both)  # Otherwise it would be scaled first.
     model = keras.Model(x, layers.Dense(5, name="logits")(norm(both)), name="net")
     model(X, training=True)
     return model
@@ -71,7 +71,7 @@ def test_ranges_of_other_data():
 
 @pytest.mark.slow
 def test_ranges_that_include_more_than_the_data_have():
-    """Those of 16 bits are symmetric, and all include zero."""
+    """16-bit ranges are symmetric, and all ranges include zero."""
     for recipe, x in (("int16x8", np.abs(X)), ("int8", 0.6 + 0.4 * np.abs(X))):
         qat = quantize_on(keras.Sequential([keras.Input((8,)), layers.Dense(3)]), x, recipe)
         diagnosis = keras_qat.diagnose(qat, x)

@@ -1,4 +1,4 @@
-"""What fewer bits cost, and which bits fit a budget: against plain searches."""
+"""Tests the costs of fewer bits, and the search within a budget, against simple searches."""
 
 import itertools
 
@@ -27,7 +27,7 @@ def found(model):
 
 
 def test_costs_are_those_of_one_layer(model, found):
-    """A layer's weights are rounded by hand."""
+    """Compares a cost with a manual rounding of one layer's weights."""
     assert [layer.name for layer in found.layers] == ["stem", "depthwise", "project", "logits"]
     assert [layer.weights for layer in found.layers] == [54, 54, 36, 3 * 96]
     wanted, kernel = model.predict(X, verbose=0), model.get_layer("stem").kernel
@@ -73,7 +73,7 @@ def test_own_measure_and_parts_of_a_layer():
 
 @pytest.mark.parametrize("share", [0.26, 0.4, 0.55, 0.8, 1.0])
 def test_cheapest_is_the_cheapest(share):
-    """Compared with all choices there are."""
+    """Compares the choice with all possible choices."""
     numbers, choices = rng(), [2, 4, 8]
     made = [
         LayerSensitivity(str(place), int(size), dict(zip(choices, costs, strict=True)))

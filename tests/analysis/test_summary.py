@@ -1,4 +1,4 @@
-"""`summary`: bits, ranges, bytes and work of each operator."""
+"""Tests `summary`: bits, ranges, bytes and multiply-accumulates of each operator."""
 
 import json
 
@@ -43,7 +43,7 @@ def test_sizes_are_those_of_a_plain_computation():
     assert [layer.weight_bytes for layer in rows.layers] == weights
     assert rows.float_weight_bytes == 4 * (72 + 4 + 36 + 4 + 768 + 3)
     assert [layer.activation_bytes for layer in rows.layers] == [256, 256, 256, 256, 3]
-    # Both that are added, and the sum; in float four times that.
+    # Both terms and the sum; in float, four times as much.
     assert (rows.peak_activation_bytes, rows.peak_layer) == (768, "add")
     assert rows.float_peak_activation_bytes == 4 * 768
 
@@ -94,7 +94,7 @@ ONES = {
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ONES)
 def test_products_are_counted_as_ones_are_added_up(name):
-    """Where all numbers are 1, each product adds 1 to the outputs."""
+    """If all values are 1, each product adds 1 to the sum of the outputs."""
     shape, build = ONES[name]
     model = build_model(shape, build)
     model.set_weights(
@@ -111,7 +111,7 @@ def test_products_are_counted_as_ones_are_added_up(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("sequences", [False, True])
 def test_each_step_of_an_image_multiplies_at_each_position(sequences):
-    """3 steps, 6 x 4 positions of 2 x 3 inputs and of 2 x 3 states, and 4 gates."""
+    """There are 3 steps, 6 x 4 positions of 2 x 3 inputs and of 2 x 3 states, and 4 gates."""
     inputs = keras.Input((3, 7, 6, 2))
     x = layers.ConvLSTM2D(5, (2, 3), return_sequences=sequences)(inputs)
     rows = keras_qat.summary(calibrated(keras.Model(inputs, x)))

@@ -1,4 +1,4 @@
-"""`tune`: the ladder, its budget, its errors, and continuing after an interruption."""
+"""Tests `tune`: its steps, its budget, its errors, and continuing after an interruption."""
 
 import dataclasses
 import re
@@ -29,7 +29,7 @@ def classifier():
 
 @pytest.fixture(scope="module")
 def regressor(classifier):
-    """A model with no error on its labels, which no quantized model reaches."""
+    """Returns a model without any error on its labels, which no quantized model can match."""
     model = keras.Model(classifier.inputs, classifier.outputs)
     model.compile(keras.optimizers.Adam(0.01), "mse")
     return model, (X[:160], model.predict(X[:160])), (X[160:], model.predict(X[160:]))
@@ -41,18 +41,18 @@ def measure_nearness(labels, predictions):
 
 @pytest.fixture(scope="module")
 def easy_search(classifier):
-    """A search that ends with its first attempt."""
+    """Runs a search that ends with its first attempt."""
     return keras_qat.tune(classifier, TRAIN, VALIDATION, max_drop=100, verbose=0)
 
 
 @pytest.fixture(scope="module")
 def whole_search(regressor):
-    """A search whose budget cannot be met. It is not interrupted."""
+    """Runs a complete search with a budget that cannot be met."""
     return keras_qat.tune(*regressor, metric=measure_nearness, max_drop=0, verbose=0)
 
 
 def make_detector():
-    """Boxes of some hundreds beside scores of 0 to 1, in one output."""
+    """Returns a model that concatenates boxes, with values up to hundreds, and scores up to 1."""
     keras.utils.set_random_seed(2)
     inputs = keras.Input((6,))
     boxes = layers.Dense(2, name="boxes", bias_initializer=keras.initializers.Constant(500))(inputs)
@@ -85,7 +85,7 @@ def test_ranges_from_data_are_enough_for_an_easy_model(classifier, tmp_path, cap
     assert_all_equal(values(classifier.weights), before)
     again = keras_qat.tune(classifier, TRAIN, VALIDATION, **options, verbose=0)
     assert again.attempts == result.attempts
-    # The directory can hold attempts for other models and data.
+    # The directory may hold attempts of other models.
     other = keras.models.clone_model(classifier)
     other.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
     for model, labels in ((classifier, 1 - Y[160:]), (other, Y[160:])):

@@ -1,4 +1,4 @@
-"""The arithmetic, against TensorFlow's own fake-quantization ops and plain numpy; branches."""
+"""Tests fake quantization against TensorFlow's operations and NumPy, and conditions in graphs."""
 
 import math
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.legacy
 
 
 def scale_of(minimum, maximum, bits=8) -> tuple[float, int]:
-    """Scale and zero point of a range, counted from the lowest level."""
+    """Returns the scale of a range, and its zero point counted from the lowest level."""
     scale = (maximum - minimum) / (2**bits - 1)
     return scale, math.floor(0.5 - minimum / scale)
 
@@ -112,7 +112,7 @@ def test_gradient_is_zero_outside_the_range(monkeypatch, on_gpu):
 @pytest.mark.parametrize("ceiling", [None, 1.5, 6.0, math.inf])
 @pytest.mark.parametrize(("low", "high"), [(0.0, 6.0), (0.0, 1.3), (-1.7, 3.1), (-4.2, 0.0)])
 def test_ranges_of_numbers_give_what_tensors_do(low, high, ceiling):
-    """The values, and the gradients, those at the ends of a range apart."""
+    """Compares values and gradients, except gradients at the ends of the range."""
     if ceiling is not None and low < 0:
         pytest.skip("A range behind a ReLU begins at zero.")
     x = tf.constant(rng().uniform(-5, 7, 50_000).astype(np.float32))
@@ -145,10 +145,10 @@ def test_ranges_of_numbers_give_what_tensors_do(low, high, ceiling):
 def test_which_numbers_pass_the_gradient(
     monkeypatch, is_known, on_gpu, low, high, ceiling, inside, outside
 ):
-    """The ends of a range are inside. Zero and the upper end of a ReLU are not.
+    """The gradient passes at the ends of a range, but not at zero and the upper end of a ReLU.
 
-    GPUs look at numbers of steps, in which a ReLU6's end is one of the range, and take what is
-    next to nothing for zero.
+    GPUs compare steps of the range. For them, the end of a ReLU6 is an end of the range, and tiny
+    values are zero.
     """
     monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
     number = float if is_known else np.float32
@@ -182,7 +182,7 @@ def test_without_quantization_the_gradient_is_that_of_the_relu(monkeypatch, on_g
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_how_far_beyond_a_range_the_gradient_passes(monkeypatch, is_known, on_gpu, bits):
-    """A millionth of the end, on GPUs, which look at numbers of steps, one of the range."""
+    """It passes up to a millionth of the end, on GPUs up to a millionth of the width."""
     monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
     levels = 2**bits - 1
     step = 16.0 / levels
@@ -228,7 +228,7 @@ def test_scale_and_zero_point(minimum, maximum, scale, zero_point):
     ("minimum", "maximum"), [(0.0, 6.0), (-1.0, 3.0), (-5.0, 0.0), (-2.5, 252.5)]
 )
 def test_averages_are_rounded_as_integer_kernels_do(minimum, maximum):
-    """TFLite adds signed codes and divides, halves away from zero."""
+    """TFLite adds signed quantized values and divides, with halves rounded away from zero."""
     scale, zero_point = scale_of(minimum, maximum)
     zero_point -= 128
     codes = rng().integers(-128, 128, (500, 4))
@@ -240,7 +240,7 @@ def test_averages_are_rounded_as_integer_kernels_do(minimum, maximum):
 
 
 def test_averages_of_zeros_stay_zeros():
-    """Their range has no width before anything else was seen."""
+    """Before any other data, the range of zeros has no width."""
     np.testing.assert_array_equal(fake_quant.fake_quantize_average(tf.zeros(2), 0.0, 0.0), [0, 0])
 
 
@@ -252,7 +252,7 @@ def test_average_passes_the_gradient_everywhere():
 
 
 def test_functions_round_weights_as_eager_execution_does():
-    """Graph optimization turned the division into a product, which moved weights near halves."""
+    """Graph optimization replaced the division by a product, which changed weights near halves."""
     weights = tf.Variable(np.random.default_rng(0).normal(size=(3, 3, 128, 512)), dtype=tf.float32)
 
     def quantize():

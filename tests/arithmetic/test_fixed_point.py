@@ -1,4 +1,4 @@
-"""Multipliers and shifts in TensorFlow against fractions."""
+"""Tests fixed-point multipliers and shifts in TensorFlow against fractions."""
 
 from fractions import Fraction
 
@@ -12,13 +12,13 @@ NUMBERS = 10.0 ** np.random.default_rng(0).uniform(-6, 0, 2_000)
 
 
 def rounded(x: Fraction) -> int:
-    """To the nearest whole number, half away from zero."""
+    """Rounds to the nearest integer, halves away from zero."""
     return int(x + Fraction(1, 2)) if x >= 0 else -int(-x + Fraction(1, 2))
 
 
 @pytest.mark.parametrize("number", [1e-6, 0.0123, 0.25, 0.9999999999, 1.0, 3.7, 100.0])
 def test_products_are_rounded_twice(number):
-    """To 31 bits behind the point, half up, and then by the shift, half away from zero."""
+    """First to 31 fractional bits, halves up, and then by the shift, halves away from zero."""
     computed = fixed_point.to_fixed_point(tf.constant(number, tf.float64))
     multiplier, exponent = (int(item) for item in computed)
     assert 2**30 <= multiplier < 2**31
@@ -34,7 +34,7 @@ def test_products_are_rounded_twice(number):
 
 @pytest.mark.parametrize("exponent", [-31, -12, -3, -1, 0, 1, 9])
 def test_float64_multiplies_like_integers(exponent):
-    """Among them are products that are halves in the first or the second rounding."""
+    """Some products are halves in the first or in the second rounding."""
     draw = np.random.default_rng(2)
     multipliers = np.r_[2**30, 2**31 - 1, 3 * 2**29, draw.integers(2**30, 2**31, 60)]
     factor = tf.constant(multipliers), tf.fill(multipliers.shape, tf.constant(exponent, tf.int64))
@@ -56,7 +56,7 @@ def test_float64_divides_like_integers(bits):
 
 
 def in_32_bits(number):
-    """What a kernel that returns 32 bits makes of more."""
+    """Returns the lower 32 bits, like a kernel with a 32-bit result."""
     return (number + 2**31) % 2**32 - 2**31
 
 
@@ -88,7 +88,7 @@ def test_numbers_at_the_ends():
 
 
 def test_exact_multipliers_survive_float32():
-    """They are what kernels take of them, also next to where a scale's rounding moves them."""
+    """Files store float32 scales, so a multiplier must stay exact after that rounding."""
     powers = 2.0 ** -np.arange(1, 20)
     numbers = np.concatenate([NUMBERS, powers, powers * (1 - 1e-6), powers * (1 + 1e-6)])
     exact = fixed_point.exact_multiplier(tf.constant(numbers)).numpy()

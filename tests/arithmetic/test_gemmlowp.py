@@ -1,7 +1,7 @@
-"""Curves in fixed point are gemmlowp's and TFLite's, bit by bit, over all they take.
+"""Tests that functions in fixed point equal gemmlowp's and TFLite's for all inputs.
 
-Written here once more from gemmlowp's `fixedpoint.h` and TFLite's `common.h`, for numbers of `n`
-bits and a sign: 31 for softmax, 15 for the gates of LSTMs.
+The expected values are computed by a copy of gemmlowp's `fixedpoint.h` and TFLite's `common.h`, for
+integers of `n` bits and a sign: 31 bits for softmax, 15 for the gates of LSTMs.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ POWERS = {
 
 
 def truncated(x, bits):
-    """x / 2^bits, rounded towards zero."""
+    """Computes x / 2^bits, rounded towards zero."""
     return np.where(x >= 0, x >> bits, -(-x >> bits))
 
 
@@ -45,13 +45,13 @@ def doubling_high_mul(a, b, n):
 
 
 def divided(x, exponent):
-    """RoundingDivideByPOT."""
+    """Computes RoundingDivideByPOT."""
     mask = (1 << exponent) - 1
     return (x >> exponent) + ((x & mask) > (mask >> 1) + (x < 0))
 
 
 def shifted(x, exponent, n):
-    """SaturatingRoundingMultiplyByPOT, for exponents above 0."""
+    """Computes SaturatingRoundingMultiplyByPOT for exponents above 0."""
     return np.clip(x << exponent, -(1 << n), (1 << n) - 1)
 
 
@@ -81,7 +81,7 @@ def exp_of_negative(a, integer_bits, n):
 
 
 def twice_reciprocal(a, n):
-    """2 / (1 + a) for a from 0 to 1, with 2 bits in front of the point."""
+    """Computes 2 / (1 + a) for a from 0 to 1, with 2 integer bits."""
     total = a + (1 << n) - 1
     half = truncated(total + np.where(total >= 0, 1, -1), 1)
     x = constant(1515870810, n) + doubling_high_mul(half, constant(-1010580540, n), n)
@@ -93,7 +93,7 @@ def twice_reciprocal(a, n):
 
 @pytest.mark.parametrize("integer_bits", range(6))
 def test_gates_of_lstms(integer_bits):
-    """All 65 536 numbers of 16 bits."""
+    """Tests all 65,536 16-bit values."""
     x = np.arange(-(2**15), 2**15)
     above = shifted(twice_reciprocal(exp_of_negative(-abs(x), integer_bits, 15), 15), 1, 15)
     sigmoid = np.where(x > 0, above, np.where(x < 0, 2**15 - 1 - above, 2**14))
@@ -104,7 +104,7 @@ def test_gates_of_lstms(integer_bits):
 
 
 def test_curves_of_32_bits():
-    """As TFLite Micro's int8 kernels have them, with 4 bits in front of the point."""
+    """TFLite Micro's int8 kernels have 4 integer bits."""
     numbers = np.random.default_rng(0)
     x = np.concatenate([[0, 1, -1], numbers.integers(-(15 << 27), 15 << 27, 5000)])
     above = shifted(twice_reciprocal(exp_of_negative(-abs(x), 4, 31), 31), 1, 31)
@@ -116,14 +116,14 @@ def test_curves_of_32_bits():
 
 
 def numbers_up_to(end, count=20_000):
-    """Powers of two and their neighbours, and random numbers of all sizes."""
+    """Returns powers of two, their neighbours, and random integers of all sizes."""
     drawn = np.exp(np.random.default_rng(0).uniform(0, np.log(end), count)).astype(np.int64)
     powers = 2 ** np.arange(int(np.log2(end)) + 1)
     return np.unique(np.clip([*drawn, *powers, *powers + 1, *powers - 1, end], 0, end))
 
 
 def test_exponentials_of_softmax():
-    """With 5 bits in front of the point: down to exp(-32)."""
+    """Inputs have 5 integer bits, down to exp(-32)."""
     x = -numbers_up_to(2**31)
     np.testing.assert_array_equal(exponential(tf.constant(x), 5), exp_of_negative(x, 5, 31))
 
@@ -135,7 +135,7 @@ def test_reciprocals_of_softmax():
 
 
 def inverse_root(number):
-    """TFLite's GetInvSqrtQuantizedMultiplierExp: a multiplier and a shift to the right."""
+    """Computes TFLite's GetInvSqrtQuantizedMultiplierExp: a multiplier and a shift to the right."""
     if number <= 1:
         return 2**31 - 1, 0
     shift = 11

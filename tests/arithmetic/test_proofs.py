@@ -1,8 +1,8 @@
-"""Fixed-point arithmetic proved equal to TFLite's for all inputs, by an SMT solver.
+"""Proves with an SMT solver that fixed-point arithmetic equals TFLite's for all inputs.
 
-The code that is proved is the library's own: its TensorFlow operations are replaced by those of
-bit vectors. What it is proved equal to are the definitions in TFLite's `kernels/internal/common.h`
-and gemmlowp's `fixedpoint.h`, written as formulas here.
+The proofs run the library's own code, with operations on bit vectors instead of TensorFlow's. They
+compare it with formulas for the definitions in TFLite's `kernels/internal/common.h` and gemmlowp's
+`fixedpoint.h`.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def _where(condition: Any, one: Any, other: Any) -> Any:
 
 
 class Sign:
-    """The sign of a number, to be multiplied by: solvers take long for products."""
+    """The sign of an integer, as a factor. Solvers are slow for other products."""
 
     def __init__(self, x: Any) -> None:
         self.x = x
@@ -84,14 +84,14 @@ def is_between(x: Any, low: int, high: int) -> Any:
 
 
 def rounding_divide_by_power_of_two(x: Any, exponent: Any) -> Any:
-    """TFLite's RoundingDivideByPOT."""
+    """Returns TFLite's RoundingDivideByPOT."""
     mask = (vector(1) << exponent) - 1
     threshold = (mask >> 1) + z3.If(x < 0, vector(1), vector(0))
     return (x >> exponent) + z3.If((x & mask) > threshold, vector(1), vector(0))
 
 
 def upper_half(product: Any) -> Any:
-    """The end of gemmlowp's SaturatingRoundingDoublingHighMul, whose division truncates."""
+    """Returns the last step of gemmlowp's SaturatingRoundingDoublingHighMul, which truncates."""
     nudged = product + z3.If(product >= 0, vector(2**30), vector(1 - 2**30))
     return z3.If(nudged >= 0, nudged >> 31, -(-nudged >> 31))
 
@@ -103,14 +103,14 @@ def test_dividing_by_a_power_of_two(code, exponent):
 
 
 def test_upper_half_of_a_product():
-    """Half up of a sum, which the code computes, is TFLite's half away from zero of two cases."""
+    """The code rounds halves up. TFLite has a formula with two cases."""
     product = z3.BitVec("product", 64)
     prove((product + 2**30) >> 31 == upper_half(product), is_between(product, -(2**62), 2**62))
 
 
 @pytest.mark.parametrize("exponent", range(-31, 31))
 def test_multiplying_by_a_number_in_fixed_point(code, monkeypatch, exponent):
-    """For all sums of 32 bits and all multipliers; the product itself may be any number."""
+    """Proves it for all 32-bit sums and all multipliers."""
     products = z3.Function("product", z3.BitVecSort(64), z3.BitVecSort(64), z3.BitVecSort(64))
     monkeypatch.setattr(code, "high_product", lambda a, b: (products(a, b) + 2**30) >> 31)
     x, multiplier = int32("x"), z3.BitVec("multiplier", 64)
@@ -135,7 +135,7 @@ def test_fifteen_bits_of_a_multiplier(code):
 
 
 def test_a_number_in_fixed_point(code):
-    """TFLite's QuantizeMultiplier: frexp, times 2^31, rounded half away from zero."""
+    """TFLite's QuantizeMultiplier is frexp, times 2^31, with halves rounded away from zero."""
     bits = z3.BitVec("bits", 64)
     exponent = (bits >> 52) - 1022
     fraction = z3.fpBVToFP(z3.Concat(z3.BitVecVal(1022, 12), z3.Extract(51, 0, bits)), z3.Float64())
@@ -156,7 +156,7 @@ def test_a_number_in_fixed_point(code):
 
 
 def test_exact_multipliers_lose_nothing_in_fifteen_bits(code):
-    """Also that they are at most 2^-14 off and never a power of two."""
+    """Multipliers change by at most 2^-14, and are never powers of two."""
     bits = z3.BitVec("bits", 64)
     exact = code.exact_multiplier(bits)
     multiplier, exponent = code.to_fixed_point(exact)

@@ -1,4 +1,4 @@
-"""Scales and zero points of ranges, worked out by hand, and the gradients that ranges let pass."""
+"""Tests scales and zero points of ranges against manual results, and gradients of ranges."""
 
 import numpy as np
 import pytest
@@ -17,9 +17,9 @@ from tests.helpers import rng
         ((0.0, 255.0), 8, 1.0, -128),
         ((-128.0, 127.0), 8, 1.0, 0),
         ((-255.0, 0.0), 8, 1.0, 127),
-        ((-50.125, 77.375), 8, 0.5, -28),  # Zero lies between quantized values: nudged down
-        ((-50.375, 77.125), 8, 0.5, -27),  # and up,
-        ((-50.25, 77.25), 8, 0.5, -27),  # and halfway, as in training, up.
+        ((-50.125, 77.375), 8, 0.5, -28),  # Zero lies between quantized values and is nudged down,
+        ((-50.375, 77.125), 8, 0.5, -27),  # up,
+        ((-50.25, 77.25), 8, 0.5, -27),  # and from halfway up, as in training.
         ((0.0, 6.0), 8, 6 / 255, -128),
         ((0.0, 15.0), 4, 1.0, -128),
         ((-8.0, 7.0), 4, 1.0, -120),
@@ -42,7 +42,7 @@ def test_ranges_have_these_scales_and_zero_points(ends, bits, scale, zero_point)
 
 @pytest.mark.parametrize("bits", [2, 4, 7, 8])
 def test_codes_stand_for_the_levels_of_training(bits):
-    """Zero lies halfway between two levels of a symmetric range, where sines and signs end."""
+    """Zero is halfway between two levels of a symmetric range, such as the range of sines."""
     numbers = np.random.default_rng(0)
     for high in [1.0, 0.5, np.pi, *numbers.uniform(0.01, 100, 20)]:
         low = -np.float32(high) * (numbers.uniform() if high > 50 else 1)

@@ -1,4 +1,4 @@
-"""Ranges of inputs are chosen so that no fraction of them lies halfway between two codes."""
+"""Tests that ranges of inputs are chosen so that no k / n lies halfway between two levels."""
 
 from fractions import Fraction
 
@@ -10,7 +10,7 @@ from keras_qat.arithmetic.quant_params import ENOUGH, TRIES, WIDER, find_share_o
 
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_no_part_of_a_range_is_a_tie(bits):
-    """In exact arithmetic, for all n: whether any k / n is at some code and a half."""
+    """Checks for all n, in exact arithmetic, whether any k / n is a tie."""
     steps = Fraction(2**bits - 1) / (1 + Fraction(1, round(1 / WIDER)))
     ties = [Fraction(2 * code + 1, 2) / steps for code in range(2**bits - 1)]
     denominators = {tie.denominator for tie in ties if tie < 1}
@@ -20,9 +20,9 @@ def test_no_part_of_a_range_is_a_tie(bits):
 
 
 def test_a_range_of_other_ends_moves_off_the_ties_of_its_values():
-    """A mean that was subtracted may have any distance to the grid."""
+    """After a mean was subtracted, the values may have any distance to the grid."""
     scale = (1 + WIDER) / 255
-    values = np.float32([-0.25, 0.5 * scale, 0.75] * 2)  # The second is a tie.
+    values = np.float32([-0.25, 0.5 * scale, 0.75] * 2)  # The second value is a tie.
     share = find_share_off_ties(-0.25, 0.75, values, 8)
     assert WIDER < share <= TRIES * WIDER
     steps = values / ((1 + share) / 255)
@@ -32,7 +32,7 @@ def test_a_range_of_other_ends_moves_off_the_ties_of_its_values():
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_it_is_the_first_share_that_suffices_or_the_best_one(bits):
-    """Of the ends as well, as of all numbers in the range; others do not count."""
+    """Only values in the range count, including its ends."""
     levels, multiples = 2**bits - 1, WIDER * np.arange(1, TRIES + 1)
     for seed in range(40):
         numbers = np.random.default_rng(seed)

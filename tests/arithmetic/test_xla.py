@@ -1,4 +1,4 @@
-"""Fake quantization that XLA compiles gives the same values, also between two levels."""
+"""Tests that fake quantization returns the same values with XLA, even near ties."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ RANGES = [(0.0, 6.0), (-1.237, 3.71), (0.0, 2.9e-3), (-811.5, 33.2), (-0.3, 0.0)
 
 
 def near_ties(low, high, bits, seed=0):
-    """Numbers some last bits beside the middle of two levels, and a few outside of the range."""
+    """Returns values next to the middle of two levels, and some outside of the range."""
     numbers, steps = rng(seed), 2**bits - 1
     middles = low + (high - low) / steps * (numbers.integers(-3, steps + 3, 3000) + 0.5)
     return (middles * (1.0 + numbers.integers(-3, 4, 3000) * 2.0**-24)).astype(np.float32)
@@ -43,7 +43,7 @@ def test_activations(bits):
 
 
 def test_a_sum_behind_activations_rounds_once():
-    """XLA joins it with the last product of the quantizer: a last bit of the sum."""
+    """XLA fuses a sum with the quantizer's last product, which changes the sum's last bit."""
     ends = map(tf.constant, RANGES[1])
     x, z = tf.constant(near_ties(*RANGES[1], 8)), tf.constant(near_ties(0.0, 1.0, 8, seed=1))
 
@@ -86,7 +86,7 @@ def test_averages():
 @pytest.mark.parametrize("bits", [2, 4, 8, 16])
 @pytest.mark.parametrize("is_known", [False, True])
 def test_single_operations_equal_tensorflows(bits, is_known, monkeypatch):
-    """As they are used where there is a GPU, at zero points of all kinds, rounded ones too."""
+    """Tests the operations for GPUs with zero points of all kinds."""
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a GPU"])
     assert plain_operations.must_not_fuse()
     levels = 2**bits - 1
@@ -115,7 +115,7 @@ def test_single_operations_equal_tensorflows(bits, is_known, monkeypatch):
 
 
 def test_ranges_that_begin_at_zero_take_three_operations(monkeypatch):
-    """And two for which numbers pass the gradient."""
+    """Two more operations compute the mask of the gradient."""
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["a GPU"])
     for bits in (2, 4, 8, 16):
         x, high = tf.constant(near_ties(0.0, 1.37, bits)), tf.constant(1.37)
@@ -131,7 +131,7 @@ def test_ranges_that_begin_at_zero_take_three_operations(monkeypatch):
 
 
 def test_quotients():
-    """A GPU's float32 division is a last bit off under XLA, and float64 is not."""
+    """A GPU's float32 division is wrong in the last bit with XLA, unlike float64."""
     numbers = rng(5)
     x, y = (numbers.uniform(1.0, 2.0, 100_000).astype(np.float32) for _ in range(2))
     divide = compiled(plain_operations.quotient)

@@ -1,7 +1,7 @@
-"""Single operators that LiteRT computes otherwise on 64-bit ARM than on x86.
+"""Single operators that LiteRT computes differently on 64-bit ARM than on x86.
 
-Softmax has another form there, and means are rounded less often. Others round halves otherwise:
-scales that are powers of two put results there.
+Softmax has a different kernel, and means are rounded less often. Other operators round halves
+differently: scales that are powers of two produce halves.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ Case = tuple[Node, dict[str, np.ndarray]]
 
 
 def node_of(layer: Any, shapes: list[tuple[int, ...]], *params: tuple[float, int]) -> Node:
-    """A layer's node; `params` are scale and zero point of the inputs, then of the output."""
+    """Returns a layer's node. `params` are (scale, zero point) of the inputs and of the output."""
     inputs = [keras.Input(shape) for shape in shapes]
     model = keras.Model(inputs, layer(inputs if len(inputs) > 1 else inputs[0]))
     *_, call = read_model(model).calls
@@ -39,7 +39,7 @@ def node_of(layer: Any, shapes: list[tuple[int, ...]], *params: tuple[float, int
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Name, node and quantized inputs of each case."""
+    """Yields the name, the node and the quantized inputs of each case."""
     numbers = np.random.default_rng(0)
     every = np.arange(-128, 128).astype(np.int8)
     for classes in (2, 3, 10, 100):

@@ -1,8 +1,8 @@
-"""Runs TFLite files in LiteRT for 64-bit ARM, in qemu-user: what `make test-arm64` sets up.
+"""Runs TFLite files in LiteRT for 64-bit ARM, in qemu-user, which `make test-arm64` installs.
 
     python -m tests.arm64.emulator FOLDER cortex-a76 > a76.json
 
-`FOLDER` is one that `benchmarks.runtimes` has written.
+`benchmarks.runtimes` writes `FOLDER`.
 """
 
 import fcntl
@@ -40,14 +40,14 @@ def is_set_up() -> bool:
 
 
 def run(folder: Path, cpu: str, *arguments: Any) -> dict[str, Any]:
-    """Returns what the runtime worker says of the files in a folder."""
+    """Returns what the runtime worker reports about the files in a folder."""
     part, features = CPUS[cpu]
-    # LiteRT chooses its kernels by this file. Of the host's own, which is no ARM's, it crashes.
+    # LiteRT chooses its kernels by this file. It crashes on the host's file.
     processors = [PROCESSOR.format(core=core, features=features, part=part) for core in (0, 1)]
     root, site = ENVIRONMENT / "root", ENVIRONMENT / "site"
     command = ["qemu-aarch64", "-cpu", cpu, "-L", root, "-E", f"PYTHONPATH={site}"]
     command += ["-E", f"PYTHONHOME={root / 'usr'}", root / "usr/bin/python3.11"]
-    with (ENVIRONMENT / ".lock").open("w") as lock:  # All share one file of processors.
+    with (ENVIRONMENT / ".lock").open("w") as lock:  # All processes share one file of processors.
         fcntl.flock(lock, fcntl.LOCK_EX)
         (root / "proc/cpuinfo").write_text("".join(processors))
         result = run_worker(command, folder, *arguments)

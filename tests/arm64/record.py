@@ -1,4 +1,4 @@
-"""Records what LiteRT gives for `cases` on an emulated Cortex-A76, in `recorded.npz`.
+"""Records LiteRT's results for `cases` on an emulated Cortex-A76, in `recorded.npz`.
 
 python -m tests.arm64.record
 """

@@ -1,6 +1,6 @@
-"""Files in LiteRT for 64-bit ARM, emulated, against the simulation of its kernels.
+"""Tests files in LiteRT for 64-bit ARM, emulated, against the simulation of its kernels.
 
-`make test-arm64` sets the emulator up; without it these tests are skipped.
+These tests are skipped unless `make test-arm64` has installed the emulator.
 """
 
 import functools
@@ -47,7 +47,7 @@ def test_some_structures_on_a76(width, tmp_path):
 
 @pytest.mark.parametrize(("width", "piece"), emulation.PIECES)
 def test_all_structures(width, piece, tmp_path):
-    """Families, networks of microcontrollers and of other tests, random models."""
+    """Tests families of layers, networks of other tests, and random models."""
     emulation.write_structures(tmp_path, width, piece, FAMILY)
     assert find_differing(tmp_path, emulator.CPUS) == {}
 

@@ -1,4 +1,4 @@
-"""The simulation's rounding on 64-bit ARM, against what LiteRT gave there: see `record`."""
+"""Tests the simulation's rounding on 64-bit ARM against results of LiteRT. See `record`."""
 
 import platform
 

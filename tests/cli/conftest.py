@@ -1,4 +1,4 @@
-"""Files that commands read: models, and the same data in many forms."""
+"""Files for commands: models, and the same data in many formats."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def representative():
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory):
-    """A float model, data, what `calibrate` makes of them, and its file."""
+    """Creates a float model, data, the calibrated model, and its file."""
     folder = tmp_path_factory.mktemp("files")
     scramble(tiny_net()).save(folder / "float.keras")
     np.save(folder / "x.npy", X)
@@ -31,7 +31,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sources(files):
-    """The same data in every form of files."""
+    """Writes the same data in every format."""
     np.savez(files / "one.npz", anything=X)
     np.savez(files / "x.npz", x=X, y=np.arange(40))
     np.savez(files / "named.npz", image=X, y=np.arange(40))

@@ -1,4 +1,4 @@
-"""The command line: what it takes and gives, its exit codes, and what it loads beforehand."""
+"""Tests the command line: arguments, output, exit codes, and what it imports."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_plan_and_summary(files):
 
 
 def test_targets(files):
-    """What is said once holds for all commands that read the model."""
+    """A target is saved with the model, and holds for all later commands."""
     target, qat, file = ("--target", "tflm"), files / "tflm.keras", files / "tflm.tflite"
     told = run("plan", files / "float.keras", *target, "--strict", "--json")
     assert json.loads(told)["target"] == "tflm"
@@ -79,7 +79,7 @@ def test_verify(files):
 
 @pytest.mark.slow
 def test_verify_asks_for_more_than_a_faithful_file(files):
-    """A file of ranges for other numbers is what its model is, and no good."""
+    """A file with wrong ranges equals its model, but the model is not good."""
     np.save(files / "other.npy", 200 * X)
     np.save(files / "classes.npy", np.arange(len(X)) % 3)
     qat, file = files / "other.keras", files / "other.tflite"
@@ -98,7 +98,7 @@ def test_verify_asks_for_more_than_a_faithful_file(files):
 
 
 def test_data_that_are_warned_of_are_a_failure(files, tmp_path):
-    """Files are written, and the warning says what is wrong."""
+    """The files are written, but a warning about the data is a failure."""
     keras.utils.set_random_seed(0)
     scaled = layers.BatchNormalization(name="norm")
     model = functional((6, 6, 2), build=lambda x: layers.Conv2D(3, 3)(scaled(x)))
@@ -127,7 +127,7 @@ def test_sensitivity(files):
 
 
 def test_convert(files, tmp_path):
-    """One command makes the same file as three, and a trained model keeps its ranges."""
+    """One command writes the same file as three, and keeps the ranges of a trained model."""
     file, qat = tmp_path / "model.tflite", tmp_path / "qat.keras"
     told = run("convert", files / "float.keras", files / "x.npy", file, "--save", qat)
     assert f"{file.stat().st_size} bytes, ranges from 40 examples" in told
@@ -149,7 +149,7 @@ def test_convert_fails_below_the_required_share(files, tmp_path, monkeypatch):
 
 
 def test_evaluate(files):
-    """The figures are those of the model in Python, whichever way labels are given."""
+    """The figures equal the model's in Python, with labels in every format."""
     qat = keras.models.load_model(files / "qat.keras")
     labels = qat.predict(X, verbose=0).argmax(-1)
     labels[:10] = (labels[:10] + 1) % 3
@@ -178,7 +178,7 @@ def test_evaluate(files):
 
 
 def test_several_outputs(tmp_path):
-    """Each one that has labels is measured, in `verify` too."""
+    """Each output with labels is measured, also by `verify`."""
     keras.utils.set_random_seed(0)
     x = keras.Input((6, 6, 2), name="image")
     hidden = layers.Flatten()(x)
@@ -250,7 +250,7 @@ def test_simulate(files):
 
 @pytest.mark.slow
 def test_as_a_program(files):
-    """Standard output holds nothing but the result."""
+    """Standard output only contains the result."""
     program = [sys.executable, "-m", "keras_qat", "verify", "--json", "--min-identical", "100"]
     paths = [str(files / name) for name in ("qat.keras", "model.tflite", "x.npy")]
     done = subprocess.run([*program, *paths], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -259,7 +259,7 @@ def test_as_a_program(files):
 
 
 def test_nothing_waits_for_tensorflow(files):
-    """Neither completion nor help does, and neither do arguments that cannot be used."""
+    """Completion, help and invalid arguments do not import TensorFlow."""
     unusable = [
         "plan qat.keras",
         "summary x.npy",

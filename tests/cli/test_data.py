@@ -1,4 +1,4 @@
-"""Files that the command line reads: arrays, tables, functions, images and models."""
+"""Tests files that the command line reads: arrays, tables, functions, images and models."""
 
 import json
 
@@ -62,12 +62,12 @@ def test_columns_for_several_inputs(tmp_path):
         *("-o", tmp_path / "qat.keras", "--json", "--accept-data"),
     )
     ranges = {load["tensors"][0]: load["maximum"] for load in json.loads(told)["ranges"]}
-    assert ranges["age"] >= 40 or ranges["height"] >= 40  # One range for what is concatenated.
+    assert ranges["age"] >= 40 or ranges["height"] >= 40  # They share one range.
 
 
 @pytest.mark.slow
 def test_images(tmp_path):
-    """Their sizes become the model's, and their pixels what it was trained on."""
+    """Images are resized to the model's size, and pixels are scaled as in training."""
     model = functional((8, 8, 3), build=lambda x: layers.ReLU()(layers.Conv2D(2, 1)(x)))
     model.save(tmp_path / "float.keras")
     (tmp_path / "photos" / "cats").mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_images(tmp_path):
 
 @pytest.mark.parametrize("scale", [1 / 255, 1 / 127.5, 0.5])
 def test_models_that_scale_pixels_themselves(scale, tmp_path):
-    """Such a model says what pixels it takes, before and after quantization."""
+    """The model's file states the pixels that it expects, before and after quantization."""
     model = functional((4, 4, 3), build=lambda x: layers.Conv2D(2, 1)(layers.Rescaling(scale)(x)))
     for name, saved in (("float", model), ("qat", keras_qat.quantize_model(model))):
         saved.save(tmp_path / f"{name}.keras")

@@ -1,4 +1,4 @@
-"""Errors and mistakes on the command line: messages, not tracebacks, and exit codes."""
+"""Tests errors on the command line: messages instead of tracebacks, and exit codes."""
 
 import re
 from pathlib import Path

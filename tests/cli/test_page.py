@@ -1,4 +1,4 @@
-"""docs/command-line.md: its program and its commands are run, and give what it shows."""
+"""Tests docs/command-line.md: runs its program and its commands, and compares their output."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ VARIES = re.compile(
 
 
 def ran(line):
-    """What a command shows, as on the page."""
+    """Returns what a command prints, in the form of the page."""
     name, *arguments = shlex.split(line)
     assert name == "keras-qat"
     goes_to_file = ">" in arguments

@@ -1,4 +1,4 @@
-"""Names and arguments of other libraries are answered with the call that stands for them."""
+"""Tests that names and arguments of other libraries are answered with the call to use instead."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Recipes and specifications: options that they refuse, and overrides that have no effect."""
+"""Tests recipes and specifications: refused options, and overrides without effect."""
 
 import copy
 import pickle
@@ -65,7 +65,7 @@ def test_an_override_that_was_not_assigned_is_told_once():
         recipe.override("Dense", quantize=False)
         with pytest.warns(UserWarning, match=r"Write recipe = recipe.override\('Dense', ...\).$"):
             verb(tiny_net(), recipe=recipe)
-    keras_qat.quantize_model(tiny_net(), recipe)  # A warning would be an error.
+    keras_qat.quantize_model(tiny_net(), recipe)  # A warning would fail the test.
 
 
 def test_overrides_that_were_used_are_not():

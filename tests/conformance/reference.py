@@ -1,7 +1,7 @@
-"""Recorded runs of `tf.contrib.quantize`, and a Keras model in place of each.
+"""Reads recorded runs of `tf.contrib.quantize`, and builds a Keras model for each.
 
-`Case` reads a recorded run, builds its Keras model, quantizes it with `recipes.contrib`, and maps
-the names of the record to the model's variables. The format is described in `data/README.md`.
+A `Case` reads a recorded run, builds its Keras model, quantizes it with `recipes.contrib`, and maps
+the names of the record to the model's variables. `data/README.md` describes the format.
 """
 
 import functools
@@ -52,7 +52,7 @@ ARGUMENTS = {
 
 
 def case_files(operations: bool) -> list[str]:
-    """Names of the cases in the folder: those of single operations, or those of models."""
+    """Returns the names of the cases in the folder: of single operations, or of models."""
     manifests = sorted(FOLDER.glob("*.json"))
     return [
         path.stem for path in manifests if ("configs" in json.loads(path.read_text())) == operations
@@ -110,7 +110,7 @@ class Case:
 
     @functools.cached_property
     def quantizers(self) -> dict[str, Any]:
-        """Id of a quantizer in the record -> the quantizer of the model that stands for it."""
+        """Id of a quantizer in the record -> the model's quantizer."""
         weights, tensors = {}, {}
         for layer in list_scheduled_layers(self.quantized):
             if isinstance(layer, QuantizeWrapper):
@@ -136,7 +136,7 @@ class Case:
 
     @functools.cached_property
     def state(self) -> dict[str, Any]:
-        """Name of every recorded variable -> variable of the model; several for the step."""
+        """Name of each recorded variable -> variables of the model. The step has several."""
         state = dict(self.weights)
         for name, quantizer in self.quantizers.items():
             observer = getattr(quantizer, "observer", None) or quantizer.observers[0]
@@ -147,18 +147,18 @@ class Case:
         return state
 
     def recorded(self, name: str, step: int) -> np.ndarray:
-        """Value of a variable before training step `step` (counted from 0)."""
+        """Returns a variable's value before training step `step`, counted from 0."""
         return self.arrays[f"train/var/{name}"][step]
 
     def load_state(self, step: int) -> None:
-        """Puts the model where the original was before training step `step`."""
+        """Sets the model to the state of the original before training step `step`."""
         for name, variable in self.state.items():
             variable.assign(self.recorded(name, step))
         for layer in list_scheduled_layers(self.quantized):
             layer.step.assign(step)
 
     def loss(self, output: Any) -> Any:
-        """The recorded loss."""
+        """Computes the recorded loss."""
         import tensorflow as tf
 
         if "loss_projection" in self.arrays:
@@ -167,7 +167,7 @@ class Case:
 
 
 def _record_name(layer: Any, variable: Any, names: Any) -> str:
-    """Name in the record of a variable of a layer inside the quantized model."""
+    """Returns the record's name for a variable of a layer in the quantized model."""
     weight = variable.name.split("/")[-1].split(":")[0]
     name = layer.name.removeprefix("quant_")
     base = name.removesuffix("_depthwise")

@@ -1,6 +1,6 @@
-"""Every recorded run of a model, step by step.
+"""Compares the model with every recorded run, step by step.
 
-Other runs of the same format are checked by naming their folder in KERAS_QAT_REFERENCE.
+To test other runs of the same format, set KERAS_QAT_REFERENCE to their folder.
 """
 
 import functools
@@ -31,7 +31,7 @@ FAITHFUL = [name for name in CASES if not case(name).is_quirk]
 
 
 def assert_close(actual, expected, what, step=None, count_flips=None):
-    """Fails unless equal within TOLERANCE, but for a few flips by exactly one step."""
+    """Fails unless values are equal within TOLERANCE. A few may differ by exactly one step."""
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert actual.shape == expected.shape, what
     allowed = TOLERANCE * max(1.0, float(np.max(np.abs(expected), initial=0.0)))
@@ -45,7 +45,7 @@ def assert_close(actual, expected, what, step=None, count_flips=None):
 
 
 def output_step(found: Case) -> float | None:
-    """The step of the model's output, None if no quantizer makes it."""
+    """Returns the step of the model's output; None if it has no quantizer."""
     if not found.manifest["model_output_is_quantized"]:
         return None
     row = next(row for row in found.manifest["placement"] if "model output" in row["consumers"])
@@ -54,10 +54,10 @@ def output_step(found: Case) -> float | None:
 
 
 def without_flips(found: Case, output, k: int):
-    """The output, with recorded values where it was rounded the other way.
+    """Returns the output with recorded values for elements that were rounded differently.
 
-    The loss follows from the output. Gradients also follow from values inside, which are not
-    recorded: where one of them was rounded the other way, they differ.
+    The loss follows from the output. Gradients also depend on inner values, which are not recorded.
+    If such a value was rounded differently, they differ.
     """
     step = output_step(found)
     if step is None:
@@ -67,12 +67,12 @@ def without_flips(found: Case, output, k: int):
 
 
 def flips(found: Case, output, k: int) -> int:
-    """How many elements of the output were rounded the other way."""
+    """Counts the elements of the output that were rounded differently."""
     return np.count_nonzero(without_flips(found, output, k) - output)
 
 
 def train_step(found: Case, k: int):
-    """One step of the recorded training: output, loss and the gradients by name."""
+    """Runs one recorded training step. Returns the output, the loss, and the gradients by name."""
     names = found.manifest["trainable_order"]
     variables = [found.weights[name] for name in names]
     with tf.GradientTape() as tape:
@@ -115,7 +115,7 @@ def test_placement(name):
 
 
 def consumers_of_quantizers(found: Case) -> dict[str, list[str]]:
-    """Id of each quantizer -> who reads what it quantizes, in the words of the record."""
+    """Returns id of each quantizer -> its consumers, in the terms of the record."""
     read = read_model(found.quantized)
     consumers = read.consumers()
     outputs = flatten_values(read.outputs)
@@ -221,10 +221,10 @@ def test_inference(name, count_flips):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_folding_changes_nothing_without_quantization(name):
-    """Output and gradients are the float model's: also where the original had its two bugs.
+    """Output and gradients equal the float model's, even in cases that record bugs of the original.
 
-    The first quirk reads an unfolded, unquantized tensor and loses the gradient through it; the
-    second counts padding in the batch's variance. Both make this comparison fail.
+    The first bug reads an unfolded, unquantized tensor, and loses its gradient. The second bug
+    includes padding in the batch's variance. Both would fail this comparison.
     """
     result = case(name)
     result.load_state(0)

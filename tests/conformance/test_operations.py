@@ -1,4 +1,4 @@
-"""Every recorded run of a single quantizer: observers and fake quantization by themselves."""
+"""Compares observers and fake quantization with every recorded run of a single quantizer."""
 
 import json
 

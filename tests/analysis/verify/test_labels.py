@@ -1,4 +1,4 @@
-"""Labels decide the verdict of `verify`: by accuracy or by error, as the output is used."""
+"""Tests that labels decide the verdict of `verify`, by accuracy or error."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ X = rng(0).normal(size=(300, 6)).astype(np.float32)
 
 
 def dense(units: int, activation: Any = None, outside: float = 0.0) -> Any:
-    """One layer with known weights, so that its answers are right."""
+    """Returns a layer with known weights, which answers correctly."""
     model = build_model((6,), layers.Dense(units, activation, name="out"))
     weights = np.linspace(-1, 1, 6 * units).reshape(6, units) ** 3 + np.eye(6, units)
     model.set_weights([weights, np.full(units, outside)])
@@ -84,7 +84,7 @@ KINDS = {
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_labels_of_each_kind(kind):
-    """A good model is good by its labels, and one of ranges of other data is poor."""
+    """By its labels, a good model is good, and a model with the ranges of other data is poor."""
     model, y, measure = KINDS[kind]()
     good = report(model, y)
     (output,) = good.outputs
@@ -101,7 +101,7 @@ def test_a_regression_of_zeros_and_ones_is_told_by_its_loss():
     (by_answers,) = report(model, y, loss=keras.losses.BinaryCrossentropy(True)).outputs
     (unknown,) = report(model, y).outputs
     assert by_error.score.measure == "mean squared error" and by_error.accuracy is None
-    assert by_answers.accuracy < 0.9 < unknown.accuracy  # Logits are compared with 0.
+    assert by_answers.accuracy < 0.9 < unknown.accuracy  # The threshold for logits is 0.
 
 
 def test_the_error_is_that_of_the_own_loss():
@@ -118,7 +118,7 @@ def test_the_error_is_that_of_the_own_loss():
 
 
 def test_what_speaks_against_a_model_only_explains_what_its_labels_say():
-    """A BatchNormalization that was never trained, in a model that is right."""
+    """An untrained BatchNormalization does not matter if the model's answers are right."""
     model = build_model((6,), lambda image: layers.Dense(3)(layers.BatchNormalization()(image)))
     truth = answers(model).argmax(-1)
     assert report(model, truth).is_good
@@ -131,7 +131,7 @@ def test_labels_that_are_too_few_leave_it_to_the_figures():
     assert result.words == "same but poor" and "no better than guessing" in result.likely_cause
     qat = quantize_on(model, X)
     few = keras_qat.verify(qat, keras_qat.export_tflite(qat), X[:4], [0, 1, 1, 0])
-    assert few.is_good  # 25 dB and more.
+    assert few.is_good  # At least 25 dB.
 
 
 def scored(labels: Any, exact: Any, values: Any, gates: bool = False, **options: Any) -> Any:
@@ -142,14 +142,14 @@ def scored(labels: Any, exact: Any, values: Any, gates: bool = False, **options:
 
 
 def test_a_rare_class_is_not_forgotten():
-    """That nothing ever happens is right for 99 % of the examples."""
+    """Always answering "never" is right for 99 % of the examples."""
     truth = np.zeros((2000, 1), int)
     truth[:40] = 1
     exact = 0.9 * truth + 0.05
     exact[:50] = 0.9
     never = scored(truth, exact, np.full_like(exact, 0.1, np.float32), gates=True)
     assert never.accuracy == 0.98 and never.lost_gain == 1
-    exact[:100] = 0.9  # Less often right than "never", and more useful.
+    exact[:100] = 0.9  # Right less often than "never", but more useful.
     never = scored(truth, exact, np.full_like(exact, 0.1, np.float32), gates=True)
     assert never.measure == "balanced accuracy" and never.guess == 0.5 == pytest.approx(never.value)
     assert never.float_value == pytest.approx((1 + 1900 / 1960) / 2)

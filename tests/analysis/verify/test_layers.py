@@ -1,4 +1,4 @@
-"""Verification layer by layer names the layer that differs, and counts right."""
+"""Tests that verification layer by layer names the differing layer, and counts correctly."""
 
 import dataclasses
 import importlib.metadata
@@ -30,7 +30,7 @@ def row(report, name):
 
 
 def broken(exported, name):
-    """The file with one code of a layer's weights changed, as if a disk had done it."""
+    """Returns the file with one changed quantized value among a layer's weights."""
     graph = FileGraph(exported.tflite)
     interpreter = FileInterpreter(exported.tflite).interpreter
     (operation,) = [
@@ -84,7 +84,7 @@ def test_free_run_ends_in_the_figures_of_the_outputs(report):
 
 
 def test_a_fed_layer_is_what_numpy_computes_from_the_models_codes(exported):
-    """The dense layer, from its int8 weights and int32 bias, by TFLite's rounding."""
+    """Computes the dense layer from its int8 weights and int32 bias with TFLite's rounding."""
     model, x = exported.model, exported.x
     simulated = keras_qat.simulate(model, x)
     inputs, expected = simulated.tensors["flatten"], simulated.outputs["logits"]
@@ -100,7 +100,7 @@ def test_a_fed_layer_is_what_numpy_computes_from_the_models_codes(exported):
     sums += file.interpreter.get_tensor(bias)
     scales = details[weights]["quantization_parameters"]["scales"].astype(np.float64)
     factors = np.float64(inputs.scale) * scales / np.float64(expected.scale)
-    # The reference kernel multiplies in double precision. Halves go away from zero.
+    # The reference kernel multiplies in double precision. Halves round away from zero.
     products = sums * factors
     result = np.sign(products) * np.floor(np.abs(products) + 0.5) + expected.zero_point
     differences = np.abs(np.clip(result, -128, 127) - expected.codes)
@@ -118,7 +118,7 @@ def test_saturation_and_noise_are_what_numpy_counts(exported, report):
     logits = row(report, "logits")
     assert logits.at_highest == np.mean(codes == 127)
     assert logits.at_lowest == np.mean(codes == -128)
-    # In float: the float layers with the trained weights.
+    # The float layers with the trained weights.
     inner = {layer.name: layer for layer in exported.model._flatten_layers()}
     plain = keras.models.clone_model(exported.float_model)
     for layer in plain.layers:
@@ -144,7 +144,7 @@ def test_batches_make_no_difference(exported, report):
 
 @pytest.mark.parametrize("kernels", ["optimized", "reference"])
 def test_tflites_own_kernels_stay_within_one_step(exported, kernels):
-    """They round twice, which with few inputs is seen in 0.3 %; logits are but 288 codes."""
+    """TFLite's kernels round twice, which changes 0.3 % of the values if there are few inputs."""
     report = keras_qat.verify(
         exported.model, exported.tflite, exported.x, per_layer=True, kernels=kernels
     )
@@ -153,7 +153,7 @@ def test_tflites_own_kernels_stay_within_one_step(exported, kernels):
         assert tensor.fed.identical >= 0.99
         assert tensor.fed.max_difference <= 1
     if kernels == "reference":
-        # That it is rounding and no error is seen from the integer simulation.
+        # The integer simulation shows that only rounding differs.
         assert report.differing and report.unexplained == ()
         assert any("round differently" in finding for finding in report.findings())
 
@@ -162,7 +162,7 @@ def test_tflites_own_kernels_stay_within_one_step(exported, kernels):
 def test_names_the_layer_with_a_wrong_weight(exported, name):
     report = keras_qat.verify(exported.model, broken(exported, name), exported.x, per_layer=True)
     assert [item.name for item in report.unexplained] == [name]
-    # In the free run everything behind it differs, too.
+    # In the free run, everything downstream differs, too.
     assert row(report, "logits").run.identical < 0.9
     assert any(name in sentence for sentence in report.findings())
 
@@ -241,7 +241,7 @@ def test_names_calls_and_nested_layers_of_several_inputs():
     }
     assert row(report, "join").layers == ("join",)
     assert row(report, "block/conv#2").layers == ("block/conv",)
-    # The two calls have inputs of different scales: the shared bias is not rounded for either.
+    # The calls have inputs of different scales. The shared bias is exact for both.
     for tensor in report.tensors[2:]:
         assert tensor.fed.identical >= 0.995
         assert tensor.fed.max_difference <= 1
@@ -263,13 +263,13 @@ def test_few_bits_end_at_their_own_highest_code():
     observe(qat, x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True)
     assert report.differing == ()
-    # One of the 64 inputs is the largest by far; with 8 codes many more are rounded to it.
+    # One of the 64 inputs is by far the largest. With 8 levels, many values are rounded to it.
     assert 0 < row(report, "conv").at_highest < 0.2
     assert row(report, "conv").at_lowest > 0.2
 
 
 def test_ranges_that_follow_from_others():
-    """contrib, like the original, has no quantizer behind pooling: the file rounds there."""
+    """With `contrib`, as in the original, pooling has no quantizer, but the file rounds there."""
     model = functional(
         (8, 8, 2),
         build=lambda x: layers.Dense(3, name="logits")(
@@ -321,7 +321,7 @@ def test_the_runtime_that_ran_is_named(exported):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", HERE)
 def test_files_that_take_one_example_at_a_time(kernels):
-    """All were given at once, which sizes inside of such a file do not allow."""
+    """All examples are passed at once, although sizes in the file only allow one."""
     x = inputs = keras.Input((4, 6), name="steps")
     x = layers.MultiHeadAttention(2, 3, name="attention")(x, x)
     model = keras.Model(inputs, layers.Dense(3, name="logits")(layers.Flatten()(x)))

@@ -1,4 +1,4 @@
-"""Files for targets that TFLite Micro stands for, with operators that it lacks."""
+"""Tests files for targets that TFLite Micro emulates, with operators that TFLite Micro lacks."""
 
 import functools
 
@@ -40,7 +40,7 @@ def test_another_runtime_runs_them(function, operator):
 
 
 def test_xnnpack_runs_what_has_no_reference_kernel_either():
-    """TFLite Micro has no GELU, and TFLite no reference kernel of ELU."""
+    """TFLite Micro has no GELU, and TFLite has no reference kernel of ELU."""
     qat, contents = quantized(lambda x: tf.nn.elu(tf.nn.gelu(x)))
     report = keras_qat.verify(qat, contents, X, per_layer=True)
     assert report.kernels == "xnnpack" and report.identical == 1

@@ -1,7 +1,7 @@
-"""Verification of each layer where pieces of the file have unusual ends.
+"""Tests verification of each layer in files with unusual inputs and outputs.
 
-Outputs inside, a first axis that is not the batch, several results, layers that are random in
-training.
+Examples are outputs inside the model, a first axis that is not the batch, several results, and
+layers that are random in training.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from tests.networks.small import functional, layers
 
 
 def test_a_model_whose_layers_are_all_outputs():
-    """Outputs have names of their own in the file."""
+    """Outputs have different names in the file than in the model."""
     model = functional(
         (6, 6, 4), build=lambda x: [layers.Conv2D(3, 3, name="a")(x), layers.ReLU(name="b")(x)]
     )
@@ -61,7 +61,7 @@ def heads_first(x):
     ids=["dense", "dense_in_time", "conv_in_time", "conv1d", "attention", "heads_first"],
 )
 def test_pieces_whose_first_axis_is_not_the_batch(shape, build, kernels):
-    """The last batch is a smaller one."""
+    """The last batch has fewer examples."""
     x = images(40, shape)
     qat = observe(keras_qat.quantize_model(functional(shape, build=build)), x)
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), x, per_layer=True, kernels=kernels)
@@ -72,7 +72,7 @@ def test_pieces_whose_first_axis_is_not_the_batch(shape, build, kernels):
 
 
 def test_pieces_in_tflite_micro_that_take_steps_of_an_example():
-    """Its sizes are fixed: a file of one example has pieces that take three."""
+    """The sizes in a file of one example are fixed, but some layers read three steps of it."""
     pytest.importorskip("tflite_micro")
     build, x = layers.TimeDistributed(layers.Conv1D(4, 3)), images(8, (3, 8, 2))
     qat = observe(keras_qat.quantize_model(functional((3, 8, 2), build=build)), x)
@@ -116,7 +116,7 @@ def test_results_of_an_operation_that_has_several(build, names):
 
 
 def test_layers_that_are_random_in_training_compute_as_at_inference():
-    """Keras' augmentation takes `training=True` for granted where nothing else is said."""
+    """Keras' augmentation layers assume `training=True` by default."""
     model = keras.Sequential(
         [
             keras.Input((8, 8, 3)),

@@ -1,4 +1,4 @@
-"""Files that take pixels are verified with values between two pixels, as resizing gives them."""
+"""Tests files with pixel inputs on values between two pixels, which resizing produces."""
 
 import warnings
 
@@ -66,7 +66,7 @@ def test_files_that_round_as_the_model_are_given_all_values(options):
 
 
 def test_values_far_from_pixels_are_warned_of():
-    """Such as images of 0 to 255 where the model takes 0 to 1, and the file bytes."""
+    """For example, the user passes pixels from 0 to 255 to a model with inputs from 0 to 1."""
     qat = quantized(np.float32(PIXELS / 255))
     contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=(1 / 255, 0))
     with pytest.warns(UserWarning, match="100% of the values of input 'image' are outside"):

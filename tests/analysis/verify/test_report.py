@@ -1,4 +1,4 @@
-"""Verification finds what is there and reports it, also on the nodes of Model Explorer."""
+"""Tests the findings of `verify`, in its report and in Model Explorer."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def test_reports_what_numpy_counts(exported):
 
 
 def test_says_what_quantization_costs(exported):
-    """File and model are the same in both; the one of a far too wide input range is useless."""
+    """In both cases file and model are the same. The model with a far too wide range is useless."""
     (good,) = keras_qat.verify(exported.model, exported.tflite, exported.x).outputs
     assert good.float_sqnr > 10 and good.float_argmax_agreement > 0.9
     qat = quantize_on(exported.float_model, 1000 * exported.x)
@@ -45,11 +45,11 @@ def test_says_that_a_file_is_float(exported):
     with pytest.warns(UserWarning, match="none of its tensors is quantized"):
         report = keras_qat.verify(exported.model, converter.convert(), exported.x)
     assert "The file computes in float" in str(report).replace("\n  ", " ")
-    assert ";" not in str(report)  # The converter joins the names of what it merges.
+    assert ";" not in str(report)  # The converter joins the names of layers that it fuses.
 
 
 def test_sees_a_change_of_one_weight(exported):
-    """A bias that is three steps off moves one class's codes by about three."""
+    """A bias that is three steps off changes one class's values by about three."""
     other = keras_qat.quantize_model(exported.model)
     step = keras_qat.quantizers(other)[-1]
     dense = other.get_layer("quant_logits").layer
@@ -68,7 +68,7 @@ def test_takes_a_path_and_both_kinds_of_kernels(exported, tmp_path):
     assert str(fast) == str(keras_qat.verify(exported.model, exported.tflite, exported.x))
     other = keras_qat.verify(exported.model, path, exported.x, kernels="optimized")
     assert other.outputs[0].argmax_agreement >= 0.95
-    try:  # The reference kernels round by other rules; so can the model.
+    try:  # The reference kernels round differently, and the model can do so, too.
         exported.model.kernels = "reference"
         reference = keras_qat.verify(exported.model, path, exported.x, kernels="reference")
     finally:
@@ -117,14 +117,14 @@ PRODUCTS: dict[str, Any] = {
 @pytest.mark.parametrize("runtime", ["tensorflow", None])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_of_tensors_in_every_runtime(name, runtime):
-    """With XNNPACK, that of TensorFlow 2.21 takes the second factor's zero point for 0."""
+    """XNNPACK of TensorFlow 2.21 assumes that the second factor's zero point is 0."""
     x = 1 + images(48, (20, 16))
     qat = observe(keras_qat.quantize_model(functional((20, 16), build=PRODUCTS[name])), x)
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), x, runtime=runtime).identical == 1
 
 
 def test_node_data_names_tensors_of_the_file(exported, tmp_path):
-    """A node's figures are found by the name of a tensor that its operator computes."""
+    """A node's figures have the name of a tensor that the node's operator computes."""
     report = keras_qat.verify(exported.model, exported.tflite, exported.x[:16], per_layer=True)
     paths = report.to_model_explorer(tmp_path / "figures")
     data = {path.stem: json.loads(path.read_text())["results"] for path in paths}
@@ -141,7 +141,7 @@ def test_node_data_names_tensors_of_the_file(exported, tmp_path):
             assert noise == pytest.approx(tensor.sqnr, abs=0.05)
         low, high = map(float, data["range"][tensor.tensor]["value"].split(" to "))
         near = [q for q in quantizers if tensor.name in q.quantizes]
-        for quantizer in near:  # Ranges are moved so that zero is a quantized value.
+        for quantizer in near:  # Ranges are moved to make zero a quantized value.
             step = (high - low) / 255
             assert low == pytest.approx(float(quantizer.minimum), abs=2 * step)
             assert high == pytest.approx(float(quantizer.maximum), abs=2 * step)

@@ -1,6 +1,6 @@
-"""The verdict of `verify`: is the file the same as the model, and is the model any good?
+"""Tests the verdict of `verify`: are file and model the same, and is the model good?
 
-`benchmarks.verdicts` asks the same of networks that were trained.
+`benchmarks.verdicts` tests it with trained networks.
 """
 
 import functools
@@ -19,7 +19,7 @@ from keras_qat.analysis.verify.results import SignalToNoise
 from keras_qat.analysis.verify.verdict import RULES, Figures, grade_figures
 from tests.helpers import images, keras, layers, quantize_on, rng
 
-# What `calibrate` says of such data is not the question here.
+# The warnings of `calibrate` about such data are not tested here.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(The data for i|I)nput", "ignore:.*outside its range", "ignore:The output of"
 )
@@ -28,7 +28,7 @@ X = rng().uniform(0, 1, (256, 6, 6, 1)).astype(np.float32)
 
 
 def network(head: Any = None, dead: bool = False, fresh: bool = False, scale: float = 1.0) -> Any:
-    """A float network whose classes follow from its input, as those of a trained one do."""
+    """Returns a float network whose classes follow from its input, like a trained network's."""
     keras.utils.set_random_seed(3)
 
     image = keras.Input((6, 6, 1), name="image")
@@ -62,7 +62,7 @@ def with_other_weights() -> Any:
 
 @functools.cache
 def exported(name: str) -> tuple[Any, bytes]:
-    """One of the models below, and its file. Tests must not change it."""
+    """Returns a model and its file. Tests must not change them."""
     qat = HEALTHY[name]() if name in HEALTHY else POOR[name][0]()
     return qat, keras_qat.export_tflite(qat)
 
@@ -119,7 +119,7 @@ def test_poor(name):
     ("model", "rows", "share"), [(network, 2, "1%"), (regressor, 1, "less than 1%")]
 )
 def test_a_few_values_far_beyond_a_range_are_the_cause(model, rows, share):
-    """As the anomalies that a detector is there for; less than 2 % of the values, but large."""
+    """As with anomalies: less than 2 % of the values, but large."""
     x = X[:32].copy()
     x[5, :rows] *= 200
     qat = quantize_on(model(), X)
@@ -130,7 +130,7 @@ def test_a_few_values_far_beyond_a_range_are_the_cause(model, rows, share):
 
 
 def test_what_is_the_same_for_all_examples_beside_others_is_no_cause():
-    """Positions far larger than what they are added to."""
+    """Position embeddings may be far larger than the values that they are added to."""
     x = keras.Input((4, 3))
     ends = np.linspace(-50, 50, 12, dtype=np.float32).reshape(1, 4, 3)
     positions = tf.tile(ends, [tf.shape(x)[0], 1, 1])
@@ -153,13 +153,13 @@ def test_some_examples_tell_that_a_model_is_good():
     (of_few,) = keras_qat.verify(qat, file, few).outputs
     assert of_some.float_sqnr == pytest.approx(of_few.float_sqnr)
     (labelled,) = keras_qat.verify(qat, file, X, np.zeros(len(X)), float_examples=8).outputs
-    assert labelled.float_examples is None  # Accuracy in float is that of all.
+    assert labelled.float_examples is None  # The float accuracy is the accuracy on all examples.
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", POOR)
 def test_more_examples_tell_that_a_model_is_poor(name):
-    """Four times as many, where fewer leave a doubt."""
+    """Four times as many examples are run if fewer are inconclusive."""
     qat, file = exported(name)
     reports = [keras_qat.verify(qat, file, X, float_examples=n) for n in (None, 8, 100)]
     assert [report.outputs[0].float_examples for report in reports] == [None, 32, None]
@@ -167,7 +167,7 @@ def test_more_examples_tell_that_a_model_is_poor(name):
 
 
 def test_poor_from_data_without_content():
-    """Ranges of zeros have nothing to do with what comes later."""
+    """Ranges of zeros do not depend on the data that follows."""
     with pytest.warns(UserWarning, match="All values of the calibration data are 0"):
         qat = quantize_on(network(), 0 * X)
     assert verdict(qat).words == "same but poor"
@@ -184,7 +184,7 @@ def test_not_the_same():
 
 
 def test_other_kernels_round_in_another_way():
-    """That costs single steps, and makes no other model."""
+    """Other rounding changes single values by one step. The model stays the same."""
     assert keras_qat.verify(*exported("classes"), X, kernels="reference").verdict.is_good
 
 
@@ -194,7 +194,7 @@ def test_does_not_judge_by_examples_that_are_all_the_same():
 
 
 def test_does_not_judge_by_examples_that_hardly_differ():
-    """As a camera that nobody moves gives them. But they are enough for a wrong scale."""
+    """Images of a static camera cannot show that a model is good, but can show a wrong scale."""
     alike = X[:1] + rng().normal(0, 0.002, (20, *X.shape[1:]))
     report = keras_qat.verify(*exported("classes"), alike)
     assert report.verdict.words == "same" and report.outputs[0].float_argmax_agreement == 1
@@ -209,7 +209,7 @@ def test_does_not_judge_a_rare_event_by_examples_without_it():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_few_examples_of_a_good_model(count):
-    """Single entries of their outputs may hardly differ."""
+    """Single entries of the outputs may hardly differ."""
     qat, file = exported("classes")
     verdicts = {keras_qat.verify(qat, file, X[at : at + count]).verdict.words for at in range(8)}
     assert verdicts == {"same and good"}
@@ -250,7 +250,7 @@ def test_random_numbers_at_inference_are_named():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("target", [None, "ethos_u55"])
 def test_examples_that_depend_on_others_are_named(target):
-    """As normalizing by a batch's own statistics does; TFLite Micro has no kernel of EXP."""
+    """Such as a layer that normalizes by the batch's statistics. TFLite Micro has no EXP."""
     centered = layers.Lambda(lambda x: tf.exp(x - tf.reduce_mean(x, axis=0, keepdims=True)))
     inputs, x = keras.Input((4,)), images(16, (4,))
     qat = quantize_on(keras.Model(inputs, centered(inputs)), x, target=target)
@@ -309,7 +309,7 @@ def test_figures_without_labels(figures, words):
 
 
 def test_values_beyond_the_range_leave_a_good_figure_open():
-    """Most numbers are cut off where nothing depends on them. Labels decide then."""
+    """Most values are clipped, but no result depends on them. Labels then decide."""
     image = keras.Input((6, 6, 1), name="image")
     model = keras.Model(image, layers.Dense(1)(layers.Flatten()(tf.nn.relu6(image))))
     within = np.minimum(12 * X, 6)
