@@ -1,6 +1,6 @@
-"""Runs files in LiteRT as on other processors, and says which values differ from the simulation.
+"""Runs files in LiteRT for other processors, and finds values that differ from the simulation.
 
-`tests.arm64` and `tests.x86` say which processors, and how each is emulated.
+`tests.arm64` and `tests.x86` define the processors, and how they are emulated.
 """
 
 import json
@@ -34,12 +34,12 @@ PIECES = [(width, piece) for width, count in COUNTS.items() for piece in range(c
 
 
 def run_worker(command: Sequence[Any], folder: Path, *arguments: Any) -> dict[str, Any]:
-    """Returns what the runtime worker says of the files in a folder.
+    """Returns what the runtime worker reports about the files in a folder.
 
     Args:
-        command: what starts Python.
-        folder: one that `benchmarks.runtimes` has written.
-        arguments: the worker's further arguments.
+        command: the command that starts Python.
+        folder: a folder that `benchmarks.runtimes` has written.
+        arguments: further arguments of the worker.
     """
     whole = [*command, WORKER, folder, "ai_edge_litert", *arguments]
     done = subprocess.run([*map(str, whole)], capture_output=True, text=True, check=False)
@@ -52,7 +52,7 @@ def run_worker(command: Sequence[Any], folder: Path, *arguments: Any) -> dict[st
 def find_differing(
     run: Callable[[Path, str], dict[str, Any]], family: str, folder: Path, cpus: Iterable[str]
 ) -> dict[str, Any]:
-    """Returns the files whose values differ from the simulation, and those that do not run.
+    """Returns the files with values that differ from the simulation, and files that do not run.
 
     LiteRT refuses some files of an LSTM.
     """
@@ -76,7 +76,7 @@ def write_operators(folder: Path, family: str) -> None:
 
 
 def write_structures(folder: Path, width: str, piece: int, family: str) -> None:
-    """Writes a piece of the families and networks, in 8 bits of all tables; or random models."""
+    """Writes a piece of the families and networks (8 bits: of all tables), or random models."""
     networks = structures.find_families() | structures.find_networks()
     if width == "int8":
         networks |= structures.find_tables()
@@ -89,7 +89,7 @@ def write_structures(folder: Path, width: str, piece: int, family: str) -> None:
 
 
 def write_sample(folder: Path, width: str, family: str) -> None:
-    """Writes two families, and some large networks in widths that have them."""
+    """Writes two families, and some large networks in the widths that have them."""
     networks = structures.find_families(SOME)
     if width in LARGE_WIDTHS:
         networks |= {name: LARGE[name] for name in SOME_LARGE}
@@ -97,5 +97,5 @@ def write_sample(folder: Path, width: str, family: str) -> None:
 
 
 def write_large(folder: Path, width: str, family: str) -> None:
-    """Writes networks that add up, compare or move many values."""
+    """Writes networks that sum, compare or move many values."""
     structures.write(structures.make_examples(LARGE, width, [family]), folder)

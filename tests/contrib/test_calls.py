@@ -1,4 +1,4 @@
-"""Calling `quantize_model` with `recipes.contrib`: the original's tests of its functions."""
+"""Tests `quantize_model` with `recipes.contrib`, like the original's tests of its functions."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_quant_delay_is_in_every_layer():
 
 
 def test_a_model_with_an_optimizer_is_no_error():
-    """The original refused graphs with training operations; here they are no part of the model."""
+    """The original refused graphs with training operations. A Keras model does not contain any."""
     model = train(tiny_net(), images(shape=(6, 6, 2)), steps=2)
     quantized = keras_qat.quantize_model(model, "contrib")
     assert getattr(quantized, "optimizer", None) is None
@@ -63,7 +63,7 @@ def test_quantized_with_other_settings_is_an_error():
 
 
 def test_scope():
-    """Layers, activations and standalone merges inside of it, and nothing else."""
+    """Layers, activations and standalone merges in the scope are quantized, and no others."""
     model = two_scopes()
     inside = {"scope1/layer/kernel", "scope1/relu", "scope1/multiply"}
     assert quantized_in(model, "scope1") == inside
@@ -78,7 +78,7 @@ def test_scope():
 
 @pytest.mark.parametrize("scope", ["scope", "scope1/lay", "NonExisting/", "multiply"])
 def test_scope_that_matches_nothing_is_an_error(scope):
-    """A difference on purpose: the original did nothing, and nobody noticed before deployment."""
+    """This is a deliberate difference: the original ignored such a scope without an error."""
     for function in (keras_qat.plan, keras_qat.quantize_model):
         with pytest.raises(ValueError, match=r"matches no layer.*scope1/layer"):
             function(two_scopes(), "contrib", scope=scope)
@@ -89,7 +89,7 @@ def test_scope_with_a_trailing_slash_is_the_same():
 
 
 def test_bypass_across_the_edge_of_a_scope():
-    """`conv_quant` needs its readers inside, `post_activation_bypass_quant` only the Add."""
+    """`conv_quant` needs its readers in the scope, `post_activation_bypass_quant` only the Add."""
     x = image()
     first = conv(x, "inside_layer")
     y = relu(layers.Add(name="outside_add")([first, x]), "outside_relu")
@@ -105,7 +105,7 @@ def test_bypass_across_the_edge_of_a_scope():
 
 
 def test_post_activation_bypass_trains_and_infers():
-    """With BatchNormalization that updates its statistics where it is called, as in Keras."""
+    """BatchNormalization updates its statistics when it is called, as in Keras."""
     inputs = image()
     x = layers.BatchNormalization(name="bn")(conv(inputs, "layer", use_bias=False))
     x = layers.Add(name="add")([relu(x), inputs])

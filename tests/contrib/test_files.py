@@ -1,4 +1,4 @@
-"""Files of models as `tf.contrib.quantize` trains them: ranges that no quantizer has."""
+"""Tests files of models that train like `tf.contrib.quantize`, with ranges from no quantizer."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.helpers import images, keras, layers, observe, scramble
 
 
 def network():
-    """Fixed ranges, of the input where values only move, and joined ones."""
+    """Returns a network with fixed ranges, ranges of moved inputs, and ranges of concatenations."""
     inputs = keras.Input((8, 8, 3))
     x = layers.Conv2D(4, 3, activation="relu6")(inputs)
     parts = [layers.Activation(name)(layers.Conv2D(3, 1)(x)) for name in ("sigmoid", "tanh")]

@@ -1,4 +1,4 @@
-"""BatchNormalization, folded and not: against unfolded training, and against plain numpy."""
+"""Tests folded and unfolded BatchNormalization against unfolded training and NumPy."""
 
 import itertools
 from typing import Any
@@ -30,14 +30,14 @@ def with_statistics(model: Any, seed: int = 7) -> Any:
 
 
 def folded_and_float(model: Any, **options: Any) -> Any:
-    """The model with folded BatchNormalization, and without quantization."""
+    """Returns the model with folded BatchNormalization, and the model without quantization."""
     quantized = keras_qat.quantize_model(model, contrib(**options))
     keras_qat.set_quantization(quantized, False)
     return quantized
 
 
 def step(model: Any, x: np.ndarray) -> tuple[Any, Any, Any]:
-    """Output in training, and gradients of its squares: for the input and for the weights."""
+    """Returns the output in training, and the gradients of its squares by input and weights."""
     x = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -56,7 +56,7 @@ def input_for(model: Any) -> np.ndarray:
     ("kind", "activation", "bypass", "scale", "identity_between"), COMBINATIONS
 )
 def test_folded_computes_what_unfolded_does(kind, activation, bypass, scale, identity_between):
-    """Value and gradients in training, and the value in inference."""
+    """Compares values and gradients in training, and values at inference."""
     model = with_statistics(
         single(
             kind,
@@ -79,7 +79,7 @@ def test_folded_computes_what_unfolded_does(kind, activation, bypass, scale, ide
 @pytest.mark.parametrize("kind", KERNELS)
 @pytest.mark.parametrize("center", [False, True])
 def test_frozen_computes_with_moving_statistics(kind, center):
-    """From `freeze_bn_delay` on: training computes what inference does, statistics stay."""
+    """From `freeze_bn_delay` on, training computes like inference, and statistics stay the same."""
     model = with_statistics(single(kind, batch_norm=True, center=center, momentum=0.5))
     folded = folded_and_float(model, freeze_bn_delay=2)
     (wrapper,) = [layer for layer in folded.layers if isinstance(layer, QuantizeWrapper)]
@@ -102,7 +102,7 @@ def test_frozen_computes_with_moving_statistics(kind, center):
 
 
 def test_against_numpy():
-    """One 1x1 convolution with BatchNormalization, by the formulas of the original."""
+    """Computes one 1x1 convolution with BatchNormalization by the formulas of the original."""
     inputs = image((5, 5, 3))
     y = layers.Conv2D(4, 1, use_bias=False, name="layer")(inputs)
     y = layers.BatchNormalization(momentum=0.9, epsilon=1e-2, name="bn")(y)
@@ -136,7 +136,7 @@ def test_against_numpy():
 
 
 def test_several_layers_in_nested_scopes():
-    """Each BatchNormalization folds into the convolution in front of it, and no other does."""
+    """Each BatchNormalization is folded into the convolution before it."""
 
     def block(name: str, inner: Any = None) -> Any:
         inputs = image()
@@ -172,7 +172,7 @@ def test_unknown_height_and_width(kind):
 
 
 def test_scope_does_not_hold_for_folding():
-    """As in the original, whose folding has no scope: quantizers have one, folding has none."""
+    """As in the original, a scope restricts quantizers, but not folding."""
     model = single("conv", batch_norm=True, scope="test")
     inputs = image()
     y = conv(model(inputs), "outside")
@@ -186,7 +186,7 @@ def test_scope_does_not_hold_for_folding():
 
 @pytest.mark.parametrize("layer", [layers.Conv2D, layers.DepthwiseConv2D])
 def test_dilation_that_needs_padding(layer):
-    """The original counted the padding in the statistics, and could not fold such a Conv2D."""
+    """The original included padding in the statistics, and could not fold such a Conv2D."""
     inputs = image((7, 7, 4))
     arguments = {"padding": "same", "dilation_rate": 2, "use_bias": False, "name": "layer"}
     y = layer(4, 3, **arguments) if layer is layers.Conv2D else layer(3, **arguments)
@@ -211,7 +211,7 @@ def test_vectors_keep_the_variance_of_the_population(tmp_path):
     model = keras.Sequential(
         [
             keras.Input((6,)),
-            keras.layers.Dense(4, name="fc"),  # With a bias: the original does not fold.
+            keras.layers.Dense(4, name="fc"),  # The original does not fold if there is a bias.
             keras.layers.BatchNormalization(momentum=0.9, name="bn"),
         ]
     )

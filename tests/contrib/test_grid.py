@@ -1,7 +1,7 @@
-"""One layer in every combination: the original's parametrized tests of where quantizers go.
+"""Tests one layer in all combinations, like the original's parametrized tests of quantizers.
 
-Conv2D, Dense, depthwise and dilated convolution x bias or BatchNormalization x activation x
-bypass x delay x scope.
+The combinations are Conv2D, Dense, depthwise and dilated convolution x bias or BatchNormalization x
+activation x bypass x delay x scope.
 """
 
 import functools
@@ -60,7 +60,7 @@ def test_placement(kind, batch_norm, activation, bypass, scope):
 @pytest.mark.parametrize("delay", [None, 5000])
 @pytest.mark.parametrize(("kind", "batch_norm", "activation", "bypass", "scope"), GRID[::7])
 def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
-    """The model has what the plan says, all of it is delayed, and twice is the same as once."""
+    """The model follows the plan, all quantizers are delayed, and a second call changes nothing."""
     model = single(kind, activation, bypass, batch_norm, scope)
     quantized = keras_qat.quantize_model(model, recipe_with(delay), scope=scope)
     result = {
@@ -81,7 +81,7 @@ def test_rewrite(kind, batch_norm, activation, bypass, scope, delay):
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("kind", KERNELS)
 def test_training(kind, batch_norm, delay):
-    """Weights move, ranges are taken from the batches whether or not there is a delay."""
+    """Weights change, and ranges are observed with and without a delay."""
     model = single(kind, "relu6", bypass=True, batch_norm=batch_norm)
     quantized = keras_qat.quantize_model(model, recipe_with(delay))
     x = images(shape=model.input_shape[1:])
@@ -96,7 +96,7 @@ def test_training(kind, batch_norm, delay):
 
 
 def test_the_range_of_weights_is_that_of_the_last_step():
-    """`weights_quant` reads what `AssignMinLast` and `AssignMaxLast` assigned in the same step."""
+    """`weights_quant` reads the values that `AssignMinLast` assigns in the same step."""
     model = single("conv")
     quantized = keras_qat.quantize_model(model, "contrib")
     kernel = model.get_layer("layer").kernel.numpy()
@@ -107,7 +107,7 @@ def test_the_range_of_weights_is_that_of_the_last_step():
 
 
 def test_with_batch_norm_the_folded_kernel_is_quantized():
-    """`weights_quant` takes `mul_fold`: the kernel times gamma over the moving deviation."""
+    """`weights_quant` reads `mul_fold`: the kernel times gamma, divided by the moving deviation."""
     model = single("conv", batch_norm=True)
     norm = model.get_layer("bn")
     norm.gamma.assign([2.0, 0.5, 1.0, -1.5])

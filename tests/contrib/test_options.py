@@ -1,4 +1,4 @@
-"""Every option of `recipes.contrib`, against plain numpy."""
+"""Tests every option of `recipes.contrib` against NumPy."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ FIRST, SECOND = np.float32([-1, 1]), np.float32([0, 0])
 
 
 def network(batch_norm: bool = True) -> keras.Model:
-    """Convolution, BatchNormalization or bias, ReLU, Add with the input, final convolution."""
+    """Returns convolution, BatchNormalization or bias, ReLU, Add with the input, convolution."""
     keras.utils.set_random_seed(13)
     inputs = x = image()
     x = conv(x, "layer", use_bias=not batch_norm)
@@ -32,7 +32,7 @@ def wrapper(model: keras.Model, name: str) -> QuantizeWrapper:
 
 
 def ranges(model: keras.Model) -> dict[str, tuple[float, float]]:
-    """Tensor -> its range."""
+    """Returns tensor -> its range."""
     return {
         quantizer.quantizes[0]: (float(quantizer.minimum), float(quantizer.maximum))
         for quantizer in keras_qat.quantizers(model)
@@ -40,7 +40,7 @@ def ranges(model: keras.Model) -> dict[str, tuple[float, float]]:
 
 
 def debiased(values: list[float], decay: float) -> float:
-    """A moving average that starts at zero, divided by the sum of its weights."""
+    """Returns a moving average that starts at zero, divided by the sum of its weights."""
     average = 0.0
     for value in values:
         average = decay * average + (1 - decay) * value
@@ -48,14 +48,14 @@ def debiased(values: list[float], decay: float) -> float:
 
 
 def levels(x: np.ndarray, low: float, high: float, bits: int, narrow: bool) -> np.ndarray:
-    """`x` on the levels of a range, in double precision."""
+    """Rounds `x` to the levels of a range, in double precision."""
     steps = 2**bits - (2 if narrow else 1)
     scale = (high - low) / steps
     low = -np.round(-low / scale) * scale
     return np.clip(np.round((x - low) / scale), 0, steps) * scale + low
 
 
-# Quantizers by themselves: the original's tests of its operations.
+# Single quantizers, as in the original's tests of its operations.
 
 
 def observed(spec: QuantSpec, *batches: np.ndarray) -> tuple[float, float]:
@@ -141,7 +141,7 @@ def test_impossible_bits(bits):
 
 
 def test_symmetric():
-    """All but the ranges behind Add and Multiply that no layer in front asks for."""
+    """All ranges are symmetric, except after Add and Multiply."""
     recipe = contrib(symmetric=True)
     model = keras_qat.quantize_model(network(), recipe)
     for seed in range(3):
@@ -162,7 +162,7 @@ def test_symmetric():
 
 @pytest.mark.parametrize("narrow", [True, False])
 def test_weight_narrow_range(narrow):
-    """The narrow range has 15 levels in 4 bits, the wide one 16, in the same range."""
+    """With 4 bits, the narrow range has 15 levels, and the wide range 16, in the same range."""
     model = network(batch_norm=False)
     kernel = model.get_layer("last").kernel.numpy()
     quantized = keras_qat.quantize_model(model, contrib(4, weight_narrow_range=narrow))
@@ -182,7 +182,7 @@ def test_weight_narrow_range(narrow):
 
 
 def folded_kernel(model: keras.Model) -> np.ndarray:
-    """The kernel of `layer` folded with the moving variance as it is now."""
+    """Returns the kernel of `layer`, folded with the current moving variance."""
     wrapped = wrapper(model, "layer")
     norm = wrapped.batch_norm
     factor = norm.gamma.numpy() / np.sqrt(norm.moving_variance.numpy() + norm.epsilon)
@@ -191,12 +191,12 @@ def folded_kernel(model: keras.Model) -> np.ndarray:
 
 @pytest.mark.parametrize("use_ema", [False, True])
 def test_quantize_folded_weights_use_ema(use_ema):
-    """The range of folded weights: a moving average if asked for, of the last step otherwise."""
+    """The range of folded weights is a moving average, or the range of the last step."""
     recipe = contrib(quantize_folded_weights_use_ema=use_ema, ema_decay=0.9)
     model = keras_qat.quantize_model(network(), recipe)
     minima, maxima = [], []
     for seed in range(4):
-        # Other statistics in each step: the folded kernel changes, the unfolded one does not.
+        # Other statistics in each step change the folded kernel, but not the unfolded kernel.
         variance = rng(seed).uniform(0.1, 4, 4)
         wrapper(model, "layer").batch_norm.moving_variance.assign(variance)
         folded = folded_kernel(model)
@@ -208,7 +208,7 @@ def test_quantize_folded_weights_use_ema(use_ema):
         expected = (debiased(minima, 0.9), debiased(maxima, 0.9))
     result = ranges(model)
     assert result["layer/kernel"] == pytest.approx(expected, rel=1e-4)
-    # Weights without BatchNormalization have the range of the last step in both cases.
+    # Weights without BatchNormalization always have the range of the last step.
     kernel = wrapper(model, "last").layer.kernel.numpy()
     assert result["last/kernel"] == pytest.approx((kernel.min(), kernel.max()))
 
@@ -216,7 +216,7 @@ def test_quantize_folded_weights_use_ema(use_ema):
 @pytest.mark.parametrize("use_ema", [False, True])
 @pytest.mark.parametrize("delay_weights", [False, True])
 def test_delay_weights(delay_weights, use_ema):
-    """Before the delay: weights are quantized only without `delay_weights` and not by average."""
+    """Before the delay, weights are only quantized without `delay_weights` and moving averages."""
     recipe = contrib(
         2, quant_delay=1000, delay_weights=delay_weights, quantize_folded_weights_use_ema=use_ema
     )
@@ -224,7 +224,7 @@ def test_delay_weights(delay_weights, use_ema):
     x = images(4, (6, 6, 4))
 
     def weights_in_use(layer: QuantizeWrapper) -> int:
-        """How many different values the kernel has where the layer computes with it."""
+        """Returns the number of different values in the kernel that the layer computes with."""
         (quantizer,) = layer.weight_quantizers.values()
         seen = []
         original = quantizer.__class__.__call__
@@ -243,7 +243,7 @@ def test_delay_weights(delay_weights, use_ema):
 
 
 def test_quant_delay_gates_the_result_only():
-    """Step n is the first quantized one; ranges are observed from the first step on."""
+    """Step n is the first quantized step. Ranges are observed from the first step on."""
     model = keras_qat.quantize_model(network(), contrib(2, 2, quant_delay=3))
     floating = keras_qat.quantize_model(network(), contrib(2, 2, quant_delay=1000))
     x = images(4, (6, 6, 4))
@@ -269,7 +269,7 @@ def test_options_of_the_recipe_do_what_the_callbacks_do():
 
 
 def test_counter_counts_training_steps_once():
-    """Each layer counts each step once, however often it is read; inference does not count."""
+    """Each layer counts each training step once, however often it is called, and no inference."""
     model = keras_qat.quantize_model(network(), contrib(quant_delay=2, freeze_bn_delay=3))
     x = images(4, (6, 6, 4))
     for step in range(1, 4):
@@ -279,7 +279,7 @@ def test_counter_counts_training_steps_once():
 
 
 def test_inference_changes_nothing():
-    """No assignment in inference: ranges, averages, statistics and the counter stay."""
+    """Inference assigns nothing: ranges, averages, statistics and the counter stay the same."""
     model = keras_qat.quantize_model(network(), "contrib")
     model(images(4, (6, 6, 4)), training=True)
     before = [weight.numpy() for weight in model.weights]

@@ -1,4 +1,4 @@
-"""The page "Coming from tf.contrib.quantize": its programs run, its table names what there is."""
+"""Tests the page "Coming from tf.contrib.quantize": its programs, and the names in its table."""
 
 import inspect
 import re
@@ -22,7 +22,7 @@ PROGRAMS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 @pytest.mark.slow
 def test_the_programs_of_the_page_run():
     page: dict = {}
-    with pytest.warns(UserWarning, match="not symmetric"):  # As the page says.
+    with pytest.warns(UserWarning, match="not symmetric"):  # As on the page.
         exec("\n".join(PROGRAMS), page)
     assert all(quantizer.calibrated for quantizer in keras_qat.quantizers(page["qat"]))
     report = keras_qat.verify(page["qat"], page["contents"], page["images"][1200:])

@@ -1,7 +1,7 @@
-"""Which tensors of a network get a quantizer: the original's tests of its graph patterns.
+"""Tests which tensors have quantizers, like the original's tests of its graph patterns.
 
-The recorded runs in `tests/conformance` hold further networks, with everything that reads a
-quantized tensor.
+The recorded runs in `tests/conformance` have further networks, with all readers of a quantized
+tensor.
 """
 
 import numpy as np
@@ -18,14 +18,14 @@ from tests.networks.contrib import conv, identity, image, layers, relu
 
 
 def quantized_tensors(inputs, outputs, **kwargs) -> dict[str, str]:
-    """Tensor -> why it is quantized, for those that are."""
+    """Returns tensor -> reason, for the quantized tensors."""
     plan = keras_qat.plan(keras.Model(inputs, outputs), "contrib", **kwargs)
     return {row.tensor: row.reason for row in plan.rows if row.spec}
 
 
 @pytest.mark.parametrize("kind", ["conv", "depthwise"])
 def test_add_behind_a_convolution(kind):
-    """The convolution is quantized, the Add is not: it is one operation with its ReLU6."""
+    """The convolution is quantized. The Add is not, because it is fused with its ReLU6."""
     x = image()
     if kind == "conv":
         y, kernel = conv(x, "layer"), "layer/kernel"
@@ -59,7 +59,7 @@ def test_activation_behind_a_layer_without_bias():
 
 
 def test_final_layer():
-    """Without an activation it is the sum with the bias that is quantized."""
+    """Without an activation, the sum with the bias is quantized."""
     x = image()
     y = conv(relu(conv(x, "first")), "last")
     assert quantized_tensors(x, y) == {
@@ -73,7 +73,7 @@ def test_final_layer():
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("swapped", [False, True])
 def test_post_activation_bypass(batch_norm, swapped):
-    """Quantized in front of the Add and behind it, whichever of its inputs is which."""
+    """Tensors before and after the Add are quantized, for both orders of its inputs."""
     x = image()
     y = conv(x, "layer", use_bias=not batch_norm)
     if batch_norm:
@@ -91,7 +91,7 @@ def test_post_activation_bypass(batch_norm, swapped):
 
 
 def test_overlapping_bypasses():
-    """The Add of an activation and a bare convolution, with a ReLU6 behind it."""
+    """The second Add has an activation and a bare convolution as inputs, and a ReLU6 after it."""
     x = image()
     first = relu(conv(x, "first"), "first_relu6", 6.0)
     second = conv(x, "second")
@@ -106,7 +106,7 @@ def test_overlapping_bypasses():
 
 
 def test_reshape_is_not_quantized_twice():
-    """Values that only move are quantized where they come from."""
+    """If operators only move values, only the moved tensor is quantized."""
     x = image()
     y = layers.Flatten(name="flat")(relu(conv(x, "layer"), "relu6", 6.0))
     expected = {"layer/kernel": "kernel", "relu6": "act_quant"}
@@ -155,7 +155,7 @@ def test_operators_count_as_merges():
 
 
 def test_shared_weights_have_one_quantizer():
-    """A layer that is called twice quantizes its weights once; each call's output on its own."""
+    """A layer with two calls quantizes its weights once, and each call's output separately."""
     x = image()
     for shared in (
         layers.Conv2D(4, 3, padding="same", name="shared"),
@@ -175,7 +175,7 @@ def test_shared_weights_have_one_quantizer():
 
 
 def test_called_inside_a_name_scope():
-    """TensorFlow's name scope around the call changes no name of a layer."""
+    """TensorFlow's name scope around the call does not change the names of layers."""
     x = image()
     model = keras.Model(x, relu(conv(x, "layer")))
     names = [layer.name for layer in keras_qat.quantize_model(model, "contrib").layers]
@@ -186,7 +186,7 @@ def test_called_inside_a_name_scope():
         assert not any("name_scope/name_scope" in weight.name for weight in inside.weights)
 
 
-# Patterns and graphs: the original's graph matcher.
+# Patterns and graphs, as in the original's tests of its graph matcher.
 
 
 def test_kernel_batch_norm_activation_is_one_group():
@@ -239,7 +239,7 @@ def test_no_one_and_several_consumers():
 
 
 def test_only_consumers_behind_the_quantizer_are_rerouted():
-    """What the wrapped layer reads stays; everybody who read its result reads the quantized one."""
+    """The wrapped layer's inputs stay. All readers of its result read the quantized result."""
     x = image()
     y = relu(conv(x, "layer"))
     z = layers.Add(name="add")([conv(y, "one"), conv(y, "two")])
@@ -253,7 +253,7 @@ def test_only_consumers_behind_the_quantizer_are_rerouted():
 
 @pytest.mark.parametrize("between", [False, True])
 def test_identities_around_batch_norm(between):
-    """In front of it they are no end of the layer, behind it they are quantized like a ReLU."""
+    """Before BatchNormalization, a linear activation is ignored. After it, it is quantized."""
     x = image()
     y = conv(x, "layer", use_bias=False)
     if between:
@@ -266,7 +266,7 @@ def test_identities_around_batch_norm(between):
 
 
 def test_activations_without_a_quantizer_are_named():
-    """Files compute them in float, but for those whose range the runtime fixes."""
+    """Files compute them in float, except activations with a fixed range."""
     x = image()
     y = layers.ELU(name="elu")(layers.Conv2D(4, 1, name="first")(x))
     y = layers.Activation("sigmoid", name="gate")(layers.Conv2D(4, 1, name="second")(y))

@@ -4,7 +4,7 @@
     python -m benchmarks.structures FOLDER int8 --target cmsis_nn
     python -m tests.cortex_m.emulator FOLDER m4
 
-Prints the files of which values differ from the simulation's, and how many files ran.
+Prints the files with values that differ from the simulation, and how many files ran.
 """
 
 import subprocess
@@ -33,7 +33,7 @@ def run(contents: bytes, inputs: list[np.ndarray], core: str) -> list[np.ndarray
     """Returns the outputs of a file of one example, for all examples.
 
     Raises:
-        RuntimeError: with what the firmware says, if it does not run the file.
+        RuntimeError: with the firmware's message, if it does not run the file.
     """
     graph = FileGraph(contents)
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ def run(contents: bytes, inputs: list[np.ndarray], core: str) -> list[np.ndarray
 
 
 def differing(folder: Path, core: str) -> dict[str, str]:
-    """Files that compute other values than those beside them, with how many, or what is said."""
+    """Returns file -> how many values differ from the recorded values, or the error message."""
     result = {}
     for path in sorted(folder.glob("*.tflite")):
         with np.load(path.with_suffix(".npz")) as arrays:

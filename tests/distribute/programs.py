@@ -1,4 +1,4 @@
-"""What runs on several devices or workers, each in a process of its own."""
+"""Programs that run on several devices or workers, each in a separate process."""
 
 import json
 import os
@@ -22,7 +22,7 @@ STEPS_PER_EPOCH, EPOCHS = 4, 3
 
 
 def network(synchronized: bool = False) -> Any:
-    """Convolution, BatchNormalization and a branch."""
+    """Returns a network with a convolution, BatchNormalization and a branch."""
     layers = keras.layers
     keras.utils.set_random_seed(3)
     inputs = keras.Input((8, 8, 3), name="image")
@@ -36,7 +36,7 @@ def network(synchronized: bool = False) -> Any:
 def train(
     qat: Any, x: Any = X, y: Any = Y, steps_per_execution: int = 1, freeze: int = FREEZE
 ) -> Any:
-    """Compiles and fits; quantization begins and BatchNormalization freezes on the way."""
+    """Compiles and fits. Quantization begins and BatchNormalization freezes during training."""
     with qat.distribute_strategy.scope():
         qat.compile(
             keras.optimizers.SGD(0.05),
@@ -49,7 +49,7 @@ def train(
 
 
 def two_devices() -> Any:
-    """A strategy of two replicas, on one processor. It has to come before anything else runs."""
+    """Returns a strategy with two replicas on one processor. Call it before TensorFlow runs."""
     halves = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], halves)
     return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -62,11 +62,11 @@ def assert_replicas_agree(qat: Any) -> None:
 
 
 def mirrored(recipe: str) -> None:
-    """Replicas agree, and so do `predict`, a call and the file."""
+    """Replicas are equal, and so are `predict`, a call and the file."""
     strategy = two_devices()
     with strategy.scope():
         qat = keras_qat.quantize_model(network(), recipe)
-    train(qat, freeze=DELAY)  # Both at once: one phase less to trace.
+    train(qat, freeze=DELAY)  # Both begin at once, which saves tracing a phase.
     assert_replicas_agree(qat)
     predicted = qat.predict(X, verbose=0)
     np.testing.assert_allclose(predicted, qat(X), rtol=0, atol=1e-6)
@@ -78,7 +78,7 @@ def mirrored(recipe: str) -> None:
 
 
 def saved(recipe: str, folder: Path) -> None:
-    """A trained model gives one file, in the scope, without and loaded; losses tell its NaN."""
+    """A trained model writes one file: in the scope, without it, and loaded. Losses show NaN."""
     strategy = two_devices()
     with strategy.scope():
         qat = keras_qat.quantize_model(network(), recipe)
@@ -93,7 +93,7 @@ def saved(recipe: str, folder: Path) -> None:
 
 
 def verbs(folder: Path) -> None:
-    """What is done to a model under a strategy, within its scope and without."""
+    """Calls all functions for a model under a strategy, inside and outside of its scope."""
     strategy = two_devices()
     made = network()
     with strategy.scope():
@@ -118,7 +118,7 @@ def verbs(folder: Path) -> None:
 
 
 def loops(recipe: str) -> None:
-    """Graphs in which branches decide: executions of several steps, and a training loop."""
+    """Trains in graphs with branches: several steps per execution, and a custom training loop."""
     strategy = two_devices()
     for synchronized in (False, True):
         with strategy.scope():
@@ -156,12 +156,12 @@ def get_kind(weight: Any) -> str:
 
 
 def against_one_device(recipe: str, alike: bool, told: Any) -> None:
-    """Tells the largest differences between two replicas and one device, by kind of weight.
+    """Sends the largest differences between two replicas and one device, by kind of weight.
 
-    BatchNormalization is synchronized. Weights are as they are, others relative to their size.
+    BatchNormalization is synchronized. Differences of weights are absolute, others are relative.
     """
     two, x, y = two_devices(), X, Y
-    if alike:  # Both replicas see the same examples.
+    if alike:  # Both replicas read the same examples.
         x, y = (np.repeat(item[:32].reshape(4, 1, 8, -1), 2, 1) for item in (X, Y))
         x, y = x.reshape(X.shape), y.reshape(Y.shape)
     trained = []
@@ -180,7 +180,7 @@ def against_one_device(recipe: str, alike: bool, told: Any) -> None:
 
 
 def in_cluster(index: int, ports: list[int], devices: int) -> Any:
-    """The strategy of a worker of a cluster, with several replicas on its processor."""
+    """Returns the strategy of a worker of a cluster, with several replicas on its processor."""
     task = {"type": "worker", "index": index}
     cluster = {"worker": [f"localhost:{port}" for port in ports]}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
@@ -227,7 +227,7 @@ def shares_the_rounding(index: int, ports: list[int], folder: Path) -> None:
 def worker(
     index: int, ports: list[int], recipe: str, folder: Path, dies: bool = False, devices: int = 1
 ) -> None:
-    """One of several workers of a cluster; the second may be killed in the last epoch."""
+    """Runs one of several workers of a cluster. The second may be killed in the last epoch."""
     strategy = in_cluster(index, ports, devices)
     with strategy.scope():
         qat = keras_qat.quantize_model(network(), recipe)
@@ -255,11 +255,11 @@ def worker(
     np.savez(folder / f"{index}.npz", *(weight.numpy() for weight in qat.weights))
     if index == 0:
         exports_by_itself(qat, strategy, folder)
-    else:  # It is there, but takes no part.
+    else:  # It exists, but does not take part.
         while not (folder / "qat.tflite").exists():
             time.sleep(0.1)
-    qat.save(folder / f"{index}.keras")  # All do: Keras sums up the metrics of all.
-    os._exit(0)  # TensorFlow's own end waits for workers that have ended.
+    qat.save(folder / f"{index}.keras")  # All workers do: Keras adds their metrics.
+    os._exit(0)  # TensorFlow would wait for workers that have ended.
 
 
 UNAVAILABLE = 3
@@ -273,7 +273,7 @@ def shared_batches() -> tf.data.Dataset:
 
 
 def exports_by_itself(qat: Any, strategy: Any, folder: Path) -> None:
-    """What one worker may do while the others do something else."""
+    """Runs functions that one worker may call while the others do something else."""
     tflite = keras_qat.export_tflite(qat)
     with strategy.scope():
         assert keras_qat.export_tflite(qat) == tflite
@@ -287,7 +287,7 @@ def exports_by_itself(qat: Any, strategy: Any, folder: Path) -> None:
 
 
 def server(cluster: dict[str, list[str]], kind: str, index: int) -> None:
-    """One server of a cluster with parameter servers; ends when it is killed."""
+    """Runs one server of a cluster with parameter servers, until it is killed."""
     tf.distribute.Server(cluster, job_name=kind, task_index=index, protocol="grpc").join()
 
 

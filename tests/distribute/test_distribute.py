@@ -1,4 +1,4 @@
-"""Training on several replicas: `tf.distribute` with two devices, and with two workers."""
+"""Tests training on several replicas: `tf.distribute` with two devices, and with two workers."""
 
 import contextlib
 import multiprocessing
@@ -49,7 +49,7 @@ BOUNDS = {
 @pytest.mark.parametrize("alike", [True, False], ids=["alike", "split"])
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 def test_two_replicas_against_one_device(recipe, alike, record_property):
-    """Of the same batch. Ranges are means of two halves: narrower than that of the whole."""
+    """Replicas observe half of a batch each: the mean range is narrower than the batch's."""
     ours, theirs = FORKS.Pipe()
     process = fork(programs.against_one_device, recipe, alike, theirs)
     assert run_all(process) == [0]
@@ -69,7 +69,7 @@ def free_ports(count):
 
 
 def cluster(recipe, folder, dies=False, count=2, devices=1):
-    """How the workers end."""
+    """Returns the exit codes of the workers."""
     ports = free_ports(count)
     how = recipe, folder, dies, devices
     return run_all(*(fork(programs.worker, index, ports, *how) for index in range(count)))
@@ -80,7 +80,7 @@ def ends(folder):
 
 
 def alone_and_shared(program, folder):
-    """What one process and each of two workers write."""
+    """Returns the results of one process and of each of two workers."""
     for count in (1, 2):
         ports = free_ports(count)
         assert run_all(*(fork(program, i, ports, folder) for i in range(count))) == [0] * count
@@ -89,7 +89,7 @@ def alone_and_shared(program, folder):
 
 @pytest.mark.slow
 def test_workers_share_calibration_and_sensitivity(tmp_path):
-    """Each has a half of the data or of the layers, and gets the numbers of one process."""
+    """Each worker has half of the data or layers, and the results equal those of one process."""
     alone, *workers = alone_and_shared(programs.shares_the_work, tmp_path)
     for name, expected in alone.items():
         for result in workers:
@@ -100,8 +100,9 @@ def test_workers_share_calibration_and_sensitivity(tmp_path):
 def test_workers_share_learned_rounding(tmp_path):
     """Each of four replicas computes a quarter of the examples of a step.
 
-    Gradients are sums in another order, which takes none of these weights to another level. Three
-    go elsewhere if each replica counts its share as one of all, one if all take the same share.
+    Gradients are summed in another order, which changes no level of these weights. Three levels
+    would change if each replica counted its share as all examples, and one if all had the same
+    share.
     """
     alone, *workers = alone_and_shared(programs.shares_the_rounding, tmp_path)
     learned, nearest = list(alone.values())[::2], list(alone.values())[1::2]
@@ -121,7 +122,7 @@ def test_a_worker_exports_by_itself(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 def test_a_killed_worker_comes_back(recipe, tmp_path):
-    """The other one ends with it; both go on from the backup, as if nothing had happened."""
+    """The other worker ends, too. Both continue from the backup, with the same final result."""
     left_alone, killed = tmp_path / "left alone", tmp_path / "killed"
     for item in (left_alone, killed):
         item.mkdir()
@@ -139,7 +140,7 @@ def test_parameter_servers(recipe):
     first, second, third = (f"localhost:{port}" for port in free_ports(3))
     jobs = {"worker": [first, second], "ps": [third]}
     tasks = [(kind, index) for kind, job in jobs.items() for index in range(len(job))]
-    # TensorFlow would draw the same random names of functions in forks, and refuse the second one.
+    # In forks, TensorFlow would draw equal random names of functions, and refuse the second one.
     spawn = multiprocessing.get_context("spawn").Process
     servers = [spawn(target=programs.server, args=(jobs, *task)) for task in tasks]
     for server in servers:
@@ -153,7 +154,7 @@ def test_parameter_servers(recipe):
 
 @pytest.mark.slow
 def test_the_program_for_clusters(tmp_path):
-    """As two processes of this machine, and once more: trained models are not trained again."""
+    """Runs the program twice in two processes. The second run does not train models again."""
     program = Path(__file__).parents[2] / "tutorials/cluster.py"
     command = [sys.executable, program, "--folder", tmp_path, "--workers", "2"]
     for trains in (True, False):

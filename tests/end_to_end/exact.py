@@ -1,4 +1,4 @@
-"""That a model computes what it should: in float, in its file and simulation, once it trained."""
+"""Asserts that models compute correctly: in float, files and simulation, and after training."""
 
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,13 @@ __all__ = [
 def assert_exact_everywhere(
     qat: Any, x: np.ndarray, kernels: Any, per_layer: bool = False
 ) -> keras_qat.Report:
-    """Asserts it for a family of kernels, and that nothing computes in float; returns the report.
+    """Asserts exact results with a kernel family, all in integers. Returns the report.
 
     Args:
         qat: a model with ranges.
         x: its inputs.
         kernels: the family.
-        per_layer: whether each tensor is compared by itself, too.
+        per_layer: whether to compare each tensor separately, too.
     """
     if kernels == "tflm":
         pytest.importorskip("tflite_micro")
@@ -50,7 +50,7 @@ def assert_exact_everywhere(
 
 
 def assert_trains_and_is_kept(qat: Any, x: Any, directory: Path) -> None:
-    """Asserts that all weights train, and that saved forms of the model compute what it does.
+    """Asserts that all weights train, and that saved and loaded models compute the same.
 
     Args:
         qat: a model without ranges.
@@ -76,14 +76,14 @@ def assert_trains_and_is_kept(qat: Any, x: Any, directory: Path) -> None:
 
 
 def model_of(build: Any, shape: tuple[int, ...] = (6, 6, 4), dtype: str = "float32") -> Any:
-    """A model with one input; `build` is a layer, or a function of the input's tensor."""
+    """Returns a model with one input. `build` is a layer, or a function of the input's tensor."""
     keras.utils.set_random_seed(3)
     x = keras.Input(shape, dtype=dtype)
     return keras.Model(x, build(x))
 
 
 def inputs_of(model: Any, count: int = 32) -> np.ndarray:
-    """Normally distributed numbers, or small integers."""
+    """Returns normally distributed values, or small integers."""
     (value,) = model.inputs
     if value.dtype.is_floating:
         return images(count, tuple(value.shape[1:]))
@@ -96,7 +96,7 @@ def assert_agreement(model: Any, x: Any = None, recipe: Any = "int8", reloaded: 
 
     Args:
         model: a float model with one input.
-        x: its inputs; random numbers by default.
+        x: its inputs; random values by default.
         recipe: the recipe.
         reloaded: a directory to save the model in and load it from before; None for neither.
     """

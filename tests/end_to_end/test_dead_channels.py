@@ -1,6 +1,6 @@
-"""Channels that training has switched off: their weights are next to nothing, their bias is not.
+"""Tests channels that training has switched off, with weights close to zero, unlike their bias.
 
-In steps of input times weight the bias would not fit the 32 bits that runtimes hold it in.
+In units of input scale x weight scale, the bias would not fit 32 bits, as runtimes require.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ LAYERS = {
 
 
 def kill(layer, channel, size):
-    """Weights of one channel, or of all for a layer with one range, are `size` times as large."""
+    """Multiplies the weights of one channel by `size`, or all weights if they share a range."""
     weights = layer.get_weights()
     single = isinstance(layer, (layers.Conv2DTranspose, layers.EinsumDense))
     if isinstance(layer, layers.DepthwiseConv2D):
@@ -48,7 +48,7 @@ def test_bias_of_a_dead_channel_is_exported(kind, size, bits):
     report = export(model, x, recipe=recipe, per_layer=True).report
     (result,) = [tensor for tensor in report.tensors if tensor.name == "layer"]
     assert result.fed.max_difference <= 1
-    # The kernel for transposed convolutions is TFLite's own, which rounds twice.
+    # The kernel for transposed convolutions is TFLite's, which rounds twice.
     assert result.fed.identical >= (0.99 if kind == "transposed" else 0.999)
 
 
@@ -69,7 +69,7 @@ def test_folded_batch_norm_with_a_tiny_gamma():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("recipe", ["int8", "int16x8", "contrib"])
 def test_the_rest_of_a_model_with_a_dead_relu_is_exported(recipe):
-    """All that the quantizer of the ReLU has seen are zeros."""
+    """The quantizer of the ReLU has only observed zeros."""
     keras.utils.set_random_seed(1)
     x = keras.Input((6,))
     off = keras.initializers.Constant(-100.0)

@@ -1,4 +1,4 @@
-"""Values that are huge, tiny, near a tie or not finite: files compute what models compute."""
+"""Tests values that are huge, tiny, near a tie or not finite: files compute the same as models."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ constant = keras.initializers.Constant
 @pytest.mark.parametrize("size", [1e30, 1e-15, 1e-30])
 @pytest.mark.parametrize("what", ["inputs", "variance", "weights"])
 def test_sizes_far_from_one(what, size):
-    """The interpreter ended the process."""
+    """The interpreter crashed."""
     norm = layers.BatchNormalization()
     model = model_of(lambda x: layers.Conv2D(3, 3)(norm(layers.Conv2D(4, 3)(x))))
     x = inputs_of(model)
@@ -57,7 +57,7 @@ ONE_BIAS = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ONE_BIAS)
 def test_one_bias_of_all_channels(kind):
-    """As heads of detectors begin with, in more bits than float32 has."""
+    """Heads of detectors start with such a bias, which needs more bits than float32 has."""
     layer = ONE_BIAS[kind](bias_initializer=constant(-4.6))
     assert_agreement(model_of(layer), images(32, (6, 6, 4)) * np.float32(0.1))
 
@@ -67,7 +67,7 @@ def make_tiny(limit, seed=None):
 
 
 def gate_with_nothing(x):
-    """XNNPACK takes multipliers below 256."""
+    """XNNPACK only supports multipliers below 256."""
     y = layers.GlobalAveragePooling2D(keepdims=True)(x)
     y = layers.Conv2D(4, 1, activation="relu", bias_initializer=constant(-10.0))(y)
     y = layers.Conv2D(4, 1, activation="sigmoid", bias_initializer=constant(1e-6))(y)
@@ -79,7 +79,7 @@ def add_nothing(x):
 
 
 def cut_nothing(x):
-    """TFLite's kernels refuse a 6 that 32 bits do not hold."""
+    """TFLite's kernels refuse a 6 that does not fit 32 bits."""
     merged = layers.ReLU(6.0)(layers.Dense(3, kernel_initializer=make_tiny(1e-9, 1))(x))
     return [merged, layers.ReLU(6.0)(x * 1e-9)]
 
@@ -89,12 +89,12 @@ NEXT_TO_NOTHING = {
     "range": (add_nothing, "int8"),
     "relu6": (cut_nothing, "int8"),
     "relu6, 16 bits": (cut_nothing, "int16x8"),
-    # TFLite's kernel of sums ended the process.
+    # TFLite's kernel of sums crashed.
     "difference": (lambda x: tf.subtract(x * 1.0000002, x), "int8"),
     "difference, 16 bits": (lambda x: tf.subtract(x * 1.0000002, x), "int16x8"),
-    # TFLite's reference kernel ended the process.
+    # TFLite's reference kernel crashed.
     "softmax": (lambda x: layers.Softmax()(1e-7 * x), "int8"),
-    # TFLite's kernel refuses an output that is that much finer than its input.
+    # TFLite's kernel refuses an output with a much smaller scale than its input.
     "hard swish": (lambda x: x * tf.nn.relu6(x + 3) / 6, "int8"),
 }
 
@@ -111,7 +111,7 @@ def test_values_next_to_nothing(kind):
 
 
 def test_weights_past_127_in_contrib_are_as_large_in_files():
-    """Codes of one-sided weights go up to 255; files have half of that, at twice the scale."""
+    """Quantized values of one-sided weights go up to 255. Files halve them and double the scale."""
     model = model_of(layers.Dense(4), (6,))
     kernel = np.linspace(0, 1, 24, dtype=np.float32).reshape(6, 4)
     model.set_weights([kernel, np.zeros(4)])
@@ -122,7 +122,7 @@ def test_weights_past_127_in_contrib_are_as_large_in_files():
 
 
 def test_biases_of_weights_of_zeros_in_contrib():
-    """The file rounded them to what inputs are quantized to."""
+    """The file rounded them to multiples of the input's scale."""
     layer = layers.Dense(3, kernel_initializer="zeros", bias_initializer=small(seed=1))
     x = 1000 * images(32, (6,))
     qat = observe(keras_qat.quantize_model(model_of(layer, (6,)), "contrib"), x)
@@ -132,10 +132,10 @@ def test_biases_of_weights_of_zeros_in_contrib():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("factor", [6, 14])
 def test_products_whose_ratio_graph_optimization_takes_first(factor):
-    """(x * y) * ratio is not (x * ratio) * y, least where the ratio is near 1 / 6."""
+    """(x * y) * ratio differs from (x * ratio) * y, especially if the ratio is near 1 / 6."""
     x, y = keras.Input((16,)), keras.Input((16,))
     model = keras.Model([x, y], layers.Multiply()([x, y]))
-    product = 2.55 * factor  # Inputs have the scale 0.1, their product 0.01 * factor.
+    product = 2.55 * factor  # Inputs have the scale 0.1, and their product 0.01 * factor.
     ends = [[25.5, 0.0, product / 25.5, 0.0], [0.0, 25.5, 25.5, 0.0]]
     qat = quantize_on(model, [np.repeat(np.float32(end)[:, None], 16, 1) for end in ends])
     steps = np.float32(0.1) * np.arange(256, dtype=np.float32)
@@ -150,7 +150,7 @@ Y = np.arange(8) % 3
 
 
 def calibrated_model() -> keras_qat.QuantizedModel:
-    """A model with tables: swish and softmax."""
+    """Returns a model with lookup tables: swish and softmax."""
     model = keras.Sequential(
         [
             keras.Input((6, 6, 2)),

@@ -1,4 +1,4 @@
-"""Every family of layers with recipes of several widths: model, simulation and file agree."""
+"""Tests families of layers with recipes of several widths: model, simulation and file agree."""
 
 import functools
 from typing import Any
@@ -80,7 +80,7 @@ PER_TENSOR = [make_case(*pair) for pair in PAIRS if "per tensor" in pair[1]]
 
 @functools.cache
 def exported(family: str, recipe: str) -> Exported:
-    """A family, exported once."""
+    """Exports a family, once."""
     made = FAMILIES[family]
     model = scramble(made.model(LEFT_OUT.get(family, ()) if recipe == "int16x8" else ()))
     strict = recipe == "int8" and family not in composite.FAMILIES
@@ -89,7 +89,7 @@ def exported(family: str, recipe: str) -> Exported:
 
 @pytest.mark.parametrize(("family", "recipe"), CASES)
 def test_the_file_computes_what_the_model_does(family, recipe):
-    """Layers in float add up in another order, which may move a quantized value by one."""
+    """Float layers sum in another order, which may change a quantized value by one."""
     in_float = recipe == "int8" and not FAMILIES[family].int8
     least, most = (0.99, 1) if in_float else (0.999, 1) if recipe == "int16x8" else (1, 0)
     for tensor in exported(family, recipe).report.outputs:
@@ -126,7 +126,7 @@ def test_types_of_all_operations(family, recipe):
     computing = {
         name for name, reads, writes in file.operations() if np.dtype(np.float32) in reads + writes
     }
-    assert np.dtype(np.float64) not in types  # Microcontrollers do not have it.
+    assert np.dtype(np.float64) not in types  # Microcontrollers do not support it.
     assert bool(computing - {"QUANTIZE", "DEQUANTIZE"}) is not made.int8
     if made.int8:
         assert "DEQUANTIZE" not in names
@@ -140,7 +140,7 @@ def test_types_of_all_operations(family, recipe):
         assert types <= {np.dtype(np.int8), np.dtype(np.int32)}
         assert "QUANTIZE" not in names or family in OF_TWO_RANGES
     elif made.int8 and recipe == "int8" and family not in WITH_STATES:
-        # Scores of attention get room for what is hidden; ConvLSTM2D brings 16 bits to 8 in steps.
+        # Attention scores get room for masked scores. ConvLSTM2D converts 16 bits to 8 in steps.
         steps = 3 if family == "conv_lstm" else 0
         assert names.count("QUANTIZE") == names.count("SELECT_V2") + steps
 
@@ -163,7 +163,7 @@ def test_training_computes_with_the_folded_weights_that_the_file_has(family, rec
     trained = tf.nest.flatten(result.model(result.x, training=True))
     for one, other in zip(trained, tf.nest.flatten(result.model(result.x)), strict=True):
         steps = np.abs(one - other) / np.ptp(other) * 255
-        assert np.max(steps) < 1.5  # Halves, which kernels round otherwise.
+        assert np.max(steps) < 1.5  # Halves, which kernels round differently.
         assert np.mean(steps > 0.01) < 0.02
 
 
@@ -219,7 +219,7 @@ def test_each_structure_is_one_operation_with_weights_per_channel(family, operat
 
 
 def test_channels_that_batch_norm_switches_off_give_its_offset():
-    """Channel 0 has gamma 0, so the output is beta everywhere."""
+    """Channel 0 has gamma 0, so its output is beta everywhere."""
     result = exported("conv", "int8")
     place = FAMILIES["conv"].place("bn")
     name = result.model.output_names[place]

@@ -1,4 +1,4 @@
-"""The life of every form: float model, quantized, trained, calibrated, its file, loaded again."""
+"""Tests every form: float model, quantized, trained, calibrated, exported, and loaded again."""
 
 import re
 
@@ -40,10 +40,10 @@ OF_SINGLE_NETWORKS = {
     **{key: {"in_float": True} for key in ("alone", "scaled")},
     **{f"stacked {kind}": {"is_random": True} for kind in KINDS},
     **{key: {"is_random": True} for key in ("two_levels", "nested_output", *OF_PHASES)},
-    # What they compute is far larger than the targets, or a bias is before a normalization.
+    # Their results are far larger than the targets, or a bias precedes a normalization.
     **{key: {"trains": False} for key in ("a factor of no layer", "Keras' backend")},
     "a standardized kernel": {"trains": False, "is_random": True},
-    "a masked kernel": {"strips": False},  # Its mask counts as a constant, and has other values.
+    "a masked kernel": {"strips": False},  # Its mask counts as a constant with other values.
     "translation": {
         "recipe": keras_qat.recipes.int8().override("LayerNormalization", quantize=True)
     },
@@ -91,7 +91,7 @@ def test_from_the_float_model_to_the_file(subject, name, tmp_path):
         expected = keras_qat.strip_quantization(qat)(x) if form.strips else in_float(qat, x)
 
     keras_qat.calibrate(qat, x)
-    # In one batch: some forms read its first example.
+    # In one batch, because some forms read its first example.
     predicted = qat.predict(x, batch_size=len(tf.nest.flatten(x)[0]), verbose=0)
     assert decibels(expected, predicted) > form.sqnr
     contents = keras_qat.export_tflite(qat)
@@ -123,13 +123,13 @@ def test_other_kernels_compute_the_same(subject, name):
 
 
 def assert_equal_without_quantization(qat, x, expected, is_random):
-    """Asserts it in both phases; in training, `is_random` says whether it is."""
+    """Asserts it in both phases. `is_random` is whether the model is random in training."""
     keras_qat.set_quantization(qat, False)
     assert decibels(expected, qat(x)) > 60
     weights = qat.get_weights()
     in_training = decibels(expected, qat(x, training=True))
     assert (in_training < 60) == is_random
-    qat.set_weights(weights)  # Statistics have moved.
+    qat.set_weights(weights)  # Statistics have changed.
     keras_qat.set_quantization(qat, True)
 
 
@@ -141,7 +141,7 @@ def in_float(qat, x):
 
 
 def train(qat, x):
-    """Trains a step, and asserts that it changes every weight."""
+    """Runs a training step, and asserts that it changes every weight."""
     before = [weight.numpy() for weight in qat.trainable_weights]
     qat.compile(keras.optimizers.SGD(0.1), "mse")
     targets = tf.nest.map_structure(np.ones_like, qat.predict(x, verbose=0))

@@ -1,4 +1,4 @@
-"""Recurrent layers and cells whose states are given or read: files, predictions, streaming."""
+"""Tests recurrent layers with states as inputs or outputs: files, predictions, streaming."""
 
 import functools
 from typing import Any
@@ -18,7 +18,7 @@ STEPS, FEATURES, UNITS = 3, 4, 3
 
 
 def of(kind: Any, **options: Any) -> Any:
-    """A model around one layer whose state is given, read, or both."""
+    """Returns a model of one layer whose states are inputs, outputs, or both."""
 
     def build(given: bool = True, read: bool = True) -> Any:
         sound = keras.Input((STEPS, FEATURES), name="sound")
@@ -47,7 +47,7 @@ BUILDS = {
 
 
 def both_ways(merge: str | None = "concat") -> Any:
-    """Both directions with the state that one has given to the other."""
+    """Returns a bidirectional layer that starts with the states of another."""
     sound = keras.Input((STEPS, FEATURES), name="sound")
     options = {"return_sequences": True, "return_state": True}
     first = layers.Bidirectional(layers.GRU(UNITS, **options), merge)
@@ -58,7 +58,7 @@ def both_ways(merge: str | None = "concat") -> Any:
 
 
 def translator() -> Any:
-    """Encoder and decoder, a layer of two calls, states of other scales than its own."""
+    """Returns an encoder and a decoder: a layer with two calls, and states with other scales."""
     words, others = keras.Input((STEPS, FEATURES)), keras.Input((2, FEATURES))
     shared = layers.GRU(UNITS, return_sequences=True, return_state=True)
     x, state = shared(words)
@@ -91,7 +91,7 @@ def calibrated(model: Any, recipe: Any = "int8") -> Any:
 
 
 def test_a_relu_keeps_negative_given_states():
-    """Its own states are never negative, but a negative given state changes the first step."""
+    """The layer's states are never negative, but an initial state can change the first step."""
     keras.utils.set_random_seed(1)
     model = scramble(BUILDS["relu_last"]())
     x = data(model)
@@ -100,7 +100,7 @@ def test_a_relu_keeps_negative_given_states():
 
 
 def listener(layer: Any, steps: int, batch: int | None = None) -> Any:
-    """A network of two recurrent layers, with their states as inputs and outputs."""
+    """Returns a network of two recurrent layers, with their states as inputs and outputs."""
     keras.utils.set_random_seed(3)
     x = sound = keras.Input((steps, FEATURES), batch, name="sound")
     states = [keras.Input((UNITS,), batch, name=name) for name in ("first", "last")]
@@ -118,7 +118,7 @@ def listener(layer: Any, steps: int, batch: int | None = None) -> Any:
     "layer", [layers.GRU, pytest.param(layers.SimpleRNN, marks=pytest.mark.slow)]
 )
 def test_trained_on_whole_sequences_and_run_step_by_step(layer, kernels):
-    """A file of one step, given its own states back as they are, gives a sequence's codes."""
+    """A file of one step that reads its last states returns the quantized values of a sequence."""
     if kernels == "tflm":
         pytest.importorskip("tflite_micro")
     whole = keras_qat.quantize_model(listener(layer, STEPS))
@@ -165,7 +165,7 @@ def test_a_state_that_nobody_reads_is_in_no_file():
 @pytest.mark.parametrize("kind", [layers.GRU, layers.SimpleRNN])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_first_states_beyond_what_the_layer_returns_are_not_clipped(kind, activation):
-    """As of a decoder that begins with a `Dense` of a picture's features."""
+    """For example, a decoder that starts with a `Dense` of an image's features."""
     x, features = keras.Input((STEPS, FEATURES)), keras.Input((5,))
     outputs = kind(8, activation=activation)(x, initial_state=layers.Dense(8)(features))
     model, rng = scramble(keras.Model([x, features], outputs)), np.random.default_rng(0)

@@ -1,8 +1,8 @@
-"""No number that people feed lies halfway between two codes, whatever its range.
+"""Tests that usual inputs never lie halfway between two quantized values, whatever their range.
 
-Images, audio and sensors give whole numbers, and programs scale them: the k-th of n equal parts of
-a range, then multiplied and shifted. Models of many inputs are calibrated, each input on a grid
-drawn at random. Whoever rounds, in whatever way, gets the same codes.
+Images, audio and sensors yield integers, and programs scale them: the k-th of n equal steps of a
+range, multiplied and shifted. Models of many inputs are calibrated, each input on a grid drawn at
+random. Every way of rounding returns the same quantized values.
 """
 
 from typing import NamedTuple
@@ -28,7 +28,7 @@ NEAR = {
 
 
 class Grid(NamedTuple):
-    """Values on a grid, and the scale and offset that make them of whole numbers."""
+    """Values on a grid, and the scale and offset that compute them from integers."""
 
     values: np.ndarray
     scale: float
@@ -60,7 +60,7 @@ def drawn(numbers: np.random.Generator) -> Grid:
     ]
     factor, offset = affine[numbers.integers(len(affine))]
     k = np.arange(parts + 1)
-    if numbers.random() < 0.2:  # A part of the grid was seen.
+    if numbers.random() < 0.2:  # Only some values of the grid were observed.
         k = k[numbers.integers(parts // 4 + 1) :]
     values = (k * (factor / parts) + offset).astype(np.float32)
     return Grid(np.resize(values, VALUES), factor / parts, offset, parts == 255)
@@ -78,7 +78,7 @@ def network(count: int):
 
 
 def check(grids: list[Grid]) -> None:
-    """Compares codes of grids: numpy's rounding, ours, and those of two files."""
+    """Compares quantized values of grids: NumPy's, ours, and two files'."""
     x = {f"x{index}": grid.values[:, None, None] for index, grid in enumerate(grids)}
     qat = keras_qat.quantize_model(network(len(grids)))
     keras_qat.calibrate(qat, x, batch_size=VALUES)

@@ -1,4 +1,4 @@
-"""Inputs of files: usual data is halfway between no values, and ranges may be passed."""
+"""Tests inputs of files: usual data has no ties, and users can pass ranges."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ def network():
 
 @pytest.fixture(scope="module", params=NORMALIZED)
 def fed(request):
-    """A model that observed normalized pixels, and those."""
+    """Returns a model that observed normalized pixels, and the pixels."""
     pixels = rng(3).integers(0, 256, (48, 10, 10, 3))
     pixels[:, :8, :8, 0].reshape(-1)[:256] = PIXELS
     pixels[0, 0, 0], pixels[:, 1, 1, 0], pixels[:, 1, 1, 1] = 7, 0, 255
@@ -60,7 +60,7 @@ def test_other_recipes_are_as_they_were(recipe):
 
 @pytest.fixture(scope="module")
 def pixels(fed):
-    """The pixels that a model was trained on, and the scale and offset that made its inputs."""
+    """Returns the pixels that a model was trained on, and the scale and offset of its inputs."""
     _, x = fed
     scale, offset = (float(x.max()) - float(x.min())) / 255, float(x.min())
     return np.round((x - offset) / scale).astype(np.uint8), (scale, offset)
@@ -93,7 +93,7 @@ def test_a_file_of_pixels_is_verified(fed, pixels):
 
 @pytest.fixture(scope="module")
 def rescaled():
-    """A model that begins with `Rescaling` and has seen no pixel above 250."""
+    """Returns a model that begins with `Rescaling`, and observed no pixel above 250."""
     network_ = functional(
         (6, 6, 3), build=lambda x: layers.Conv2D(4, 3)(layers.Rescaling(1 / 127.5, -1)(x))
     )
@@ -121,7 +121,7 @@ EACH = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EACH)
 def test_scale_and_offset_may_be_of_each_channel(name):
-    """Rounded to 127ths of a pixel, which made other codes of up to 1 % of the pixel values."""
+    """Rounding to 127ths of a pixel changed up to 1 % of the quantized values."""
     mean, deviation = map(np.array, EACH[name])
     qat = keras_qat.quantize_model(network())
     given = rng(2).integers(0, 256, (32, 10, 10, 3))
@@ -155,7 +155,7 @@ def test_each_channel_may_be_said_by_a_layer():
 
 
 def test_many_channels_are_rescaled_by_one_operator():
-    """TFLite Micro joins up to 10 tensors: it rounds to 127ths of a pixel."""
+    """TFLite Micro concatenates up to 10 tensors, so the file rounds to 127ths of a pixel."""
     qat = keras_qat.quantize_model(functional((6, 6, 12), build=layers.Conv2D(3, 3)))
     deviation = np.linspace(50, 60, 12)
     given = rng(2).integers(0, 256, (32, 6, 6, 12))
@@ -207,7 +207,7 @@ NO_RANGES = [(0.0, np.nan), (0.0, np.inf), (1.0, -1.0), (0.0, 0.0), (0.0, 0.5, 1
 
 @pytest.fixture(scope="module")
 def without_input_range():
-    """A model whose inputs have no quantizer, and what it takes."""
+    """Returns a model with inputs without a quantizer, and its data."""
     model = functional((6,), build=layers.Dense(3))
     x = np.abs(images(32, (6,))) + 3
     return observe(keras_qat.quantize_model(model, keras_qat.recipes.contrib(7, 7)), x), x
@@ -226,7 +226,7 @@ def test_input_ranges_that_are_none(given, without_input_range):
 
 
 def test_input_range_without_zero(without_input_range):
-    """Quantized values stood for 0 to 3 instead of 3 to 6."""
+    """Quantized values represented 0 to 3 instead of 3 to 6."""
     qat, x = without_input_range
     contents = keras_qat.export_tflite(qat, input_range=(3.0, 6.0))
     assert contents == keras_qat.export_tflite(qat, input_range=(0.0, 6.0))

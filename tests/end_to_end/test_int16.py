@@ -1,4 +1,4 @@
-"""16x8: int16 activations and int8 weights, in model, integer simulation and file."""
+"""Tests 16x8 (int16 activations and int8 weights) in model, integer simulation and file."""
 
 import numpy as np
 import pytest
@@ -20,9 +20,9 @@ X = images(96, (8, 8, 1))
 
 @pytest.fixture(scope="module")
 def trained():
-    """A trained model and its file."""
+    """Returns a trained model and its file."""
     qat = train(keras_qat.quantize_model(residual_net(), "int16x8"), X, steps=24)
-    keras_qat.calibrate(qat, X)  # Otherwise ranges, and the verdict, depend on sums of threads.
+    keras_qat.calibrate(qat, X)  # Otherwise ranges depend on the threads' order of sums.
     return qat, keras_qat.export_tflite(qat)
 
 
@@ -43,7 +43,7 @@ def test_layer_by_layer(trained, kernels):
 
 
 def test_kernels_multiply_without_an_error(trained):
-    """Of the multiplier that follows from a file's scales, kernels take 15 bits: all it has."""
+    """Kernels use 15 bits of a multiplier, and these are all of its bits."""
     graph = FileGraph(trained[1])
     result = 0
     for tensor in graph.tensors:
@@ -72,7 +72,7 @@ def test_inference_has_the_gradient_of_training(trained):
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_channels_without_weights(bits):
-    """All that is left is a bias, which a multiplier of 15 bits and a shift have to reach."""
+    """Only a bias remains, which a 15-bit multiplier and a shift must be able to scale."""
     model = functional((6, 6, 2), build=layers.Conv2D(4, 3, name="conv"))
     kernel, _ = scramble(model).get_layer("conv").get_weights()
     kernel[..., 1], kernel[..., 2] = 0, 1e-12
@@ -90,11 +90,11 @@ def test_channels_without_weights(bits):
 
 
 def test_finer_than_int8():
-    """What the bits are for: the error against the float model falls by far."""
+    """More bits must reduce the error relative to the float model a lot."""
     errors = {}
     for recipe in ("int8", "int16x8"):
         model = scramble(functional((64,), build=layers.Dense(8)), seed=5)
-        # Weights on their levels, so that what is left is the error of the activations.
+        # Weights lie on their levels, so only activations have an error.
         kernel = np.round(np.clip(model.layers[1].kernel.numpy(), -1, 1) * 127) / 127
         kernel[0] = 1
         model.layers[1].kernel.assign(kernel)
@@ -114,7 +114,7 @@ def export_as_is(model, x, recipe):
 
 
 def test_sums_that_need_64_bits():
-    """Full-scale inputs times full-scale weights, added up 9 * 256 times: more than 2^31."""
+    """Full-scale inputs times full-scale weights, summed 9 * 256 times, exceed 2^31."""
     model = functional((4, 4, 256), build=layers.Conv2D(2, 3, name="conv"))
     model.get_layer("conv").set_weights([np.ones((3, 3, 256, 2)), np.array([3.0, -2.0])])
     x = np.ones((8, 4, 4, 256), np.float32)
@@ -160,9 +160,9 @@ def test_settings_that_are_refused():
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("merge", [layers.Add, layers.Subtract])
 def test_sums_of_many_codes(merge, kernels):
-    """TFLite's optimized kernel for sums gives one code in a million that the other one does not.
+    """TFLite's optimized and portable kernels differ in one of a million sums.
 
-    What is left over of blocks of 16 the other one computes.
+    The optimized kernel leaves the values after the last block of 16 to the portable kernel.
     """
     shape = (301, 301, 3)
     model = functional(shape, shape, build=lambda a, b: merge()([a, b]))
@@ -185,9 +185,9 @@ def test_codes_as_inputs():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_layers_without_exact_multipliers(kernels):
-    """A layer with two outputs' ranges has one scale for its weights; custom ones keep theirs.
+    """A layer with two outputs' ranges has one scale for its weights. Custom layers keep theirs.
 
-    Their kernels round multipliers to 15 bits, and the simulation does so too.
+    Their kernels round multipliers to 15 bits, and the simulation does so, too.
     """
     keras_qat.register_op(Product, "dense", weights={"kernel": ()})
     conv, norm = layers.Conv2D(4, 3, padding="same"), layers.BatchNormalization()
@@ -209,7 +209,7 @@ def test_layers_without_exact_multipliers(kernels):
 @pytest.mark.parametrize("exponent", [-12, -11])
 @pytest.mark.parametrize("function", ["sigmoid", "tanh"])
 def test_activations_of_inputs_that_end_next_to_a_power_of_two(function, exponent, off):
-    """Kernels of sigmoid and tanh tell such scales from others: they gave other codes."""
+    """Kernels of sigmoid and tanh treat such scales specially, and returned other values."""
     model = functional((64,), build=layers.Activation(function))
     scale = 2.0**exponent * (1 + off)
     x = np.linspace(-scale * 32767, scale * 32767, 64 * 64).astype(np.float32).reshape(64, 64)
@@ -233,7 +233,7 @@ RECURRENT = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_layers_train_in_float_as_files_compute_them(kind):
-    """They trained with numbers of 8 bits inside; LSTM was written for TFLite Micro's kernel."""
+    """They trained with 8-bit values inside. Only TFLite Micro's LSTM kernel supports 16 bits."""
     shape, build = RECURRENT[kind]
     model, x = functional(shape, build=lambda x: build()(x)), images(64, shape)
     assert len(keras_qat.plan(model, "int16x8").float_layers) == 1 + (kind == "bidirectional")
@@ -249,7 +249,7 @@ def test_recurrent_layers_train_in_float_as_files_compute_them(kind):
 
 
 def test_tensors_have_the_ranges_of_their_quantizers():
-    """Entries of a table, too."""
+    """Entries of a lookup table have them, too."""
     words = keras.Input((6,), dtype="int32")
     outputs = layers.Conv1D(3, 2, activation="relu")(layers.Embedding(20, 4)(words))
     qat = keras_qat.quantize_model(keras.Model(words, outputs), "int16x8")
@@ -260,7 +260,7 @@ def test_tensors_have_the_ranges_of_their_quantizers():
 
 
 def test_embeddings_train_with_the_table_of_the_file():
-    """It has 16 bits; training rounded the table to the bits of weights besides."""
+    """The table has 16 bits. Training also rounded it to the bits of weights."""
     words = keras.Input((6,), dtype="int32")
     model = keras.Model(words, layers.Embedding(20, 4)(words))
     x = np.arange(96).reshape(16, 6) % 20

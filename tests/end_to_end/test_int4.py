@@ -1,4 +1,4 @@
-"""4-bit weights: trained on 15 levels, stored in int8 codes or two in a byte."""
+"""Tests 4-bit weights: trained on 15 levels, stored as int8 or two in a byte."""
 
 import contextlib
 import warnings
@@ -30,7 +30,7 @@ X = images(96, (8, 8, 1))
 
 
 def weights_of(contents):
-    """Type and values of the weights of every kernel in a file."""
+    """Returns the type and the values of each kernel's weights in a file."""
     model = unpack(contents)
     (graph, *_) = model.subgraphs
     result = []
@@ -51,7 +51,7 @@ def weights_of(contents):
 
 
 def exact_in(qat, x, kernels):
-    """How the codes of a packed file agree with the model and with the simulation."""
+    """Returns how well a packed file agrees with the model and with the simulation."""
     target = "tflm" if kernels == "tflm" else "xnnpack"
     contents = keras_qat.export_tflite(qat, pack_int4=True, target=target)
     given = x if len(x) > 1 else x[0]
@@ -91,7 +91,7 @@ def test_structures_in_halves_of_bytes_are_simulated_exactly(name):
 
 
 def separable():
-    """A small network with a depthwise convolution, with ranges, and inputs."""
+    """Returns a small network with a depthwise convolution and ranges, and inputs."""
     model = functional(
         (6, 6, 2),
         build=lambda x: layers.Conv2D(3, 1, name="pointwise")(
@@ -154,7 +154,7 @@ def test_a_model_set_to_pack_int4_predicts_what_its_file_gives(kernels, tmp_path
     in_bytes = qat.predict(x)
     qat.pack_int4 = True
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # Model and file are alike.
+        warnings.simplefilter("error")  # Model and file are equal.
         contents = keras_qat.export_tflite(qat)
         report = keras_qat.verify(qat, contents, x, per_layer=True)
     given = keras_qat.TFLiteModel(contents, kernels).predict(x)
@@ -182,7 +182,7 @@ def test_verify_tells_a_file_in_bytes_from_a_model_that_packs():
 
 @pytest.mark.skipif(not RECENT, reason="this TensorFlow's runtime has other kernels")
 def test_channels_that_training_switched_off_are_packed_too():
-    """Their scales are widened until the bias fits, by no whole number."""
+    """The scales of dead channels increase until the bias fits, by a factor with a fraction."""
     model = functional((4,), build=layers.Dense(3))
     x = images(8, (4,))
     kernel, _ = model.get_weights()
@@ -217,7 +217,7 @@ def test_layers_of_other_bits_stay_in_bytes():
 
 
 def test_weights_that_no_file_packs_keep_8_bits():
-    """Fewer would cost accuracy, and make no file smaller."""
+    """Fewer bits would reduce accuracy without making the file smaller."""
 
     def build(x):
         x = layers.SeparableConv2D(4, 3)(layers.DepthwiseConv2D(3)(x))
@@ -245,7 +245,7 @@ def test_nothing_to_pack():
         keras_qat.export_tflite(observe(qat, x), pack_int4=True)
     with pytest.raises(ValueError, match=r"no kernels .*int4 weights"):
         qat.pack_int4 = True
-    # Its 4-bit weights have a zero point: numbers up to 15.
+    # Its 4-bit weights have a zero point, so values are up to 15.
     qat = keras_qat.quantize_model(
         functional((6,), build=layers.Dense(4, kernel_initializer="ones")),
         keras_qat.recipes.contrib(4),

@@ -1,4 +1,4 @@
-"""Every family of layers in int8: the codes of model, simulation and file, and the operations."""
+"""Tests every family of layers in int8: values of model, simulation and file, and operators."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ def test_something_like_hard_swish_is_not_taken_for_it():
         return [x * (tf.nn.relu6(x + 2.0) / 6.0), x * (gate / 6.0), gate]
 
     plan = keras_qat.plan(functional((6,), build=build))
-    # A gate that is read elsewhere too has to be computed.
+    # If the gate has another consumer, it must be computed.
     assert not any(row.layer == "HardSwish" for row in plan.rows)
 
 
@@ -56,7 +56,7 @@ def test_embedding_of_float_indices_quantizes_no_indices():
 
 @pytest.mark.slow
 def test_grouped_convolutions_where_tensorflow_does_without_onednn():
-    """TensorFlow fuses a bias with a convolution, and refuses to compute that with groups."""
+    """TensorFlow fuses a bias with a grouped convolution, but cannot compute the result."""
     program = """
 import numpy as np
 import keras_qat
@@ -70,5 +70,5 @@ keras_qat.calibrate(qat, x)
 file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat))
 assert np.array_equal(file.predict(x), qat.predict(x, verbose=0))
 """
-    env = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}  # It is read when TensorFlow is imported.
+    env = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "0"}  # TensorFlow reads it when it is imported.
     subprocess.run([sys.executable, "-c", program], env=env, check=True)

@@ -1,4 +1,4 @@
-"""Models with tensors of integers, which no int8 kernel computes with: inputs, indices, outputs."""
+"""Tests models with integer inputs, indices and outputs, which int8 kernels do not compute."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +38,7 @@ OF_INTEGERS = {
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", OF_INTEGERS)
 def test_what_reads_integers(kind):
-    """Arithmetic on them is no int8 kernel's."""
+    """No int8 kernel computes arithmetic on integers."""
     dtype, build = OF_INTEGERS[kind]
     assert_agreement(model_of(build, dtype=dtype))
 
@@ -56,7 +56,7 @@ def test_outputs_that_are_integers():
 
 @pytest.mark.slow
 def test_complex_numbers():
-    """A spectrogram computes in float. |x| of complex numbers was taken for that of real ones."""
+    """A spectrogram stays in float. |x| of complex values was mistaken for |x| of float values."""
 
     def build(x: Any) -> Any:
         spectrum = tf.signal.stft(tf.reshape(x, [-1, 144]), 32, 16)
@@ -67,7 +67,7 @@ def test_complex_numbers():
 
 
 def use_spectrum(move: Callable[[Any], Any]) -> Any:
-    """Makes a model that moves the complex numbers of a spectrogram."""
+    """Returns a model that moves the complex values of a spectrogram."""
 
     def build(x: Any) -> Any:
         spectrum = tf.signal.stft(tf.reshape(x, [-1, 144]), 32, 16)
@@ -78,7 +78,7 @@ def use_spectrum(move: Callable[[Any], Any]) -> Any:
 
 @pytest.mark.slow
 def test_complex_numbers_that_tflite_does_not_move_say_what_to_do():
-    """The file's type was looked up, which raised a KeyError."""
+    """The lookup of the file's type raised a KeyError."""
     model = use_spectrum(lambda x: tf.where(tf.abs(x) > 1, x, 0 * x))
     qat = observe(keras_qat.quantize_model(model), inputs_of(model))
     with pytest.raises(ValueError, match=r"TFLite has no operation for tf\.SelectV2"):
@@ -95,7 +95,7 @@ INDICES = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", INDICES)
 def test_indices_are_no_signals(kind):
-    """With 8 bits 3 to 5 % of these were another cell's."""
+    """With 8 bits, 3 to 5 % of the indices changed."""
     model = model_of(lambda x: layers.Dense(3)(INDICES[kind](tf.floor(8.0 * tf.sin(x) + 8.0))))
     x = inputs_of(model)
     qat = observe(keras_qat.quantize_model(model), x)
@@ -107,7 +107,7 @@ def test_indices_are_no_signals(kind):
 
 
 def test_what_is_a_signal_too_is_quantized():
-    """The rest beside a cell's border, as grids interpolate, and an output of the model."""
+    """The distance to a cell's border, as in interpolation on grids, and an output of the model."""
 
     def build(x: Any) -> Any:
         cell = tf.floor(x)

@@ -1,4 +1,4 @@
-"""Sums of up to a million values and thousands of channels, in every family of kernels.
+"""Tests sums of up to a million values and thousands of channels, in every kernel family.
 
 `make test-x86` and `make test-arm64` run the same files on other processors.
 """
@@ -24,7 +24,7 @@ CASES = [(name, width) for name in LARGE for width in LARGE_WIDTHS]
 
 
 def check(name, width):
-    """Asserts that files give what the model does, and nearly what it does in float."""
+    """Asserts that files equal the model, and are close to float."""
     network = LARGE[name]
     model = network.build()
     x = network.inputs(model)
@@ -32,7 +32,7 @@ def check(name, width):
     qat = observe(keras_qat.quantize_model(model, WIDTHS[width]()), x, batches=1)
     if any(node.op is None for node in resolve(qat).nodes):
         pytest.skip("plan leaves a part in float")
-    # Portable kernels of 8 bits end the process with so many scores that are nearly equal.
+    # Portable 8-bit kernels crash on so many nearly equal scores.
     ends_process = name.startswith("softmax") and width == "int8"
     for kernels in ("xnnpack",) if ends_process else RUNNABLE:
         qat.kernels = kernels
@@ -58,5 +58,5 @@ def test_large_sizes(name, width):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["mean of 100000", "dense of 100000 ones"])
 def test_what_adds_up_to_more_than_32_bits(name):
-    """16-bit values that are averaged, 8-bit products of weights that all have one sign."""
+    """Averages of 16-bit values, and 8-bit products of weights with the same sign."""
     check(name, "int16x8" if name.startswith("mean") else "int8")

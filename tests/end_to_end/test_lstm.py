@@ -1,4 +1,4 @@
-"""LSTM as one operator: files, predictions and simulation, and what stays in float."""
+"""Tests LSTM as one operator: files, predictions, simulation, and reasons for staying in float."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ def stacked(x: Any) -> Any:
 
 @functools.cache
 def trained() -> Any:
-    """A network of two that has seen a step."""
+    """Returns a network of two LSTMs after one training step."""
     x = images()
     qat = keras_qat.quantize_model(functional(SHAPE, build=stacked))
     qat.compile(keras.optimizers.SGD(0.1), "mse")
@@ -61,7 +61,7 @@ def test_files_give_what_the_model_predicts(kernels, per_layer):
         pytest.importorskip("tflite_micro")
     qat = trained()
     contents = file() if kernels != "tflm" else keras_qat.export_tflite(qat, batch_size=1)
-    assert bool(problems(contents, TFLM)) == (kernels != "tflm")  # Whose batch is open.
+    assert bool(problems(contents, TFLM)) == (kernels != "tflm")  # Its batch size is unknown.
     qat.kernels = kernels
     report = keras_qat.verify(qat, contents, images(), kernels=kernels, per_layer=per_layer)
     assert [tensor.identical for tensor in report.outputs] == [1.0]
@@ -73,7 +73,7 @@ def test_files_give_what_the_model_predicts(kernels, per_layer):
 
 
 def test_each_run_of_a_file_begins_with_zeros():
-    """TFLite's operator keeps its states; Keras' layer does not."""
+    """TFLite's operator keeps its states, unlike Keras' layer."""
     model, x = FileInterpreter(file()), {trained().input_names[0]: images()}
     (first,), (again,) = model.run(x).values(), model.run(x, batch=7).values()
     np.testing.assert_array_equal(first, again)
@@ -96,7 +96,7 @@ def test_zeros_are_written_before_sizes_are_told():
 
 
 def of_one_unit(x: Any) -> Any:
-    """States of as many values as there are examples, forwards, backwards and of several steps."""
+    """Applies LSTMs with one unit: forwards, backwards and of several steps."""
     x = layers.Bidirectional(layers.LSTM(1, return_sequences=True))(x)
     x = layers.TimeDistributed(layers.LSTM(1))(layers.Reshape((3, 2, 1))(x))
     return layers.LSTM(1)(x)
@@ -107,7 +107,7 @@ def of_one_unit(x: Any) -> Any:
     "build", [lambda x: layers.LSTM(1)(x), pytest.param(of_one_unit, marks=pytest.mark.slow)]
 )
 def test_states_of_one_unit_have_their_own_memory(build, batch):
-    """LiteRT ended the process if the first run had several examples."""
+    """LiteRT crashed if the first run had several examples."""
     qat = observe(keras_qat.quantize_model(functional(SHAPE, build=build)), images())
     contents = keras_qat.export_tflite(qat, batch_size=batch)
     report = keras_qat.verify(qat, contents, images(), per_layer=True)
@@ -116,7 +116,7 @@ def test_states_of_one_unit_have_their_own_memory(build, batch):
     assert {tensor.fed.identical for tensor in report.tensors if tensor.fed} == {1.0}
 
 
-# Activations of 16 bits, which TFLite Micro alone has a kernel for.
+# Activations of 16 bits, which only TFLite Micro supports.
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_wide_ones_stay_in_float_but_on_microcontrollers():
 
 
 def wide(build: Any, batch: int | None = None) -> Any:
-    """A network of wide activations that has seen a step."""
+    """Returns a network of 16-bit activations after one training step."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input(SHAPE, batch, name="sound")
     model = keras.Model(inputs, build(inputs), name="wide")
@@ -145,7 +145,7 @@ def wide(build: Any, batch: int | None = None) -> Any:
 
 
 def merged(x: Any) -> Any:
-    """Ranges that several tensors share, both ways, and a layer that is called twice."""
+    """Applies LSTMs with shared ranges, in both directions, and one that is called twice."""
     both = layers.Bidirectional(layers.LSTM(3, return_sequences=True))
     shared = layers.LSTM(3, use_bias=False)
     x = both(x)
@@ -153,12 +153,12 @@ def merged(x: Any) -> Any:
 
 
 def of_steps(x: Any) -> Any:
-    """Several sequences for each example."""
+    """Applies an LSTM to several sequences per example."""
     return layers.TimeDistributed(layers.LSTM(3))(layers.Reshape((3, 2, 2))(x))
 
 
 def with_positions(x: Any) -> Any:
-    """Several sequences for each example, of numbers that are repeated for all examples."""
+    """Applies an LSTM to several sequences per example that are repeated for all examples."""
 
     def positions(x):
         table = tf.tile(tf.constant([-1.0, 1.0]), [tf.shape(x)[0] * 3])
@@ -172,7 +172,7 @@ def with_positions(x: Any) -> Any:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [None, 1])
 def test_sequences_of_steps_begin_with_zeros_where_sizes_are_computed(batch):
-    """Their number was taken from the repeated numbers; two tensors had one name."""
+    """Their number was computed from the repeated sequences, and two tensors had one name."""
     qat = observe(keras_qat.quantize_model(functional(SHAPE, build=with_positions)), images())
     export_exact(qat, images(), batch_size=batch)
 
@@ -188,7 +188,7 @@ def test_wide_files_give_what_the_model_predicts(build):
 
 
 def test_wide_sums_past_what_float32_holds():
-    """Half of the units add up to 10^8, the other half takes that away again."""
+    """Half of the units sum up to 10^8, and the other half subtract that again."""
     numbers = np.random.default_rng(0)
     (call,) = calls_of(layers.LSTM(64, return_sequences=True), (6, 4))
     node = make_node(call, 16, numbers)
@@ -200,7 +200,7 @@ def test_wide_sums_past_what_float32_holds():
         q=sign * numbers.integers(67, 128, recurrent.q.shape),
         scale=np.full_like(recurrent.scale, np.float32(0.01)),
     )
-    gates = np.repeat([3.0, 1.0, 2.0, 3.0], 64)  # So that all states are large.
+    gates = np.repeat([3.0, 1.0, 2.0, 3.0], 64)  # This makes all states large.
     bias = np.round(gates / (unit * weights.scale.reshape(-1)))
     weights = dataclasses.replace(weights, recurrent=recurrent, bias=bias)
     node = dataclasses.replace(node, weights=weights)
@@ -220,7 +220,7 @@ def test_sums_of_many_units_past_what_float32_holds():
         Arguments(kernel_family("xnnpack"), {}, [], params[0], params[1], call, weights)
     )
     hidden = np.full((1, units), -128)
-    hidden[0, 0] = 127  # So that the sum is odd.
+    hidden[0, 0] = 127  # This makes the sum odd.
     kernel = prepared.of_hidden.kernel
     sums = hidden.astype(kernel.dtype.as_numpy_dtype) @ kernel.numpy()
     np.testing.assert_array_equal(sums.astype(np.int64), hidden @ q.astype(np.int64))

@@ -1,4 +1,4 @@
-"""Operations on symbolic tensors that TFLite computes otherwise, or has no kernels of."""
+"""Tests operations on symbolic tensors that TFLite computes differently or lacks."""
 
 import numpy as np
 import pytest
@@ -11,14 +11,14 @@ from tests.networks.small import functional, layers
 
 
 def exported(build, **options):
-    """A model of an operation behind a convolution, and its file."""
+    """Returns a model of an operation after a convolution, and its file."""
     model = functional((6, 6, 4), build=lambda x: build(layers.Conv2D(4, 1, name="conv")(x)))
     return export(scramble(model), images(32, (6, 6, 4)), **options)
 
 
 @pytest.mark.parametrize("kernel", ["ARG_MAX", "ARG_MIN"])
 def test_where_the_largest_code_is(kernel):
-    """A map of classes is not turned into real numbers first."""
+    """The argmax reads quantized values, not float values."""
     find = {"ARG_MAX": tf.argmax, "ARG_MIN": tf.argmin}[kernel]
     made = exported(lambda y: find(y, axis=-1))
     assert made.operations == ["CONV_2D", kernel]
@@ -41,7 +41,7 @@ def test_one_number_for_each_example_is_negated():
 
 
 def test_casts_to_integers_stay():
-    """They cut off what is behind the point."""
+    """They truncate fractions."""
     made = exported(lambda y: tf.cast(tf.cast(9.0 * y, tf.int32), tf.float32))
     assert made.report.identical == 1
     stripped = keras_qat.strip_quantization(made.model)
@@ -89,7 +89,7 @@ def test_a_sum_of_unknown_length_is_in_float():
 
 
 def test_parts_of_unlike_ranges_are_joined_without_a_quantizer():
-    """Recipe `contrib` places none behind a concatenation: parts get the range of all of them."""
+    """Recipe `contrib` adds no quantizer after a concatenation: all inputs get its range."""
 
     def build(x):
         kernels = keras.initializers.Constant(0.0713), keras.initializers.Constant(1.0)
@@ -111,7 +111,7 @@ def test_parts_of_unlike_ranges_are_joined_without_a_quantizer():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
 def test_many_softmaxes(kernels):
-    """One in half a million codes was another one, as a graph took the reciprocal of the sum."""
+    """One in half a million values differed, because a graph computed a reciprocal of the sum."""
     inputs = keras.Input((4, 16, 16))
     x = (2 * np.random.default_rng(0).normal(size=(2048, 4, 16, 16))).astype(np.float32)
     qat = quantize_on(keras.Model(inputs, layers.Softmax()(inputs)), x[:64])

@@ -1,4 +1,4 @@
-"""A convolution computes the padding before it, unless it cannot."""
+"""Tests that a convolution includes the padding before it, if it can."""
 
 import functools
 

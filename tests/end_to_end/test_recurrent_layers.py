@@ -1,4 +1,4 @@
-"""Recurrent layers in integers: what is planned, and what the forms do not test."""
+"""Tests recurrent layers in integers: their plans, and cases that the forms do not test."""
 
 import functools
 from typing import Any
@@ -34,7 +34,7 @@ def test_all_hidden_states_are_packed_into_the_output():
 
 @pytest.mark.slow
 def test_a_sequence_at_each_step_beside_one_of_any_length():
-    """Where the other input is reshaped to a size known at run time, states come first."""
+    """Another input is reshaped to a size known at run time, so states must be allocated first."""
     steps, sound = keras.Input((3, 5, 4), name="steps"), keras.Input((None, 4), name="sound")
     x = layers.Flatten()(layers.TimeDistributed(layers.LSTM(6))(steps))
     y = layers.GlobalAveragePooling1D()(layers.GRU(3, return_sequences=True)(sound))
@@ -77,7 +77,7 @@ def test_ranges_inside_have_data():
 
 
 def test_ranges_inside_are_no_wider_than_what_is_in_them():
-    """Only those of a layer with a cell state are symmetric."""
+    """Only layers with a cell state have symmetric ranges inside."""
     plan = keras_qat.plan(functional(SHAPE, build=mixed))
     assert not any(row.spec.symmetric for row in plan.rows if row.reason.startswith("inside"))
 

@@ -1,4 +1,4 @@
-"""Recurrent layers with `stateful=True`: models and files that go on where their last run ended."""
+"""Tests recurrent layers with `stateful=True`: models and files continue from their last run."""
 
 import functools
 import types
@@ -27,7 +27,7 @@ def lstms(x: Any, **how: Any) -> Any:
 
 
 def unrolled(x: Any, **how: Any) -> Any:
-    """Each kind, the one with a range of its own for its state among them."""
+    """Applies each kind of layer, including one with a separate range for its state."""
     x = layers.GRU(6, return_sequences=True, name="first", **how)(x)
     x = layers.SimpleRNN(5, return_sequences=True, activation="relu", name="relu", **how)(x)
     x = layers.GRU(4, reset_after=False, return_sequences=True, name="before", **how)(x)
@@ -48,7 +48,7 @@ def sounds(examples: int = 12) -> np.ndarray:
 
 @functools.cache
 def trained(of: Any = lstms) -> Any:
-    """A network that has seen a step, in which states were kept."""
+    """Returns a network after a training step that kept states."""
     batch = 2
     qat, x = keras_qat.quantize_model(build(STEPS, batch, True, of)), sounds()
     qat.compile(keras.optimizers.SGD(0.1), "mse")
@@ -184,7 +184,7 @@ def test_sources_say_what_begins_anew(tmp_path):
 
 @pytest.mark.parametrize("zero_point", [0, -128, 100])
 def test_states_are_whole_steps_of_their_range(zero_point):
-    """In float32 a multiple of a scale may lie next to it. What is beyond the range is its end."""
+    """In float32, a multiple of a scale may be inexact. Values beyond the range are clipped."""
     q = np.arange(-300, 300)
     params = QuantParams(np.float32(0.1), zero_point, 8)
     layer = types.SimpleNamespace(states=[tf.constant(np.float32(q) * params.scale)])

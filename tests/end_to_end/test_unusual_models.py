@@ -1,4 +1,4 @@
-"""Models of unusual structure, bits, scales or training: their files compute what they compute."""
+"""Tests models of unusual structure, bits, scales or training: their files compute the same."""
 
 from contextlib import nullcontext
 
@@ -79,7 +79,7 @@ def test_unusual_models(kind, tmp_path):
 
 
 def test_an_input_layer_called_as_a_layer(tmp_path):
-    """Keras writes such a model, and does not read it."""
+    """Keras saves such a model, but cannot load it."""
 
     def build(x):
         x = layers.InputLayer((6,))(layers.Dense(6)(x))
@@ -112,7 +112,7 @@ def test_models_with_nothing_to_quantize(recipe):
 
 
 def test_tensors_without_elements():
-    """TFLite's converter ended the process."""
+    """TFLite's converter crashed."""
     model = model_of(lambda x: layers.Concatenate()([layers.Dense(0)(x), x]), (6,))
     for verb in (keras_qat.plan, keras_qat.quantize_model):
         with pytest.raises(ValueError, match=r"tensors without elements.*: dense"):
@@ -120,7 +120,7 @@ def test_tensors_without_elements():
 
 
 def test_equal_ranges_of_a_shared_layer_in_16_bits():
-    """Model and file made scales of their own, where ranges of different calls were equal."""
+    """Model and file computed different scales if ranges of different calls were equal."""
     keras.utils.set_random_seed(3)
     inputs, shared = [keras.Input((6,)) for _ in range(2)], layers.Dense(32)
     model = keras.Model(inputs, [shared(array) for array in inputs])
@@ -134,14 +134,14 @@ def test_equal_ranges_of_a_shared_layer_in_16_bits():
 
 
 class OwnNormalization(layers.GroupNormalization):
-    """A class of a user's own, as `register_op` asks for to have it in integers."""
+    """A user's class for `register_op` with integers."""
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:These layers compute in float")
 @pytest.mark.parametrize("kind", [layers.GroupNormalization, OwnNormalization])
 def test_group_normalization_in_float_and_classes_that_inherit_it(kind):
-    """TFLite made a wrong broadcast of how Keras computes it, and refused images of more axes."""
+    """TFLite broadcast Keras' computation incorrectly, and refused images with more axes."""
     for shape in ((4, 5, 8), (2, 2, 3, 8)):
         model = model_of(kind(2), shape)
         qat = observe(keras_qat.quantize_model(model, "int16x8"), inputs_of(model))
@@ -151,7 +151,7 @@ def test_group_normalization_in_float_and_classes_that_inherit_it(kind):
 
 @pytest.mark.parametrize("shape", [(), (5,)])
 def test_an_embedding_whose_input_length_is_another(shape, tmp_path):
-    """Keras never compares it with what the layer is called with."""
+    """Keras never compares `input_length` with the layer's input."""
     tokens = keras.Input(shape, dtype="int32")
     model = keras.Model(tokens, layers.Dense(2)(layers.Embedding(9, 4, input_length=1)(tokens)))
     assert_in_integers(model, rng(0).integers(0, 9, (8, *shape)), tmp_path)
@@ -161,7 +161,7 @@ PER_TENSOR = recipes.int8(per_channel=False)
 
 
 def small_channel(size: float, **kwargs):
-    """A depthwise convolution whose channel 1 is `size` times channel 0 when it is folded."""
+    """Returns a depthwise convolution with channel 1 folded to `size` times channel 0."""
     model = functional(
         (4, 4, 2),
         build=lambda x: layers.BatchNormalization(**kwargs)(
@@ -178,7 +178,7 @@ def small_channel(size: float, **kwargs):
 
 @pytest.mark.parametrize("scale", [True, False])
 def test_a_channel_too_small_for_the_scale_gives_its_offset(scale):
-    """In training, model and file: as if its gamma were zero, and gamma still learns."""
+    """In training, model and file, it computes as if gamma were zero, but gamma still trains."""
     x = images(32, (4, 4, 2))
     result = export(small_channel(1 / 1000, scale=scale), x, recipe=PER_TENSOR)
     assert result.report.identical == 1
@@ -194,7 +194,7 @@ def test_a_channel_too_small_for_the_scale_gives_its_offset(scale):
 
 
 def test_a_channel_of_few_codes_is_as_large_in_training_as_in_the_file():
-    """With the statistics of the batch, too, which would hide that rounding made it larger."""
+    """The batch's statistics would hide that rounding increased the channel."""
     x = images(256, (4, 4, 2))
     model = small_channel(0.6 / 127)
     qat = keras_qat.quantize_model(model, PER_TENSOR)

@@ -1,7 +1,7 @@
-"""A small member of each family of `keras.applications`, from the float model to the int8 file.
+"""Tests a small member of each family of `keras.applications`, from float model to int8 file.
 
-What is special to a family is in its blocks, so each is built with few of them, or cut off behind
-its first ones. `python -m benchmarks.zoo` takes the models themselves.
+Families differ in their blocks, so each model has few blocks, or ends after its first blocks.
+`python -m benchmarks.zoo` uses the complete models.
 """
 
 import functools
@@ -23,12 +23,12 @@ OPTIONS = {"weights": None, "classes": CLASSES, "classifier_activation": None}
 
 
 def module(constructor: Any) -> Any:
-    """The module of a constructor, which has the general one that takes any number of blocks."""
+    """Returns the module of a constructor. It has a general constructor for any blocks, too."""
     return inspect.getmodule(constructor)
 
 
 def cut(model: Any, layer: str) -> Any:
-    """The model up to a layer, with a classifier behind it."""
+    """Returns the model up to a layer, with a classifier after it."""
     x = keras.layers.GlobalAveragePooling2D()(model.get_layer(layer).output)
     return keras.Model(model.input, keras.layers.Dense(CLASSES, name="logits")(x))
 
@@ -106,7 +106,7 @@ def nasnet() -> Any:
 
 
 def whole(constructor: Any, size: int = 32, layer: str = "", **options: Any) -> Any:
-    """A model as it is, or up to a layer."""
+    """Returns a complete model, or the model up to a layer."""
     top = {"include_top": False, "weights": None} if layer else OPTIONS
     model = constructor(input_shape=(size, size, 3), **top, **options)
     return cut(model, layer) if layer else model
@@ -141,10 +141,10 @@ FLOAT = {"convnext": {"LayerNormalization"}}
 
 @functools.cache
 def taken_through(family: str) -> tuple[Any, Any, np.ndarray, bytes, Any]:
-    """Plan, trained model, inputs, file and report of a family: computed once.
+    """Returns plan, trained model, inputs, file and report of a family, computed once.
 
-    BatchNormalization has the offset 1.5, so that most units are in the linear range of their
-    activation: random deep networks otherwise multiply a flip of one step.
+    BatchNormalization has the offset 1.5, so most units are in the linear range of their
+    activation. Otherwise random deep networks would amplify a difference of one step.
     """
     keras.utils.set_random_seed(1)
     model = FAMILIES[family]()
@@ -156,7 +156,7 @@ def taken_through(family: str) -> tuple[Any, Any, np.ndarray, bytes, Any]:
     x = x.astype(np.float32)
     qat = keras_qat.quantize_model(model)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # Eagerly, as tracing takes much longer than the step; the benchmark traces.
+    # Runs eagerly, because tracing takes longer than the step. The benchmark traces.
     qat.compile(keras.optimizers.SGD(1e-4), loss, run_eagerly=True)
     assert np.isfinite(qat.train_on_batch(x[:4], np.arange(4)))
     keras_qat.freeze_batch_norm(qat)
@@ -202,7 +202,7 @@ def test_integer_simulation_gives_the_codes_of_the_file(family, kernels):
 
 
 def test_a_mean_over_one_pixel_keeps_its_range():
-    """As in RegNet at 32 pixels: the converter drops the mean, and a range of its own with it."""
+    """The converter drops a mean over one pixel, as in RegNet at 32 pixels."""
     inputs = keras.Input((2, 2, 4))
     x = keras.layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(inputs)
     x = keras.layers.GlobalAveragePooling2D(keepdims=True, name="mean")(x)
