@@ -3,12 +3,11 @@
 from typing import Any
 
 from keras_qat.messages import suggest
-from keras_qat.training import callbacks, compression, quantizer_statistics
+from keras_qat.training import callbacks, compression
 from keras_qat.training.callbacks import *  # noqa: F403
 from keras_qat.training.compression import *  # noqa: F403
-from keras_qat.training.quantizer_statistics import *  # noqa: F403
 
-__all__ = [*callbacks.__all__, *compression.__all__, *quantizer_statistics.__all__]
+__all__ = [*callbacks.__all__, *compression.__all__]
 
 
 def __getattr__(name: str) -> Any:

@@ -140,12 +140,6 @@ class Histogram:
         """The number of values."""
         return float(self.counts.sum())
 
-    @property
-    def energy(self) -> float:
-        """The sum of squares of the values, assuming that they are evenly spread within a bin."""
-        squares = (self.low**2 + self.low * self.high + self.high**2) / 3
-        return float(np.sum(self.counts * squares))
-
     def below(self, thresholds: np.ndarray) -> np.ndarray:
         """Counts the values below each threshold, assuming that they are evenly spread in a bin."""
         sums = np.concatenate([[0.0], np.cumsum(self.counts)])

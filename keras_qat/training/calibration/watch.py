@@ -57,17 +57,16 @@ class Watch:
     Args:
         model: the model.
         counts: whether to also count values for histograms.
-        fixed: whether to also observe quantizers with fixed ranges.
     """
 
-    def __init__(self, model: keras.Model, counts: bool, fixed: bool) -> None:
+    def __init__(self, model: keras.Model, counts: bool) -> None:
         self.layers = list(list_scheduled_layers(model))
         self.graph = read_model(model)
         self.quantizers = [
             quantizer
             for layer in self.layers
             for quantizer in layer.quantizers
-            if fixed or isinstance(quantizer.spec, specs.QuantSpec)
+            if isinstance(quantizer.spec, specs.QuantSpec)
         ]
         self.tensors: list[tuple[ActivationQuantizer, int]] = []
         """The quantizer and slot of each watched tensor, in the order of computation."""
@@ -121,7 +120,7 @@ class Watch:
 
 def get_watch(model: keras.Model) -> Watch | None:
     """Returns the `Watch` that calibration without histograms has traced, or None."""
-    return getattr(model, "_watches", {}).get((False, False))
+    return getattr(model, "_watches", {}).get(False)
 
 
 class Observed:
@@ -130,11 +129,11 @@ class Observed:
     The arguments are those of `Watch`.
     """
 
-    def __init__(self, model: keras.Model, counts: bool, fixed: bool = False) -> None:
+    def __init__(self, model: keras.Model, counts: bool) -> None:
         watches = vars(model).setdefault("_watches", {})  # Keras does not track these.
-        if (counts, fixed) not in watches:
-            watches[counts, fixed] = Watch(model, counts, fixed)
-        self.watch: Watch = watches[counts, fixed]
+        if counts not in watches:
+            watches[counts] = Watch(model, counts)
+        self.watch: Watch = watches[counts]
         self.examples = 0
         self.tallies: dict[Slot, Tally] = defaultdict(Tally)
         """The tally of each quantizer with `counts`, otherwise of each slot of a quantizer."""
