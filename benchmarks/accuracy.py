@@ -165,12 +165,10 @@ def of_table() -> Rows:
         share: float = 1.0,
         method: str = "mse",
         freezes: bool = False,
-        taught: bool = False,
     ) -> float:
         qat = calibrated(case.model, unlabelled(case), method, recipe)
         callbacks = [keras_qat.callbacks.FreezeBatchNorm(case.steps // 2)] if freezes else []
-        trained = keras_qat.Distiller(qat, case.model) if taught else qat
-        case.fit(trained, share, *callbacks)
+        case.fit(qat, share, *callbacks)
         return of_qat(qat, case.data)
 
     def low(weights: int, activations: int, ranges: Ranges) -> Rows:
@@ -206,7 +204,6 @@ def of_table() -> Rows:
         rows[label] = partial(train, recipes.low_bits(*bits), freezes=True)
     faster = partial(train, recipes.low_bits(4, 4), share=3.0, freezes=True)
     rows["4/4 learned, FreezeBatchNorm, rate x 3"] = faster
-    rows["4/4 learned, FreezeBatchNorm, rate x 3, Distiller"] = partial(faster, taught=True)
     rows |= low(8, 8, "learned") | low(8, 8, "learned_clipping")
     rows["calibrate 4/8"] = partial(calibrate, recipes.int8(4))
     rows["calibrate 4/8 per tensor"] = partial(calibrate, tensor[4])
@@ -291,16 +288,6 @@ def of_weights() -> Rows:
 def of_variants() -> Rows:
     """More ways to train."""
 
-    def distill(recipe: Any, case: Case) -> float:
-        keras.utils.set_random_seed(1)
-        qat = calibrated(case.model, unlabelled(case), "mse", recipe)
-        budget, images = case.budget, case.data.x_train
-        distiller = keras_qat.Distiller(qat, case.model)
-        schedule = keras.optimizers.schedules.CosineDecay(budget.rate, case.steps)
-        distiller.compile(keras.optimizers.Adam(schedule))
-        distiller.fit(images, batch_size=budget.batch, epochs=budget.more, verbose=0)
-        return of_qat(qat, case.data)
-
     def reestimate(recipe: Any, case: Case) -> float:
         qat = case.fit(calibrated(case.model, unlabelled(case), "mse", recipe))
         batch = case.budget.batch
@@ -311,7 +298,6 @@ def of_variants() -> Rows:
     for weights, activations in ((8, 8), (4, 8), (4, 4), (3, 3), (2, 2)):
         recipe = recipes.low_bits(weights, activations)
         bits = f"{weights}/{activations} learned"
-        rows[f"{bits}, Distiller"] = partial(distill, recipe)
         rows[f"{bits}, reestimate_batch_norm"] = partial(reestimate, recipe)
     return rows
 

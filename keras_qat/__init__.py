@@ -32,7 +32,6 @@ from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.tflite.model import TFLiteModel
 from keras_qat.training.calibration.calibrate import calibrate
-from keras_qat.training.distillation import Distiller
 from keras_qat.training.post_training import (
     bias_correction,
     equalize,
@@ -44,7 +43,6 @@ from keras_qat.training.schedule import freeze_batch_norm, freeze_ranges, set_qu
 from keras_qat.version import __version__
 
 __all__ = [
-    "Distiller",
     "Plan",
     "QuantizedModel",
     "Quantizer",

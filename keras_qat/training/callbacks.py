@@ -19,7 +19,6 @@ from keras_qat.io.counts import check_count
 from keras_qat.keras2.backend import keras, make_tf_function
 from keras_qat.keras2.readability import is_graph_model
 from keras_qat.messages import show_once, warn_caller
-from keras_qat.training.distillation import Distiller
 from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
 from keras_qat.training.phase_graphs import check_frozen_ranges
 from keras_qat.training.schedule import (
@@ -99,7 +98,6 @@ def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
             contains `argument`, the callback's first argument.
     """
     model = callback.model if callback.within is None else callback.within
-    model = model.student if isinstance(model, Distiller) else model
     if isinstance(model, keras.Model) and not is_graph_model(model):
         name = type(callback).__name__
         raise ValueError(

@@ -62,7 +62,6 @@ def test_arguments_of_other_libraries(name):
         (lambda: keras_qat.verify(None, "file"), "verify: missing a required argument: 'x'. Call"),
         (lambda: keras_qat.search_bits(None, None), "measure=noise, known=None, verbose=0). A"),
         (lambda: keras_qat.bias_correction(None), "Call it as bias_correction(model, data, steps="),
-        (lambda: keras_qat.Distiller(None), "'teacher'. Call it as Distiller(student, teacher, *"),
         (
             lambda: keras_qat.strip_quantization(None, "float.keras"),
             "folded='float.keras': pass True or False",

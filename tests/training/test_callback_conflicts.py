@@ -103,13 +103,9 @@ def test_derived_callbacks_and_data_of_unknown_length():
     assert "Pass start_from_epoch=the first epoch after that to Mine" in told
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [lambda qat: keras_qat.Distiller(qat, qat), pytest.param(Trainer, marks=pytest.mark.slow)],
-)
-def test_other_models_that_train_one(wrap):
+def test_other_models_that_train_one():
     qat = quantized()
-    trainer = wrap(qat)
+    trainer = Trainer(qat)
     trainer.compile("sgd", "mse")
     (told,) = fit(trainer, QuantDelay(12, model=qat), stop())
     assert "start_from_epoch=3 " in told
@@ -171,13 +167,6 @@ class TestFrozenWithoutData:
         with pytest.raises(ValueError, match=self.MESSAGE):
             qat.train_on_batch(X, Y)
 
-    def test_in_another_model(self):
-        qat = quantized()
-        distiller = keras_qat.Distiller(qat, qat)
-        distiller.compile("sgd")
-        with pytest.raises(ValueError, match=self.MESSAGE):
-            fit(distiller, FreezeRanges(0))
-
     def test_later_they_have_seen_data(self):
         qat = quantized()
         fit(qat, FreezeRanges(2), QuantDelay(40), epochs=1)
@@ -210,10 +199,6 @@ class TestOptimizers:
         with pytest.raises(ValueError, match=message) as caught:
             qat.fit(X, Y, verbose=0)
         assert len(str(caught.value)) < 300
-        distiller = keras_qat.Distiller(qat, model)
-        distiller.compile(keras.mixed_precision.LossScaleOptimizer(optimizer))
-        with pytest.raises(ValueError, match=message):
-            distiller.fit(X, verbose=0)
         qat.compile(keras.optimizers.Adam.from_config(optimizer.get_config()), "mse")
         qat.fit(X, Y, verbose=0)
         qat.fit(X, Y, verbose=0, callbacks=[QuantDelay(0)])

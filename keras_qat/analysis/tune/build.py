@@ -22,7 +22,6 @@ from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.calibration.histogram import Method
 from keras_qat.training.callbacks import FreezeBatchNorm
-from keras_qat.training.distillation import Distiller
 from keras_qat.training.post_training import bias_correction, equalize, learn_rounding
 
 CALIBRATED, ROUNDED = 512, 256
@@ -193,12 +192,11 @@ class Builder:
         if y is not None and getattr(self.model, "_is_compiled", False):
             config = self.model.get_compile_config()
             qat.compile_from_config({**config, "optimizer": keras.optimizers.serialize(optimizer)})
-            qat.fit(unwrap(x), unwrap(y), BATCH, epochs, verbose=0, callbacks=callbacks)
+            labels = unwrap(y)
         else:
-            distance = "probabilities" if self.judge.has_probabilities else "squared"
-            distiller = Distiller(qat, self.model, distance=distance)
-            distiller.compile(optimizer)
-            distiller.fit(unwrap(x), None, BATCH, epochs, verbose=0, callbacks=callbacks)
+            qat.compile(optimizer, "kl_divergence" if self.judge.has_probabilities else "mse")
+            labels = self.model.predict(unwrap(x), BATCH, verbose=0)
+        qat.fit(unwrap(x), labels, BATCH, epochs, verbose=0, callbacks=callbacks)
         qat.set_weights(best.weights)
         self.is_cut_short = best.is_cut_short
 
