@@ -1,13 +1,12 @@
-"""Keras callbacks: pruning, clustering, quantization delay, freezing, and logging."""
+"""Keras callbacks: quantization delay, and freezing."""
 
 from typing import Any
 
 from keras_qat.messages import suggest
-from keras_qat.training import callbacks, compression
+from keras_qat.training import callbacks
 from keras_qat.training.callbacks import *  # noqa: F403
-from keras_qat.training.compression import *  # noqa: F403
 
-__all__ = [*callbacks.__all__, *compression.__all__]
+__all__ = [*callbacks.__all__]
 
 
 def __getattr__(name: str) -> Any:

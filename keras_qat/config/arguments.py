@@ -100,13 +100,10 @@ COUNTERPARTS = {
     "QuantizeConfig": "recipes.int8().override(layer, weight_bits=4), or register_op",
     "QuantizeWrapper": "layers.QuantizeWrapper",
     "QuantizeLayer": "layers.Quantize",
-    "prune_low_magnitude": "callbacks=[keras_qat.callbacks.Prune(0.5)] in fit, then quantize_model",
-    "PolynomialDecay": "callbacks.Polynomial",
-    "ConstantSparsity": "callbacks.Constant",
-    "UpdatePruningStep": "callbacks.Prune, which needs no other callback",
-    "strip_pruning": "the model itself: callbacks.Prune wraps no layers",
-    "cluster_weights": "callbacks=[keras_qat.callbacks.Cluster(16)] in fit, then quantize_model",
-    "strip_clustering": "the model itself: callbacks.Cluster wraps no layers",
+    "prune_low_magnitude": "it of tfmot, then quantize_model(model, "
+    "recipes.int8().preserve('zeros'))",
+    "cluster_weights": "it of tfmot, then quantize_model(model, "
+    "recipes.int8().preserve('clusters'))",
     "create_training_graph": "quantize_model(model, recipe='contrib'), and callbacks.QuantDelay",
     "create_eval_graph": "evaluate and predict of the quantized model",
     "experimental_create_training_graph": "quantize_model(model, recipes.contrib(weight_bits=4))",

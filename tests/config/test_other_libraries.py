@@ -47,10 +47,6 @@ def test_arguments_of_other_libraries(name):
         (lambda: specs.QuantSpec(symetric=True), "QuantSpec() has no argument 'symetric'. Did you"),
         (lambda: recipes.int8(symmetric=True), "pass keras_qat.recipes.symmetric() as the recipe."),
         (lambda: keras_qat.Recipe("int8"), "keras_qat.recipes.int8() and others make recipes."),
-        (
-            lambda: callbacks.Prune(sparsity=0.8),
-            "Prune() has no argument 'sparsity': pass schedule",
-        ),
         (lambda: keras_qat.calibrate(None, None, epochs=2), "one pass over the data is enough"),
         (
             lambda: keras_qat.export_tflite(None, None, None),
@@ -99,7 +95,9 @@ def test_recipes_and_targets_that_do_not_exist():
         AttributeError, match=r"no recipe 'int9'. Did you mean 'int8'\? The recipes are"
     ):
         recipes.int9  # noqa: B018
-    with pytest.raises(AttributeError, match=r"no callback 'Quant'. .* FreezeBatchNorm, .*, Prune"):
+    with pytest.raises(
+        AttributeError, match=r"no callback 'Quant'.* FreezeBatchNorm, .*QuantDelay\."
+    ):
         callbacks.Quant  # noqa: B018
     with pytest.raises(AttributeError, match=r"no target 'ESP32'. The targets are: xnnpack, tflm"):
         keras_qat.targets.ESP32  # noqa: B018

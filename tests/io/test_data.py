@@ -388,8 +388,7 @@ def test_data_that_may_never_end(endless, monkeypatch):
 @pytest.mark.parametrize("kind", [np.int64, np.uint8, np.array, tf.constant])
 def test_integers_of_all_types(kind):
     callbacks, integer = keras_qat.callbacks, kind(3)
-    made = [callbacks.QuantDelay(integer).steps, callbacks.Cluster(integer).clusters]
-    made += [callbacks.Prune(every=integer).every]
+    made = [callbacks.QuantDelay(integer).steps]
     recipe = keras_qat.recipes.int8(weight_bits=integer).override("Dense", weight_bits=integer)
     made += [recipe.weights.bits, recipe.overrides[0].weight_bits]
     made += [keras_qat.recipes.contrib(quant_delay=integer).quant_delay]

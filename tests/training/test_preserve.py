@@ -69,6 +69,29 @@ def test_clusters_stay_clusters(name):
     assert recipes.Recipe.from_config(qat.recipe.to_config()) == qat.recipe
 
 
+def test_models_that_tfmot_pruned_and_clustered():
+    sparsity = pytest.importorskip("tensorflow_model_optimization").sparsity.keras
+    clustering = pytest.importorskip("tensorflow_model_optimization").clustering.keras
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def fit(model, *callbacks):
+        model.compile("adam", loss)
+        model.fit(X, rng().integers(0, 3, len(X)), 8, 2, verbose=0, callbacks=[*callbacks])
+        return model
+
+    schedule = sparsity.ConstantSparsity(0.5, 0, frequency=1)
+    wrapped = sparsity.prune_low_magnitude(scramble(residual_net()), schedule)
+    model = sparsity.strip_pruning(fit(wrapped, sparsity.UpdatePruningStep()))
+    qat = fit(keras_qat.quantize_model(model, recipes.int8().preserve("zeros")))
+    shares = {kernel.name: np.mean(kernel.numpy() == 0) for kernel in kernels(qat)}
+    assert [share for name, share in shares.items() if "depthwise" not in name] == [0.5] * 3
+    initial = clustering.CentroidInitialization.KMEANS_PLUS_PLUS
+    wrapped = clustering.cluster_weights(scramble(residual_net()), 4, initial)
+    model = clustering.strip_clustering(fit(wrapped))
+    qat = fit(keras_qat.quantize_model(model, recipes.int8().preserve("clusters")))
+    assert all(len(np.unique(kernel.numpy())) <= 4 for kernel in kernels(qat))
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match="preserve='signs': use 'zeros' or 'clusters'"):
         recipes.int8().preserve("signs")
