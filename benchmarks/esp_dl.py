@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-FAMILIES = {"esp32s3": "esp_dl", "esp32p4": "onnxruntime"}
-"""Target of ESP-PPQ -> the kernel family that rounds alike."""
+TARGETS = ("esp32s3", "esp32p4")
+"""Targets of ESP-PPQ."""
 
 
 def write(folder: Path) -> None:
@@ -46,11 +46,8 @@ def write(folder: Path) -> None:
     (read,) = keras_qat.resolve(qat).inputs.values()
     assert read.params is not None
     inputs = read.params.dequantize(read.params.quantize(images))  # Without halves at the input.
-    outputs = {}
-    for family in FAMILIES.values():
-        qat.kernels = family
-        outputs[family] = qat.predict(inputs, verbose=0)
-    np.savez(folder / "values.npz", inputs=inputs, **outputs)
+    outputs = qat.predict(inputs, verbose=0)
+    np.savez(folder / "values.npz", inputs=inputs, outputs=outputs)
 
 
 def as_float(path: Path) -> tuple[Any, dict[str, float]]:
@@ -108,7 +105,7 @@ def compare(folder: Path, target: str) -> None:
     plain, scales = as_float(folder / "network.onnx")
     onnx.save(plain, folder / "plain.onnx")
     with np.load(folder / "values.npz") as values:
-        inputs, expected = torch.tensor(values["inputs"]), values[FAMILIES[target]]
+        inputs, expected = torch.tensor(values["inputs"]), values["outputs"]
     setting = QuantizationSettingFactory.espdl_setting()
     setting.fusion_setting.align_elementwise_to = "None"  # Sums have inputs of several scales.
     graph = espdl_quantize_onnx(
@@ -153,7 +150,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["write", "compare"])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("target", nargs="?", choices=FAMILIES, default="esp32s3")
+    parser.add_argument("target", nargs="?", choices=TARGETS, default="esp32s3")
     options = parser.parse_args()
     if options.command == "write":
         write(options.folder)

@@ -75,7 +75,6 @@ def main() -> None:
             keras_qat.calibrate(qat, x)
             (output,) = keras_qat.resolve(qat).outputs.values()
             assert output.params is not None
-            qat.kernels = "onnxruntime"
             contents = keras_qat.export_onnx(qat, activations=activations)
             expected = qat.predict(x, verbose=0)
             run = open_file(contents)

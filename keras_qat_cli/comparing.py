@@ -34,7 +34,7 @@ ALL = sys.maxsize
     type=click.FloatRange(0),
     help="Fail if an output differs by more than this many LSB.",
 )
-@options.tflite_kernels
+@options.kernels
 @options.json_output
 @click.pass_obj
 def verify(

@@ -71,30 +71,21 @@ quantized_model = click.argument("model", type=models.ModelFile(quantized=True))
 json_output = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
-def _kernels(*names: str) -> Callable[[Command], Command]:
-    return click.option(
-        "--kernels",
-        type=click.Choice(names),
-        show_default="the target's, or xnnpack without a target",
-        help="The kernels whose rounding is computed: phones, microcontrollers or other runtimes.",
-    )
+KERNELS = ("xnnpack", "xnnpack_arm64", "tflm", "reference")
+"""Names of `kernel_families.FAMILIES`, the most common first."""
 
-
-TFLITE_KERNELS = ("xnnpack", "xnnpack_arm64", "tflm", "reference")
-"""Runtimes of TFLite files that `verify(kernels=)` supports."""
+kernels = click.option(
+    "--kernels",
+    type=click.Choice(KERNELS),
+    show_default="the target's, or xnnpack without a target",
+    help="The kernels whose rounding is computed: phones, microcontrollers or other runtimes.",
+)
 
 COUNT = click.IntRange(1)
 COUNT.name = "integer"  # Click would print "integer range".
 
 PERCENT = click.FloatRange(0, 100)
 PERCENT.name = "number"
-
-KERNEL_FAMILIES = (*TFLITE_KERNELS, "onnxruntime", "esp_dl")
-"""Names of `kernel_families.FAMILIES`, the most common first."""
-
-tflite_kernels = _kernels(*TFLITE_KERNELS)
-kernels = _kernels(*KERNEL_FAMILIES)
-
 
 min_identical = click.option(
     "--min-identical",

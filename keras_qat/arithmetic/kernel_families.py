@@ -25,11 +25,6 @@ def half_up(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.floor(exact + 0.5), x.dtype)
 
 
-def halves_up(x: tf.Tensor) -> tf.Tensor:
-    """Rounds to integers, halves up."""
-    return tf.floor(x + 0.5)
-
-
 @dataclasses.dataclass(frozen=True)
 class KernelFamily:
     """The rounding of one runtime's kernels, which operators read from these fields.
@@ -44,12 +39,12 @@ class KernelFamily:
             fixed point.
         products: function that rescales int8 products of two tensors; None for fixed point.
         additions: whether int8 sums and differences of two tensors are rounded once, at the end;
-            twice, also when inputs are converted to a common scale; or are computed in float32.
+            twice, first for a common scale.
         means: whether an int8 mean multiplies the sum in float32, in float32 with a fused addition
-            of the offset, in fixed point, or by a single float32 factor.
+            or in fixed point.
         quantize: whether float values are multiplied by the inverse of the int8 scale (halves to
-            even), divided by it (halves away from zero), or divided and rounded like `halves`.
-        requantize: whether int8 values are rescaled in 256ths, in fixed point, or in float32.
+            even), or divided by it (halves away from zero).
+        requantize: whether int8 values are rescaled in 256ths or in fixed point.
         leaky_relu: whether an int8 LeakyReLU multiplies by slopes in 256ths or in fixed point.
         tables: how the int8 tables of ELU, sigmoid, tanh and squares are rounded.
         bilinear: precision of the pixel weights in int8 bilinear interpolation.
@@ -58,7 +53,7 @@ class KernelFamily:
         neon: whether optimized kernels use ARM's vector instructions. These round only once in sums
             with packed int4 weights, and in int8 hard swish for groups of 8 values.
         softmax: whether int8 softmax computes exponentials in float32 or in fixed point, or looks
-            them up in a uint16 or float32 table.
+            them up in a uint16 table.
         int16_curves: whether int16 sigmoid and tanh use the approximation of LSTM gates if the
             scale is a power of two, or always interpolate in a table.
         dense: if `sums` is None, whether int8 FULLY_CONNECTED multiplies its sums in double
@@ -72,25 +67,22 @@ class KernelFamily:
         int4_dense_per_channel: whether FULLY_CONNECTED supports int4 weights with a scale for each
             channel.
         static_shapes: whether shapes must be constants if a batch size is given.
-        in_float: whether operators that no field above describes compute in float32, and their
-            results are divided by the scale.
-        halves: function that rounds these results: halves to even, or up.
     """
 
     name: str
     sums: Rescaling | None = None
     matrix_products: Rescaling | None = None
     products: Rescaling | None = None
-    additions: Literal["rounded_once", "rounded_twice", "float32"] = "rounded_twice"
-    means: Literal["float32", "fused", "fixed_point", "one_factor"] = "fixed_point"
-    quantize: Literal["times_inverse", "divided", "divided_by_float32"] = "divided"
-    requantize: Literal["256ths", "fixed_point", "float32"] = "fixed_point"
+    additions: Literal["rounded_once", "rounded_twice"] = "rounded_twice"
+    means: Literal["float32", "fused", "fixed_point"] = "fixed_point"
+    quantize: Literal["times_inverse", "divided"] = "divided"
+    requantize: Literal["256ths", "fixed_point"] = "fixed_point"
     leaky_relu: Literal["256ths", "fixed_point"] = "fixed_point"
     tables: Literal["half_to_even", "half_away"] = "half_away"
     bilinear: Literal["2048ths", "1024ths"] = "1024ths"
     optimized: bool = False
     neon: bool = False
-    softmax: Literal["float32", "fixed_point", "uint16_table", "float32_table"] = "fixed_point"
+    softmax: Literal["float32", "fixed_point", "uint16_table"] = "fixed_point"
     int16_curves: Literal["gates", "table"] = "table"
     dense: Literal["double", "fixed_point"] = "double"
     ratios: Literal["float32", "float64"] = "float32"
@@ -100,8 +92,6 @@ class KernelFamily:
     int16_lstm: bool = False
     int4_dense_per_channel: bool = True
     static_shapes: bool = False
-    in_float: bool = False
-    halves: Callable[[tf.Tensor], tf.Tensor] = tf.round
 
 
 REFERENCE = KernelFamily("reference")
@@ -151,31 +141,10 @@ TFLM = KernelFamily(
 )
 """TFLite Micro. Its kernels mostly round like TFLite's portable kernels."""
 
-ONNXRUNTIME = KernelFamily(
-    "onnxruntime",
-    sums=half_to_even,
-    matrix_products=half_to_even,
-    products=half_to_even,
-    additions="float32",
-    means="one_factor",
-    quantize="divided_by_float32",
-    requantize="float32",
-    softmax="float32_table",
-    in_float=True,
-)
-"""onnxruntime's CPU kernels on x86, for files of `export_onnx`."""
-
-ESP_DL = dataclasses.replace(
-    ONNXRUNTIME, name="esp_dl", sums=half_up, matrix_products=half_up, halves=halves_up
-)
-"""ESP-DL on ESP32 and ESP32-S3, for `recipes.power_of_two`. On ESP32-P4 use `ONNXRUNTIME`."""
-
-FAMILIES = {
-    family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM, ONNXRUNTIME, ESP_DL)
-}
+FAMILIES = {family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM)}
 """All families, by the name that users pass as `kernels=`."""
 
-REMOVED = {"openvino": ONNXRUNTIME}
+REMOVED = dict.fromkeys(("openvino", "onnxruntime", "esp_dl"), XNNPACK)
 """Name of a removed family -> the family to use instead."""
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.quant_params import QuantParams, round_half_away, single
+from keras_qat.arithmetic.quant_params import QuantParams, round_half_away
 from keras_qat.graph.keras_masks import KerasMasks
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.ops.node import Constant, Node, Operand, Tensor
-from keras_qat.ops.op import Arguments, FixedRange, SharedRange, get_held_dtype
+from keras_qat.ops.op import Arguments, FixedRange, get_held_dtype
 from keras_qat.ops.requantize import Multiplier, prepare_requantization, requantize
 
 ComputeInFloat = Callable[[Node, list[Any]], Any]
@@ -81,22 +81,18 @@ class Prepared:
         nodes: the parameters of each node; None for a float node.
         scales: name of each quantized tensor -> its scale.
         ends: name of each quantized input -> the ends of its range.
-        to_even: whether inputs halfway between two steps are rounded to even, as in kernel families
-            with float inputs. Otherwise they are rounded up, as users of int8 files do.
     """
 
     nodes: tuple[PreparedNode | None, ...]
     scales: dict[str, tf.Tensor]
     ends: dict[str, Ends]
-    to_even: bool = False
 
     def quantize(self, x: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        """Quantizes an input of the graph as the user of a file would. See `to_even`."""
+        """Quantizes an input of the graph like users of the file, who round halves up."""
         if tensor.params is None:
             return x
         scale = self.scales[tensor.name]
-        steps = tf.cast(x, scale.dtype) / scale
-        rounded = tf.round(steps) if self.to_even else tf.floor(steps + 0.5)
+        rounded = tf.floor(tf.cast(x, scale.dtype) / scale + 0.5)
         return _clip(rounded, self.ends[tensor.name])
 
     def dequantize(self, q: tf.Tensor, tensor: Tensor) -> tf.Tensor:
@@ -112,18 +108,13 @@ def prepare(graph: ResolvedGraph, family: KernelFamily) -> Prepared:
     scales = {tensor.name: _get_scale(tensor.params) for tensor in tensors if tensor.params}
     ends = {x.name: _get_ends(x.params) for x in graph.inputs.values() if x.params}
     nodes = (None if node.op is None else prepare_node(node, family) for node in graph.nodes)
-    to_even = family.quantize == "divided_by_float32" and family.halves is tf.round
-    return Prepared(tuple(nodes), scales, ends, to_even)
+    return Prepared(tuple(nodes), scales, ends)
 
 
 def prepare_node(node: Node, family: KernelFamily) -> PreparedNode:
     """Returns the prepared parameters of a node with an operator."""
     op, output = node.op, node.output.params
     assert op is not None
-    if uses_float_kernel(node, family):
-        assert output is not None
-        ends = _get_ends(output, node.maximum)
-        return PreparedNode((), {"prepared": output.as_tensors().scale}, ends)
     # An operand that is read twice has one spec, because operators compare inputs by identity.
     specs = {id(x): _get_spec(x) for x in node.inputs}
     params: Any = [x.params.as_tensors() if x.params else None for x in node.inputs]
@@ -160,7 +151,7 @@ def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
     """Return the parameters that the kernel requires for its result, by default the output's."""
     assert node.op is not None
     output, fixed = node.output.params, node.op.output
-    if isinstance(fixed, FixedRange) and output is not None and not family.in_float:
+    if isinstance(fixed, FixedRange) and output is not None:
         return fixed.params(output.bits)
     return output
 
@@ -192,26 +183,6 @@ def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments
         merges_relu=node.maximum is not None,
         sized=node.sized,
     )
-
-
-def uses_float_kernel(node: Node, family: KernelFamily) -> bool:
-    """Whether a family computes a node's operator in float, from dequantized values."""
-    op = node.op
-    if op is None or not family.in_float or node.output.params is None or op.only_rounds:
-        return False
-    if op.is_affine or any(isinstance(operand, Constant) for operand in node.inputs):
-        return True
-    return not (op.weights or op.onnx_kernel or op.output == SharedRange())
-
-
-def _quantize_results(
-    results: list[tf.Tensor], family: KernelFamily, prepared: PreparedNode
-) -> list[tf.Tensor]:
-    """Quantize the results of a float kernel with the kernel family's rounding."""
-    assert prepared.ends is not None
-    scale = prepared.row["prepared"]
-    rounded = [family.halves(single(tf.cast(y, tf.float64) / scale)) for y in results]
-    return [tf.cast(_clip(y, prepared.ends), tf.float32) for y in rounded]
 
 
 def compute_node(
@@ -274,9 +245,6 @@ def run(
                 for value, tensor in zip(node.call.inputs, node.inputs, strict=True)
             ]
             results = compute_in_float(node, values)
-        elif uses_float_kernel(node, family):
-            values = [dequantize(tensor) for tensor in node.inputs if isinstance(tensor, Tensor)]
-            results = _quantize_results(compute_in_float(node, values), family, prepared_node)
         else:
             read = [None if isinstance(x, Constant) else tensors[x] for x in node.inputs]
             results = compute_node(node, read, family, prepared_node)

@@ -19,7 +19,6 @@ from keras_qat.arithmetic.quant_params import QuantParams, ratio, single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import list_operands
 from keras_qat.keras2.backend import layers
-from keras_qat.ops import mlas
 from keras_qat.ops.emission import Activation, Emission
 from keras_qat.ops.lookup import Entries, accept_float, compute_in_float32, look_up, prepare_table
 from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
@@ -72,9 +71,7 @@ class _Sum:
     native: _NativeScale
 
 
-def _prepare_add(a: Arguments) -> _Sum | tuple[tf.Tensor, ...]:
-    if _computes_in_float32(a):
-        return mlas.prepare_sum(a)
+def _prepare_add(a: Arguments) -> _Sum:
     native, sign = _find_native(a.params, a.output), a.attributes["sign"]
     first, second = (x.scale for x in a.params)
     rounds_once = a.family.additions == "rounded_once" and not a.wide
@@ -87,14 +84,8 @@ def _prepare_add(a: Arguments) -> _Sum | tuple[tf.Tensor, ...]:
 
 def _add(a: Arguments) -> tf.Tensor:
     """Compute a + b or a - b in a scale that kernels support, then convert the result."""
-    if _computes_in_float32(a):
-        return mlas.add(a.q, a.prepared, a.family.halves)
     prepared: _Sum = a.prepared
     return prepared.native.convert(_add_once(a, prepared.once) if prepared.once else _add_twice(a))
-
-
-def _computes_in_float32(a: Arguments) -> bool:
-    return a.family.additions == "float32" and not a.wide
 
 
 def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
@@ -220,10 +211,8 @@ def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) 
     return dataclasses.replace(output, scale=scale)
 
 
-def _prepare_multiply(a: Arguments) -> _Product | tuple[tf.Tensor, tf.Tensor]:
+def _prepare_multiply(a: Arguments) -> _Product:
     """Return a product's parameters. XNNPACK rescales in float32 for ratios from 2^-16 to 2^8."""
-    if _computes_in_float32(a):
-        return mlas.prepare_product(a)
     if a.wide:
         factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
         return _Product(Multiplier(to_fixed_point(factor)))
@@ -245,8 +234,6 @@ def _multiply(a: Arguments) -> tf.Tensor:
 
     XNNPACK looks up a tensor times itself in a table of squares.
     """
-    if _computes_in_float32(a):
-        return mlas.multiply(a.q, a.prepared, a.family.halves)
     prepared: _Product = a.prepared
     x, y = a.q
 
@@ -336,7 +323,6 @@ ADD = Op(
     can_merge_relu=True,
     elementwise=True,
     quantizes_constants=True,
-    onnx_kernel=True,
 )
 
 SUBTRACT = dataclasses.replace(
@@ -347,7 +333,6 @@ SUBTRACT = dataclasses.replace(
     kinds=("subtract",),
     attributes=lambda call: {"sign": -1},
     defaults={"sign": -1},
-    onnx_kernel=False,
 )
 
 MULTIPLY = dataclasses.replace(

@@ -115,8 +115,7 @@ def _prepare(a: Arguments) -> Multiplier:
     if a.family.matrix_products is None or a.wide:
         return Multiplier(to_fixed_point(ratio))
     in_float32 = tf.cast(single(ratio), tf.float32)
-    has_kernel = a.family.in_float or second.zero_point == 0
-    return Multiplier(to_fixed_point(ratio), in_float32, has_kernel)
+    return Multiplier(to_fixed_point(ratio), in_float32, second.zero_point == 0)
 
 
 def _multiply(a: Arguments) -> tf.Tensor:

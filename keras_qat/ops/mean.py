@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.arithmetic.fixed_point import get_exponent, multiply, shift, to_fixed_point
-from keras_qat.arithmetic.plain_operations import product, quotient
 from keras_qat.arithmetic.quant_params import single
 from keras_qat.graph.calls import Call, multiply_sizes
 from keras_qat.graph.operations import get_kind
@@ -29,9 +28,6 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)
     count = _find_count(a)
-    if a.family.means == "one_factor":
-        scales = params.scale, output.scale
-        return scales if count is None else (_find_one_factor(scales, count),)
     prepared = single(params.scale / output.scale), params.zero_point, output.zero_point
     return prepared if count is None else _factor_and_offset(a, prepared, count)
 
@@ -53,12 +49,6 @@ def _factor_and_offset(a: Arguments, prepared: Any, count: Any) -> tuple[Any, ..
 def _round_summand(a: Arguments, product: Any) -> Any:
     """Round a product to float32 before an addition, unless the kernel uses fused multiply-add."""
     return product if a.family.means == "fused" else single(product)
-
-
-def _find_one_factor(scales: tuple[Any, Any], count: Any) -> Any:
-    """Return the factor that onnxruntime multiplies sums by to get means."""
-    before, after = scales
-    return single(quotient(before, single(after * tf.cast(count, tf.float64))))
 
 
 def _is_fixed_point(a: Arguments) -> bool:
@@ -86,9 +76,6 @@ def _mean(a: Arguments) -> Any:
         factor = shift(multiplier, bits) // count, exponent - bits
         return tf.cast(multiply(tf.cast(sums, tf.int64), factor), x.dtype)
     prepared: Any = a.prepared
-    if a.family.means == "one_factor":
-        (only,) = prepared if len(prepared) == 1 else (_find_one_factor(prepared, count),)
-        return tf.cast(a.family.halves(single(product(sums, only))), x.dtype)
     if len(prepared) == 3:  # The count was unknown.
         prepared = _factor_and_offset(a, prepared, count)
     factor, zeros, offset, zero_point = prepared
@@ -117,7 +104,6 @@ MEAN = dataclasses.replace(
     doc="means along axes",
     output=OwnRange(),
     falls_back_to_input_range=True,
-    onnx_kernel=True,
     layers=tuple(getattr(layers, f"GlobalAveragePooling{n}D") for n in (1, 2, 3)),
     kinds=("reduce_mean",),
     accepts=_accepts_mean,

@@ -193,8 +193,6 @@ class Op:
             it, `compute` reads ranges and weights.
         compute: the integer arithmetic, for every kernel family and all `bits`.
         emit: adds the operator to a TFLite file.
-        onnx_kernel: whether onnxruntime has an integer kernel. It is only read for operators that
-            have no weights and do not just move values. Without a kernel they compute in float.
         products: counts the multiply-accumulates of a call for one example; None if a size is
             unknown.
     """
@@ -239,7 +237,6 @@ class Op:
     gates: int = 1
     multiplies_tensors: bool = False
     falls_back_to_input_range: bool = False
-    onnx_kernel: bool = False
     products: Callable[[Call], int | None] = lambda call: 0
 
     @property

@@ -25,16 +25,14 @@ def _quantize(a: Arguments) -> tf.Tensor:
     x = tf.cast(a.q[0], tf.float64)
     if _multiplies_by_inverse(a):
         return tf.cast(tf.round(single(x * a.prepared)), tf.float32)
-    in_float32 = a.family.quantize == "divided_by_float32"
-    rounded = a.family.halves if in_float32 else round_half_away
-    return tf.cast(rounded(single(x / a.prepared)), get_held_dtype(a.output))
+    return tf.cast(round_half_away(single(x / a.prepared)), get_held_dtype(a.output))
 
 
 class Multiplier(NamedTuple):
     """A ratio of scales for two kernels: TFLite's kernel in fixed point, and the family's own.
 
     Args:
-        fixed: the ratio in fixed point; None if it is never used.
+        fixed: the ratio in fixed point.
         other: the ratio as the family's own kernel needs it; None if there is no such kernel.
         is_other: whether the family's own kernel is used.
         steps: int16 steps per int8 step, if int8 values are first converted to int16; or None.
@@ -74,8 +72,6 @@ def prepare_requantization(
     before, after = (end.as_tensors().scale for end in (params, output))
     if max(params.bits, output.bits) > 8:
         return Multiplier(to_fixed_point(before / after))
-    if family.requantize == "float32":
-        return Multiplier(None, (before, after, family.halves), True)
     coarse = single(before / after)
     one, finer = (tf.constant(steps, tf.float64) for steps in (1.0, FINER_STEPS))
     steps = tf.where(coarse < LEAST_RATIO, finer, one)
@@ -90,15 +86,10 @@ def prepare_requantization(
 def requantize(q: tf.Tensor, multiplier: Multiplier) -> tf.Tensor:
     """Converts quantized values, relative to the zero point, to other quantization parameters.
 
-    Products in 256ths are rounded once, halves up. 31-bit multipliers round twice. Products in
-    float are rounded once, with the family's rounding of halves.
+    Products in 256ths are rounded once, halves up. 31-bit multipliers round twice.
     """
 
-    def compute(factor: Any) -> tf.Tensor:
-        if isinstance(factor, tuple):
-            before, after, halves = factor
-            real = single(tf.cast(q, tf.float64) * before)
-            return tf.cast(halves(single(real / after)), q.dtype)
+    def compute(factor: tf.Tensor) -> tf.Tensor:
         return tf.floor((q * tf.cast(factor, q.dtype) + 128.0) * 2.0**-8)
 
     return multiplier.multiply(lambda: tf.cast(q, tf.int64), q.dtype, compute)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.arithmetic.control_flow import Predicate, cond
+from keras_qat.arithmetic.control_flow import Predicate, cond, trace_once
 from keras_qat.arithmetic.fixed_point import (
     FixedPoint,
     divide,
@@ -35,13 +35,12 @@ from keras_qat.arithmetic.fixed_point import (
     to_fixed_point,
 )
 from keras_qat.arithmetic.kernel_families import KernelFamily
-from keras_qat.arithmetic.plain_operations import gather, quotient
+from keras_qat.arithmetic.plain_operations import gather, must_not_fuse, quotient
 from keras_qat.arithmetic.quant_params import QuantParams, single
 from keras_qat.graph.calls import Call
 from keras_qat.graph.operations import get_argument, get_operands, is_operation, read_scalar
 from keras_qat.helper_layers.elementwise_functions import SoftmaxOfMany
 from keras_qat.keras2.backend import keras, layers
-from keras_qat.ops import mlas
 from keras_qat.ops.composed import NO_WIDE, WIDE, Machine, Quantized, compose, wide_params
 from keras_qat.ops.emission import Emission, Shape
 from keras_qat.ops.lookup import accept_float
@@ -74,10 +73,8 @@ class _Prepared:
     factor: Any = None
 
 
-def _prepare(a: Arguments) -> mlas.Softmax | FixedPoint | _Prepared:
-    (x,), axis = a.params, a.attributes["axis"]
-    if a.family.softmax == "float32_table" and not a.wide:
-        return mlas.prepare_softmax(a, a.q[0].shape[axis] or 1)
+def _prepare(a: Arguments) -> FixedPoint | _Prepared:
+    (x,) = a.params
     if a.wide:
         return to_fixed_point(quotient(single(x.scale), 10.0 / 65535.0))
     wider = dataclasses.replace(x, scale=tf.maximum(x.scale, LEAST_SCALE))
@@ -97,8 +94,6 @@ def _compute(a: Arguments) -> tf.Tensor:
     (q,), prepared, axis = a.q, a.prepared, a.attributes["axis"]
     if a.wide:
         return tf.cast(_compute_int16(a.family, tf.cast(q, tf.int64), prepared, axis), q.dtype)
-    if a.family.softmax == "float32_table":
-        return mlas.softmax(q, prepared, axis)
     q = cond(
         prepared.is_wider,
         lambda: requantize(a.q[0], prepared.conversion),
@@ -109,12 +104,43 @@ def _compute(a: Arguments) -> tf.Tensor:
     below = tf.reduce_max(q, axis, keepdims=True) - q
     exponentials = gather(prepared.table, tf.cast(below, tf.int32))
     if a.family.softmax == "float32":  # TFLite's optimized kernel for x86.
-        total = mlas.sum_in_order(exponentials, axis)
+        total = _sum_in_order(exponentials, axis)
         return tf.floor(exponentials * quotient(1.0, total * prepared.output) + 0.5)
     # The optimized kernel for 64-bit ARM adds exponentials as integers in 65535ths.
     total = tf.cast(tf.reduce_sum(exponentials, axis, keepdims=True), tf.float32)
     inverse = to_fixed_point(quotient(1.0, total * prepared.output))
     return tf.cast(multiply(exponentials, inverse), q.dtype)
+
+
+MOST_ROWS = 256
+"""The maximum number of values per sum in `_add_rows`, which adds an operation for each value."""
+
+FEW_SUMS = 16
+"""If an example has fewer sums than this, `tf.cumsum` is faster."""
+
+
+def _sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:
+    """Sum values along an axis in order, because float32 sums depend on the order."""
+    count, size = x.shape[axis], x.shape[1:].num_elements()
+    if count and size and FEW_SUMS * count <= size and count <= MOST_ROWS and not must_not_fuse():
+        return _add_rows(x, axis)
+    sums = tf.cumsum(x, axis)
+    return tf.gather(sums, tf.shape(sums)[axis] + tf.constant([-1]), axis=axis)
+
+
+@trace_once
+def _add_rows(x: tf.Tensor, axis: int) -> tf.Tensor:
+    """Sum values along an axis in order. It computes many sums at once, unlike `tf.cumsum`.
+
+    It subtracts negated values, because TensorFlow's graph optimizer reorders additions.
+    """
+    axes = list(range(x.shape.rank))
+    axes.insert(0, axes.pop(axis))
+    rows = -tf.transpose(x, axes)
+    total = -rows[0]
+    for index in range(1, rows.shape[0]):
+        total -= rows[index]
+    return tf.expand_dims(total, axis)
 
 
 def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
@@ -257,7 +283,6 @@ SOFTMAX = Op(
     needs=("axis",),
     accepts=_accepts,
     output=FixedRange(0.0, 255 / 256),
-    onnx_kernel=True,
 )
 
 

@@ -88,7 +88,7 @@ def prepare_sums(
     if a.family.sums is not None and not a.wide:
         if weights.packed and of_int4 is not None:
             how = of_int4
-        elif rounding != "eights" or a.family.in_float:
+        elif rounding != "eights":
             how = "family"
     dtype = tf.float64 if a.wide else tf.float32
     bias = None if weights.bias is None else _flatten(weights.bias, dtype)

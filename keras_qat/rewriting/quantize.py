@@ -85,7 +85,7 @@ def quantize_model(
             (x86), "xnnpack_arm64" (phones with 64-bit ARM), "tflm" (TFLite Micro) or "reference"
             (TFLite's portable kernels). The model's attribute `kernels` can change it later.
             Training does not depend on it, except for an LSTM with 16-bit activations, which only
-            "tflm" computes in integers. "onnxruntime" and "esp_dl" are for files of `export_onnx`.
+            "tflm" computes in integers.
             The default is the target's family, or "xnnpack" without a target.
         target: the device or runtime: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
             "ethos_u85", "edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn",

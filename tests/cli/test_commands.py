@@ -14,7 +14,7 @@ from keras_qat.analysis.verify import OutputReport, Verdict
 from keras_qat.arithmetic.kernel_families import FAMILIES
 from keras_qat.keras2.backend import keras
 from keras_qat_cli.labels import measure_accuracy
-from keras_qat_cli.options import KERNEL_FAMILIES, TARGETS
+from keras_qat_cli.options import KERNELS, TARGETS
 from tests.cli.running import X, run
 from tests.helpers import quantize_on
 from tests.networks.small import functional, layers
@@ -297,9 +297,16 @@ def test_all_targets_are_listed():
 
 
 def test_all_kernel_families_are_listed():
-    assert set(FAMILIES) == set(KERNEL_FAMILIES)
+    assert set(FAMILIES) == set(KERNELS)
 
 
+def test_the_rounding_of_other_kernels(files):
+    arguments = files / "qat.keras", files / "x.npy", "--kernels", "reference"
+    assert "in integers (reference kernels)" in told
+    written = "-o", files / "codes.npz"
+    assert json.loads(run("simulate", *arguments, *written, "--json"))["kernels"] == "reference"
+    qat.kernels = "reference"
+    with np.load(files / "codes.npz") as codes:
 def test_files_for_microcontrollers(files, tmp_path):
     run("export", files / "qat.keras", tmp_path / "model.tflite", "--batch-size", 1)
     run("export", files / "qat.keras", tmp_path / "model.cc", "--output-dtype", "int8")

@@ -67,17 +67,19 @@ def test_families_have_names_of_their_own():
 
 
 def test_a_removed_family_names_its_successor(qat):
-    with pytest.raises(ValueError, match="'openvino' was removed: use 'onnxruntime'"):
+    with pytest.raises(ValueError, match="'openvino' was removed: use 'xnnpack'"):
         qat.kernels = "openvino"
 
 
-@pytest.mark.parametrize("ending", [".keras", ".h5"])
-def test_a_model_saved_with_a_removed_family_loads(qat, ending, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("removed", "ending"), [("openvino", ".keras"), ("onnxruntime", ".h5"), ("esp_dl", ".keras")]
+)
+def test_a_model_saved_with_a_removed_family_loads(qat, removed, ending, tmp_path, monkeypatch):
     path = tmp_path / f"saved{ending}"
     with monkeypatch.context() as patches:  # As earlier releases saved it.
-        patches.setitem(FAMILIES, "openvino", dataclasses.replace(XNNPACK, name="openvino"))
+        patches.setitem(FAMILIES, removed, dataclasses.replace(XNNPACK, name=removed))
         patches.setattr(kernel_families, "REMOVED", {})
-        qat.kernels = "openvino"
+        qat.kernels = removed
         qat.save(path)
-    with pytest.warns(UserWarning, match="rounds as 'onnxruntime' now"):
-        assert keras.models.load_model(path).kernels == "onnxruntime"
+    with pytest.warns(UserWarning, match="rounds as 'xnnpack' now"):
+        assert keras.models.load_model(path).kernels == "xnnpack"

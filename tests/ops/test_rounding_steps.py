@@ -83,19 +83,13 @@ def exactly_away(x: int, factor: float) -> int:
     return away(x * Fraction(factor))
 
 
-def exactly_up(x: int, factor: float) -> int:
-    return floor(x * Fraction(factor) + Fraction(1, 2))
-
-
 SUMS = {
-    **{("dense", 8, family): in_float32 for family in ("xnnpack", "xnnpack_arm64", "onnxruntime")},
-    **{("conv", 8, family): in_float32 for family in ("xnnpack", "xnnpack_arm64", "onnxruntime")},
+    **{("dense", 8, family): in_float32 for family in ("xnnpack", "xnnpack_arm64")},
+    **{("conv", 8, family): in_float32 for family in ("xnnpack", "xnnpack_arm64")},
     ("dense", 8, "reference"): exactly_away,
     ("conv", 8, "reference"): rounded_twice,
     ("dense", 8, "tflm"): rounded_twice,
     ("conv", 8, "tflm"): rounded_twice,
-    ("dense", 8, "esp_dl"): exactly_up,
-    ("conv", 8, "esp_dl"): exactly_up,
     **{("conv", 16, family): rounded_once for family in RUNNABLE},
 }
 """Operator, bits and family -> how sums are rescaled."""
@@ -167,15 +161,9 @@ def fine_steps(q: int, ratio: float) -> int:
     return rounded_twice(q * steps, ratio / steps)
 
 
-def divided(q: int, ratio: float) -> int:
-    """onnxruntime's: as real numbers, the scale of the output being 1."""
-    return round(single(q * Fraction(ratio)))
-
-
 REQUANTIZED = {
     **dict.fromkeys(("xnnpack", "xnnpack_arm64"), in_256ths),
     **dict.fromkeys(("reference", "tflm"), fine_steps),
-    "onnxruntime": divided,
 }
 
 

@@ -178,7 +178,6 @@ KINDS = {
     "supports_int4": {
         *("conv", "dense", "einsum_dense", "einsum_dense_heads", "einsum_dense_per_tensor")
     },
-    "onnx_kernel": {"add", "multiply", "maximum", "minimum", "softmax", "mean"},
     "multiplies_tensors": {"matmul", "contract"},
     "has_mark": {"mask_scores"},
     "alias": {"linear", "identity"},
@@ -192,7 +191,7 @@ KINDS = {
         *("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
     },
 }
-"""What is said of few rows, and of which: kernels that fuse a ReLU, that onnxruntime has, ..."""
+"""What is said of few rows, and of which: kernels that fuse a ReLU, ..."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
