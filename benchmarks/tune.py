@@ -24,7 +24,7 @@ import keras_qat
 from benchmarks.tasks.__main__ import TASKS
 from benchmarks.tasks.runner import CALIBRATION, trained
 from benchmarks.tasks.task import Data, Remedy, Task
-from keras_qat.keras2.backend import keras, layers
+from keras_qat.keras2.backend import keras
 
 FRESH_VALIDATION, FRESH_TEST = 1000, 2000
 """Added to the seed of the validation and of the test data."""
@@ -43,31 +43,10 @@ def add_outliers(data: Data) -> Data:
     return data._replace(x_train=x, y_train=x if data.y_train is data.x_train else data.y_train)
 
 
-def scale_channels(model: Any, generator: np.random.Generator) -> None:
-    """Scale channels between two convolutions apart, which the float model does not notice.
-
-    The ranges of the channels then differ so much that one range for all of them fits none.
-    """
-    kinds = layers.Conv2D, layers.DepthwiseConv2D
-    convolutions = [layer for layer in model.layers if isinstance(layer, kinds)]
-    norms = [layer for layer in model.layers if isinstance(layer, layers.BatchNormalization)]
-    for first, norm, second in zip(convolutions, norms, convolutions[1:], strict=False):
-        if not isinstance(first, layers.DepthwiseConv2D):
-            continue
-        gamma, beta, *statistics = norm.get_weights()
-        scale = 2.0 ** generator.integers(-4, 5, gamma.shape)
-        norm.set_weights([gamma * scale, beta * scale, *statistics])
-        kernel, *rest = second.get_weights()
-        second.set_weights([kernel / scale[:, None], *rest])
-
-
-EQUALIZE = Remedy(lambda model: keras_qat.quantize_model(keras_qat.equalize(model)))
-
 HARDER = {
-    "outliers": ("anomaly", "anomalies, outliers in the training data", add_outliers, None),
-    "channels": ("sound", "DS-CNN, ranges of channels far apart", None, scale_channels),
+    "outliers": ("anomaly", "anomalies, outliers in the training data", add_outliers),
 }
-"""Name -> the task, a title, and what changes the data and the float model."""
+"""Name -> the task, a title, and what changes the data."""
 
 
 @dataclasses.dataclass
@@ -138,7 +117,7 @@ def take(data: Data, rows: np.ndarray) -> Data:
 
 def make_case(name: str, seed: int) -> Case:
     """Return a task's data and its trained float model."""
-    base, title, change_data, change_model = HARDER.get(name, (name, "", None, None))
+    base, title, change_data = HARDER.get(name, (name, "", None))
     task = TASKS[base]
     task = dataclasses.replace(task, title=title or task.title)
     train, test = task.counts
@@ -150,9 +129,6 @@ def make_case(name: str, seed: int) -> Case:
     data = make_data(0, train, 2)._replace(x_test=test_data.x_test, y_test=test_data.y_test)
     keras.utils.set_random_seed(seed)
     model = trained(task.model(), task, data, max(EPOCHS, task.epochs[0]), task.rate, seed)
-    if change_model is not None:
-        change_model(model, np.random.default_rng(seed))
-        task = dataclasses.replace(task, remedies={"equalize": EQUALIZE})
     data = data if change_data is None else change_data(data)
     return Case(task, model, data, make_data(FRESH_VALIDATION, 2, 2 * test), seed)
 

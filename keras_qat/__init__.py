@@ -34,7 +34,6 @@ from keras_qat.tflite.model import TFLiteModel
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.post_training import (
     bias_correction,
-    equalize,
     learn_rounding,
     reestimate_batch_norm,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "calibrate",
     "callbacks",
     "diagnose",
-    "equalize",
     "export_c",
     "export_onnx",
     "export_saved_model",

@@ -91,9 +91,6 @@ def _healthy() -> dict[str, Callable[[], Case]]:
             calibrated(trained("LeNet"), x[:200]), batch_size=1, input_dtype="uint8"
         ),
         "MobileNetV2, bias correction": corrected,
-        "ResNet-20, equalized": lambda: case(
-            calibrated(keras_qat.equalize(trained("ResNet-20")), x[:200])
-        ),
         "pixels, Rescaling inside": pixels,
         "pixels, bytes": lambda: pixels(input_dtype="uint8"),
         "LeNet, images of -1 to 1": symmetric,

@@ -36,7 +36,6 @@ from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.calibration.lost_values import explain_losses
 from keras_qat.training.post_training.bias_correction import bias_correction
-from keras_qat.training.post_training.equalize import equalize
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.recurrent import list_states
 from keras_qat.training.schedule import check_quantized, get_float_reason, get_recipe
@@ -227,13 +226,11 @@ def _list_remedies(
         bias_correction(treated, x)
         return treated
 
-    def requantize(
-        recipe: Recipe, prepare: Callable[[keras.Model], keras.Model] = lambda model: model
-    ) -> keras.Model:
+    def requantize(recipe: Recipe) -> keras.Model:
         for layer in model.layers:
             if (get_float_reason(layer) or "").startswith(OUT_OF_SCOPE):
                 recipe = recipe.override(layer.name.removeprefix(PREFIX), quantize=False)
-        treated = quantize_model(prepare(strip_quantization(model)), recipe)
+        treated = quantize_model(strip_quantization(model), recipe)
         calibrate(treated, x)
         return treated
 
@@ -244,7 +241,6 @@ def _list_remedies(
             for method in ("mse", "percentile")
         },
         f"{CALIBRATE}; bias_correction(qat, x)": correct_biases,
-        "quantize_model(equalize(model))": partial(requantize, recipe, equalize),
     }
     bits = {"weight_bits": recipe.weights.bits, "activation_bits": recipe.activations.bits}
     more: dict[str, Any] = {name: 8 for name, count in bits.items() if count < 8}

@@ -100,7 +100,7 @@ def test_the_whole_ladder_is_tried_for_a_budget_that_cannot_be_met(whole_search)
     assert not result.is_met
     steps = {attempt.step: attempt for attempt in result.attempts}
     assert list(steps) == [
-        *("ranges from data", "corrected biases", "equalized channels", "other ranges"),
+        *("ranges from data", "corrected biases", "other ranges"),
         *("file ends before concatenated outputs", "learned rounding"),
         *("sensitive layers in float", "training", "16-bit activations"),
     ]
@@ -118,20 +118,6 @@ def test_files_end_before_outputs_that_share_a_range():
     assert result.is_met
     assert result.best.step == "file ends before concatenated outputs"
     assert "outputs=['boxes', 'scores']" in result.best.settings
-
-
-@pytest.mark.slow
-def test_channels_with_ranges_far_apart_are_equalized(classifier):
-    model = keras.models.clone_model(classifier)
-    weights = classifier.get_weights()
-    scale = 2.0 ** np.arange(-8, 8)
-    model.set_weights(
-        [weights[0] * scale, weights[1] * scale, weights[2] / scale[:, None], *weights[3:]]
-    )
-    result = keras_qat.tune(model, TRAIN[0], VALIDATION[0], max_drop=2, verbose=0)
-    assert result.is_met
-    assert result.best.step == "equalized channels"
-    assert "equalize, calibrate" in result.best.settings
 
 
 def test_without_labels_the_float_model_is_the_reference(classifier):

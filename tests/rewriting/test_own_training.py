@@ -239,8 +239,3 @@ def test_a_functional_model_with_a_call_of_its_own_computes_what_that_says():
     x = images(64, (4,))
     qat = quantize_on(model, x)
     np.testing.assert_allclose(qat.predict(x, verbose=0), model(x), atol=0.1)
-
-
-def test_equalize_refuses_what_its_copy_would_not_have():
-    with pytest.raises(ValueError, match=r"Detector.*defines how it trains"):
-        keras_qat.equalize(detector())

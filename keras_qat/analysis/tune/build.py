@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
-import warnings
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -22,7 +20,7 @@ from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.calibration.histogram import Method
 from keras_qat.training.callbacks import FreezeBatchNorm
-from keras_qat.training.post_training import bias_correction, equalize, learn_rounding
+from keras_qat.training.post_training import bias_correction, learn_rounding
 
 CALIBRATED, ROUNDED = 512, 256
 """Number of examples for ranges and biases, and for learned rounding."""
@@ -41,7 +39,6 @@ class Settings:
 
     Args:
         recipe: the recipe, with overrides for single layers.
-        equalizes: whether `equalize` is called on the float model first.
         method: the method of `calibrate`.
         corrects_bias: whether `bias_correction` is called.
         learns_rounding: whether `learn_rounding` is called, which also corrects biases.
@@ -51,7 +48,6 @@ class Settings:
     """
 
     recipe: Recipe
-    equalizes: bool = False
     method: Method = "minmax"
     corrects_bias: bool = False
     learns_rounding: bool = False
@@ -67,7 +63,6 @@ class Settings:
         bits = Counter(one.weight_bits for one in overrides if one.weight_bits is not None)
         steps += [f"{count} layers with {b}-bit weights" for b, count in sorted(bits.items())]
         steps += [f"outputs={list(self.outputs)}"] if self.outputs else []
-        steps += ["equalize"] * self.equalizes
         steps.append("calibrate" if self.method == "minmax" else f"calibrate({self.method!r})")
         steps += ["bias_correction"] * self.corrects_bias
         steps += ["learn_rounding"] * self.learns_rounding
@@ -152,24 +147,11 @@ class Builder:
         self.is_cut_short = False
         """Whether training of the last model was stopped early."""
 
-    @functools.cached_property
-    def equalized(self) -> keras.Model | None:
-        """The float model with equalized channels; None if no channels can be equalized."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # No layers can be equalized.
-            try:
-                model = equalize(self.model)
-            except ValueError:  # The model has custom training.
-                return None
-        before, after = self.model.get_weights(), model.get_weights()
-        return None if all(map(np.array_equal, before, after)) else model
-
     def build(self, settings: Settings) -> QuantizedModel:
         """Return a quantized model with these settings."""
         self.is_cut_short = False
-        model = self.equalized if settings.equalizes else self.model
         outputs = settings.outputs or None
-        qat = quantize_model(model, settings.recipe, target=self.target, outputs=outputs)
+        qat = quantize_model(self.model, settings.recipe, target=self.target, outputs=outputs)
         calibrate(qat, self.train.take(CALIBRATED), method=settings.method)
         if settings.packs:
             qat.pack_int4 = True

@@ -312,11 +312,6 @@ ROUNDED = {"method": "mse", "learns_rounding": True, "corrects_bias": False}
 LADDER = (
     Rung("ranges from data", _change({})),
     Rung("corrected biases", _change({"corrects_bias": True})),
-    Rung(
-        "equalized channels",
-        _change({"equalizes": True}),
-        lambda search: "no channels can be equalized" if search.builder.equalized is None else "",
-    ),
     Rung("other ranges", _change({"method": "mse"}, {"method": "percentile"})),
     Rung("file ends before concatenated outputs", _end_before_outputs, _explain_outputs),
     Rung("learned rounding", _change(ROUNDED), _explain_rounding),

@@ -1,8 +1,7 @@
 """Post-training methods, which change weights layer by layer without labels or training."""
 
 from keras_qat.training.post_training.bias_correction import bias_correction
-from keras_qat.training.post_training.equalize import equalize
 from keras_qat.training.post_training.learn_rounding import learn_rounding
 from keras_qat.training.post_training.reestimate_batch_norm import reestimate_batch_norm
 
-__all__ = ["bias_correction", "equalize", "learn_rounding", "reestimate_batch_norm"]
+__all__ = ["bias_correction", "learn_rounding", "reestimate_batch_norm"]
