@@ -267,12 +267,6 @@ def of_weights() -> Rows:
     def nothing(qat: Any, case: Case) -> None:
         pass
 
-    def mixed(bits: int, case: Case) -> float:
-        chosen = keras_qat.search_bits(
-            case.model, unlabelled(case)[:64], bits / 8, bits=(2, 3, 4, 5, 6, 8)
-        )
-        return measure(chosen.recipe, learn, case)
-
     rows: Rows = {}
     for bits in (8, 4, 3, 2):
         recipe = recipes.int8(bits)
@@ -280,8 +274,6 @@ def of_weights() -> Rows:
         rows[f"{bits}/8 least error"] = partial(measure, recipe, nothing, weights="mse")
         rows[f"{bits}/8 bias_correction"] = partial(measure, recipe, correct, weights="mse")
         rows[f"{bits}/8 learn_rounding"] = partial(measure, recipe, learn)
-    for bits in (4, 3):
-        rows[f"{bits}/8 on average: search_bits, learn_rounding"] = partial(mixed, bits)
     return rows
 
 

@@ -1,11 +1,10 @@
-"""More of what `benchmarks.accuracy` measures: schedules, bits of each layer, pruned networks.
+"""More of what `benchmarks.accuracy` measures: schedules, learned rounding, pruned networks.
 
     PYTHONPATH=tutorials python -m benchmarks.methods --directory build/methods --parts schedules
 
 Options are those of `benchmarks.accuracy`. Parts: `schedules`, learning rates of fine-tuning with 8
-bits, with BatchNormalization as in training or frozen; `mixed_bits`, `search_bits` against the same
-bytes everywhere; `rounding`, learned layer by layer and block by block; `pruned`, a network with
-three zeros in four weights, and what becomes of them.
+bits, with BatchNormalization as in training or frozen; `rounding`, learned layer by layer and block
+by block; `pruned`, a network with three zeros in four weights, and what becomes of them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from keras_qat.training.schedule import schedule
 RATES = (1e-3, 1e-4, 1e-5)
 PRUNED = 0.75
 """Share of the weights of each kernel that are zero."""
-BITS = (2, 3, 4, 5, 6, 7, 8)
 
 
 def of_schedules() -> Rows:
@@ -46,26 +44,6 @@ def of_schedules() -> Rows:
     for rate in RATES:
         rows[f"Adam {rate:g}"] = partial(train, rate, False)
         rows[f"Adam {rate:g}, BatchNormalization frozen"] = partial(train, rate, True)
-    return rows
-
-
-def of_mixed_bits() -> Rows:
-    """Bits of each layer, found within a budget, and the same for all; rounding is learned."""
-
-    def measure(recipe: Any, case: Case) -> float:
-        qat = calibrated(case.model, unlabelled(case), "mse", recipe)
-        keras_qat.learn_rounding(qat, unlabelled(case), iterations=case.budget.iterations)
-        return of_qat(qat, case.data)
-
-    def found(share: float, case: Case) -> float:
-        model, images = case.model, unlabelled(case)
-        return measure(keras_qat.search_bits(model, images, share, bits=BITS).recipe, case)
-
-    rows: Rows = {}
-    for bits in (8, 6, 5, 4, 3):
-        rows[f"{bits} bits for all"] = partial(measure, recipes.int8(bits))
-    for share in (0.6, 0.5, 0.4):
-        rows[f"{share:.0%} of the bytes of 8 bits"] = partial(found, share)
     return rows
 
 
@@ -137,7 +115,6 @@ def _kernels(model: Any) -> list[Any]:
 
 PARTS = {
     "schedules": of_schedules,
-    "mixed_bits": of_mixed_bits,
     "rounding": of_rounding,
     "pruned": of_pruned,
 }

@@ -10,8 +10,6 @@ from typing import Any
 from keras_qat import callbacks, layers, recipes, specs, targets
 from keras_qat.analysis.diagnose import diagnose
 from keras_qat.analysis.plan import plan
-from keras_qat.analysis.search_bits import search_bits
-from keras_qat.analysis.sensitivity import sensitivity
 from keras_qat.analysis.summary import Summary, summary
 from keras_qat.analysis.tune import TuneResult, tune
 from keras_qat.analysis.verify import Report, verify
@@ -76,8 +74,6 @@ __all__ = [
     "reestimate_batch_norm",
     "register_op",
     "resolve",
-    "search_bits",
-    "sensitivity",
     "set_quantization",
     "simulate",
     "specs",

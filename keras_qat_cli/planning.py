@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from keras_qat_cli import options
-from keras_qat_cli.data import Source
 from keras_qat_cli.group import Settings, cli, fail, show
 from keras_qat_cli.options import Quantizing
 
@@ -52,42 +51,3 @@ def summary(settings: Settings, model: Path, quantizing: Quantizing, as_json: bo
     with settings.library() as keras_qat:
         result = keras_qat.summary(settings.load_quantized(model, quantizing))
     show(result, result.to_dict(), as_json)
-
-
-@cli.command()
-@options.float_model
-@options.data
-@click.option(
-    "--bits", multiple=True, type=click.IntRange(2, 8), help="Bits to try. [default: 4, 8]"
-)
-@click.option(
-    "--budget",
-    type=click.FloatRange(0),
-    help="Choose bits for a budget of bytes, or for a share of the 8-bit size.",
-)
-@options.json_output
-@click.pass_obj
-def sensitivity(
-    settings: Settings,
-    model: Path,
-    data: Source,
-    bits: tuple[int, ...],
-    budget: float | None,
-    as_json: bool,
-) -> None:
-    """Rank the layers of a float MODEL by the cost of fewer bits for their weights.
-
-    With --budget, choose the bits of each layer within a budget of bytes. A budget of up to 1 is a
-    share of the weights' size in 8 bits.
-    """
-    choices = bits or (4, 8)
-    with settings.library() as keras_qat:
-        loaded = settings.load(model)
-        ranking = keras_qat.sensitivity(
-            loaded, data.load(loaded), bits=choices, verbose=settings.verbose
-        )
-        result, chosen = ranking.to_dict(), None
-        if budget is not None:
-            chosen = keras_qat.search_bits(loaded, None, budget, bits=choices, known=ranking)
-            result |= {"bits": chosen.bits, "bytes": chosen.bytes, "cost": chosen.cost}
-    show(ranking if chosen is None else f"{ranking}\n\n{chosen}", result, as_json)

@@ -80,12 +80,8 @@ MISTAKES = {
     "the function tiny_net: pass its": lambda _: keras_qat.quantize_model(tiny_net),
     "Expected a Keras model, got bytes": lambda _: keras_qat.diagnose(b"file", X),
     "got the model 'tiny': pass a file": lambda _: keras_qat.TFLiteModel(tiny_net()),
-    "'tiny' is already quantized. Pass the float": lambda qat: keras_qat.sensitivity(qat, X),
     r"float model.*plan\(model, target='tflm'\)\.problems": lambda _: keras_qat.targets.problems(
         tiny_net(), "tflm"
-    ),
-    "budget='50%': pass a number of bytes, or a share": lambda _: keras_qat.search_bits(
-        tiny_net(), X, "50%"
     ),
     r"Use register_op\(MyDense, 'dense'": lambda _: keras_qat.register_rule,
     r"no operator 'moves'. Did you mean 'move'\? There": lambda _: keras_qat.register_op(

@@ -1,1 +1,1 @@
-"""Reports on models: plan, summary, verification, sensitivity."""
+"""Reports on models: plan, summary, verification, diagnosis, tuning."""

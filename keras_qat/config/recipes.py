@@ -176,8 +176,8 @@ def int4_weights(
     in a byte, after `qat.pack_int4 = True`. Only convolutions and dense layers can be packed. Other
     weights, such as those of depthwise convolutions, have 8 bits, which is more accurate and needs
     no more space (`int8(weight_bits=4)` uses 4 bits for all weights). The model needs
-    `learn_rounding` or training. To give sensitive layers more bits, use `end_bits`,
-    `override(name, weight_bits=8)` or `search_bits`.
+    `learn_rounding` or training. To give sensitive layers more bits, use `end_bits`
+    or `override(name, weight_bits=8)`.
 
     Args:
         activation_bits: 2 to 8.

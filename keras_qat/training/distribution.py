@@ -128,17 +128,6 @@ def is_cluster(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
-def get_worker(strategy: tf.distribute.Strategy) -> tuple[int, int]:
-    """Returns the index of this worker in its cluster, and the number of workers."""
-    if not is_cluster(strategy):
-        return 0, 1
-    resolver = strategy.cluster_resolver
-    spec = resolver.cluster_spec()
-    counts = {kind: spec.num_tasks(kind) for kind in ("chief", "worker") if kind in spec.jobs}
-    before = counts.get("chief", 0) if resolver.task_type == "worker" else 0
-    return before + resolver.task_id, sum(counts.values())
-
-
 def strategy_scope(model: keras.Model) -> AbstractContextManager[Any]:
     """Returns the scope of a model's strategy; an empty context if a scope is already active."""
     if tf.distribute.has_strategy():

@@ -1,7 +1,6 @@
 """Tests the command line: arguments, output, exit codes, and what it imports."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -112,18 +111,6 @@ def test_data_that_are_warned_of_are_a_failure(files, tmp_path):
         assert "not prepared as in earlier training" in told and "--accept-data" in told
         run(*command, "--accept-data")
     assert file.exists() and qat.exists()
-
-
-def test_sensitivity(files):
-    paths = files / "float.keras", files / "x.npy"
-    told = run("sensitivity", *paths, "--limit", 8, "--budget", 0.6)
-    assert re.search(r"^conv .*\n^logits |^logits .*\n^conv ", told, flags=re.M)
-    assert "weight_bits=4)" in told and "bytes of weights" in told
-    options = "--limit", 8, "--bits", 2, "--bits", 8, "--json", "--budget", 0.7
-    parsed = json.loads(run("sensitivity", *paths, *options))
-    assert set(parsed["layers"][0]["costs"]) == {"2", "8"}
-    assert set(parsed["bits"]) == {"conv", "logits"} and parsed["bytes"] > 0
-    assert "already quantized" in run("sensitivity", files / "qat.keras", *paths[1:], code=2)
 
 
 def test_convert(files, tmp_path):

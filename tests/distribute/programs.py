@@ -191,7 +191,7 @@ def in_cluster(index: int, ports: list[int], devices: int) -> Any:
 
 
 def shares_the_work(index: int, ports: list[int], folder: Path) -> None:
-    """A worker calibrates with its share of the data, and measures its share of the layers."""
+    """A worker calibrates with its share of the data."""
     strategy = in_cluster(index, ports, devices=2) if len(ports) > 1 else two_devices()
     with strategy.scope():
         model = network()
@@ -200,9 +200,7 @@ def shares_the_work(index: int, ports: list[int], folder: Path) -> None:
     for method in ("minmax", "percentile", "mse"):
         keras_qat.calibrate(qat, np.array_split(X, len(ports))[index], method=method)
         results += [weight.numpy() for weight in qat.weights]
-    chosen = keras_qat.search_bits(model, X, 0.6)
-    results += [list(layer.costs.values()) for layer in chosen.sensitivity.layers]
-    np.savez(folder / f"{len(ports)}_{index}.npz", *results, list(chosen.bits.values()))
+    np.savez(folder / f"{len(ports)}_{index}.npz", *results)
     os._exit(0)
 
 

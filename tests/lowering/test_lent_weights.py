@@ -107,8 +107,6 @@ def test_rounding_is_learned_for_variables_only():
     x = keras.Input(SHAPE)
     model = keras.Model(x, layers.Conv2D(3, 1, name="last")(COMPUTED["normalized weights"](x)))
     data = images(8)
-    (layer,) = keras_qat.sensitivity(model, data, bits=(4,)).layers
-    assert layer.name == "last"
     qat = keras_qat.quantize_model(model, "int4_weights")
     keras_qat.calibrate(qat, data, method="mse")
     keras_qat.learn_rounding(qat, data, iterations=2)

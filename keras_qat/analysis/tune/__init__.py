@@ -137,8 +137,8 @@ def tune(
         recipe: the recipe for the first step; by default the target's, or "int8".
         minutes: time budget. When it is used up, the current step is finished, but training stops.
             A second call with the same `directory` repeats a training that was stopped.
-        max_size: maximum bytes of the file. If the file is larger, `tune` also tries fewer bits.
-        min_bits: minimum bits of weights, 2 to 8. With it, `tune` continues to the smallest file
+        max_size: maximum bytes of the file. If the file is larger, `tune` also tries 4-bit weights.
+        min_bits: minimum bits of weights, 4 or 8. With 4, `tune` continues to the smallest file
             within the budget.
         directory: where to save the model of each attempt. A second call with the same arguments
             continues there. It can hold several searches. By default, a temporary directory.
@@ -167,8 +167,8 @@ def tune(
         raise ValueError(f"minutes={minutes}: pass a time above 0, such as 10.")
     if max_size is not None and max_size <= 0:
         raise ValueError(f"max_size={max_size}: pass the maximum bytes of the file.")
-    if min_bits is not None and not 2 <= min_bits <= 8:
-        raise ValueError(f"min_bits={min_bits}: pass 2 to 8.")
+    if min_bits not in (None, 4, 8):
+        raise ValueError(f"min_bits={min_bits}: pass 4 or 8. Files store other bits in a byte.")
     train_data, held_out = read_data(model, train), read_data(model, validation)
     _check_held_out(train_data, held_out)
     chosen, _, known_target = read_settings(recipe, None, target)
@@ -182,8 +182,8 @@ def tune(
     interrupted = False
     try:
         climb(search)
-        if max_size is not None or min_bits is not None:
-            shrink(search, max_size, min_bits or 4)
+        if max_size is not None or (min_bits or 8) < 8:
+            shrink(search, max_size)
     except KeyboardInterrupt:
         interrupted = True
     if search.best_score is None:

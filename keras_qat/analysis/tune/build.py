@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,8 +59,9 @@ class Settings:
         steps = [] if self.recipe.name == "int8" else [self.recipe.name]
         overrides = self.recipe.overrides
         steps += [f"{one.layers} in float" for one in overrides if one.quantize is False]
-        bits = Counter(one.weight_bits for one in overrides if one.weight_bits is not None)
-        steps += [f"{count} layers with {b}-bit weights" for b, count in sorted(bits.items())]
+        if self.packs:
+            ends = ", 8 bits in the first and last layers" if self.recipe.end_bits else ""
+            steps.append(f"4-bit weights{ends}")
         steps += [f"outputs={list(self.outputs)}"] if self.outputs else []
         steps.append("calibrate" if self.method == "minmax" else f"calibrate({self.method!r})")
         steps += ["bias_correction"] * self.corrects_bias

@@ -20,8 +20,6 @@ import numpy as np
 
 from keras_qat.analysis.diagnose import diagnose
 from keras_qat.analysis.plan import plan
-from keras_qat.analysis.search_bits import search_bits
-from keras_qat.analysis.sensitivity import Sensitivity
 from keras_qat.analysis.tune.build import Builder, Settings
 from keras_qat.analysis.tune.score import Score
 from keras_qat.config import recipes
@@ -36,9 +34,6 @@ from keras_qat.tflite.micro_interpreter import MicroInterpreter
 EPOCHS = 5
 """Numbers of epochs of training."""
 
-
-SHARES = (0.85, 0.75, 0.65, 0.5)
-"""Sizes to try in a search for smaller files, relative to 8-bit weights."""
 
 ENOUGH = 256
 """Number of examples without labels that is enough for training, and to find sensitive layers."""
@@ -336,25 +331,20 @@ def climb(search: Search) -> None:
                 break
 
 
-def shrink(search: Search, max_size: int | None, min_bits: int) -> None:
-    """Try fewer bits for some layers, from larger to smaller files, with learned rounding."""
-    base, x = search.best, search.builder.train.take(128)
-    known: Sensitivity | None = None
-    smaller = base
-    for share in SHARES:
-        step = f"{share:.0%} of the weights' bytes"
+def shrink(search: Search, max_size: int | None) -> None:
+    """Try 4-bit weights with learned rounding, first in all but the first and last layers."""
+    base = search.best
+    for end_bits in (8, None):
+        step = "4-bit weights, 8 bits in the first and last layers" if end_bits else "4-bit weights"
         if search.is_late:
             search.skip(step, "no time is left")
             return
-        bits = sorted({min_bits, 4, 8} - set(range(min_bits)))
-        with warnings.catch_warnings():  # About unused recipes.
-            warnings.simplefilter("ignore", UserWarning)
-            found = search_bits(search.model, x, share, bits=bits, recipe=base.recipe, known=known)
-        if known is not None and found.recipe == smaller.recipe:
-            continue
-        known = found.sensitivity
+        weights = dataclasses.replace(base.recipe.weights, bits=4)
+        recipe = dataclasses.replace(
+            base.recipe, weights=weights, end_bits=end_bits, unpacked_bits=8
+        )
         changes: dict[str, Any] = {**ROUNDED, "packs": True, "epochs": 0}
-        smaller = dataclasses.replace(base, recipe=found.recipe, **changes)
+        smaller = dataclasses.replace(base, recipe=recipe, **changes)
         attempt: Any = search.attempt(step, smaller, "smaller")
         trains = attempt.drop > search.max_drop and not _explain_training(search)
         if trains and not search.is_late:
