@@ -34,7 +34,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.tflite.interpreter import FileInterpreter
 
 IMAGES, UNLABELLED, OUTLIER = 64, 256, 1000.0
-METHODS = ("minmax", "percentile", "mse", "entropy")
+METHODS = ("minmax", "percentile", "mse")
 RECIPES: dict[str, Any] = {
     "8/8": recipes.int8(),
     "8/4": recipes.int8(activation_bits=4),

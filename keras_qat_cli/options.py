@@ -248,7 +248,7 @@ calibration = _group_options(
     Calibration,
     click.option(
         "--method",
-        type=click.Choice(["minmax", "percentile", "mse", "entropy"]),
+        type=click.Choice(["minmax", "percentile", "mse"]),
         default="minmax",
         show_default=True,
         help="How ranges are chosen.",

@@ -86,7 +86,6 @@ def _healthy() -> dict[str, Callable[[], Case]]:
         "dense, LayerNormalization in float": lambda: plain("normalized"),
         "a number beside features": lambda: plain("gated"),
         "LeNet, mean squared error": lambda: plain("LeNet", method="mse"),
-        "ResNet-20, entropy": lambda: plain("ResNet-20", method="entropy"),
         "LeNet, one example at a time, uint8": lambda: case(
             calibrated(trained("LeNet"), x[:200]), batch_size=1, input_dtype="uint8"
         ),

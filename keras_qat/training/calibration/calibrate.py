@@ -85,10 +85,10 @@ def calibrate(
         batch_size: examples per batch, for arrays and unbatched data; by default 32, or up to 128
             small examples if `steps` is not given.
         method: how to choose a range: "minmax" uses the extremes, "percentile" excludes a share of
-            the values at both ends, "mse" minimizes the mean squared error, and "entropy" the
-            Kullback-Leibler divergence. Values beyond the range are clipped. "percentile" clips the
-            inputs before it computes other ranges, so it reads the data twice, unless the data is a
-            generator. Fixed ranges, such as a softmax's, do not change.
+            the values at both ends, and "mse" minimizes the mean squared error. Values beyond the
+            range are clipped. "percentile" clips the inputs before it computes other ranges, so it
+            reads the data twice, unless the data is a generator. Fixed ranges, such as a softmax's,
+            do not change.
         percentile: percentage of the values below the upper end, and above the lower end.
         weights: how to choose the ranges of weights with one range per channel: "minmax" uses the
             extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,

@@ -129,24 +129,6 @@ class Histogram:
         counts = np.add.reduceat(self.counts, starts)
         return Histogram(bins[starts], self.low[starts], self.high[ends], counts)
 
-    def drop_zeros(self) -> Histogram:
-        """Returns the histogram without the bins next to zero."""
-        is_kept = (self.bins != _SIDE) & (self.bins != _SIDE - 1)
-        arrays = (self.bins, self.low, self.high, self.counts)
-        return Histogram(*(array[is_kept] for array in arrays))
-
-    @property
-    def size(self) -> float:
-        """The number of values."""
-        return float(self.counts.sum())
-
-    def below(self, thresholds: np.ndarray) -> np.ndarray:
-        """Counts the values below each threshold, assuming that they are evenly spread in a bin."""
-        sums = np.concatenate([[0.0], np.cumsum(self.counts)])
-        # The sum does not change in a gap between two bins.
-        ends = np.stack([self.low, self.high], 1).reshape(-1)
-        return np.interp(thresholds, ends, np.stack([sums[:-1], sums[1:]], 1).reshape(-1))
-
     def quantile(self, share: float) -> float:
         """Returns the value that is larger than `share` of the values."""
         sums = np.cumsum(self.counts)
@@ -180,7 +162,7 @@ class Tally:
         return Histogram.of(self.counts, self.low, self.high)
 
 
-Method = Literal["minmax", "percentile", "mse", "entropy"]
+Method = Literal["minmax", "percentile", "mse"]
 
 Range = tuple[float, float]
 
@@ -193,8 +175,6 @@ _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
 """Factors of the extremes to try as ends, down to 1/4096."""
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)
 """Factors to try around the best of `_FACTORS`."""
-_PER_LEVEL = 8
-"""Bins per quantization level in the computation of the divergence."""
 
 
 def extremes(histogram: Histogram, spec: QuantSpec) -> Range:
@@ -265,45 +245,9 @@ def _rounding(x: np.ndarray) -> np.ndarray:
     return nearest / 12 + (x - nearest) ** 3 / 3
 
 
-def entropy(histogram: Histogram, spec: QuantSpec) -> Range:
-    """Returns the range with the smallest Kullback-Leibler divergence after quantization.
-
-    Zeros are ignored, because every range represents 0. With more than 8 bits it returns the full
-    range, because a narrower range gains almost nothing.
-
-    Source: TensorRT's calibration (Migacz 2017), extended to ranges with two ends.
-    """
-    rest = histogram.drop_zeros()
-    if spec.bits > 8 or not len(rest.counts):
-        return extremes(histogram, spec)
-    low, high = _full_range(histogram, spec)
-    ranges = [(low * factor, high * factor) for factor in 2.0 ** (-np.arange(0, 96) / 8)]
-    return min(ranges, key=lambda ends: _divergence(rest, spec.bits, ends))
-
-
-def _divergence(histogram: Histogram, bits: int, ends: Range) -> float:
-    """Compute the divergence between the clipped histogram and its quantized version."""
-    levels = 2**bits - 1
-    edges = np.linspace(*ends, levels * _PER_LEVEL + 1)
-    sums = histogram.below(edges)
-    inside = np.diff(sums)
-    if inside.sum() <= 0:
-        return float(np.inf)
-    clipped = inside.copy()
-    clipped[0] += sums[0]
-    clipped[-1] += histogram.size - sums[-1]
-    is_used = (clipped > 0).reshape(levels, _PER_LEVEL)
-    means = inside.reshape(levels, _PER_LEVEL).sum(1) / np.maximum(is_used.sum(1), 1)
-    quantized = (is_used * means[:, None]).reshape(-1)
-    clipped, quantized = clipped / clipped.sum(), quantized / quantized.sum()
-    p, q = clipped[clipped > 0], quantized[clipped > 0]
-    return float(np.sum(p * np.log(p / np.maximum(q, 1e-12))))
-
-
 METHODS: dict[Method, Callable[..., Range]] = {
     "minmax": extremes,
     "percentile": percentile,
     "mse": least_squares,
-    "entropy": entropy,
 }
 """Name in `calibrate` -> calibration method."""
