@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.export.read_back import get_scales_and_weights, report, sum_by_scale
 from keras_qat.export.saved_model import make_inference_module
-from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve_to_export
 from keras_qat.io.atomic_files import write_contents
 from keras_qat.keras2.backend import keras, one_at_a_time, swap_attributes
 from keras_qat.keras2.layers_and_models import list_layers
-from keras_qat.ops.op import SharedRange
 from keras_qat.ops.weights import Weights
 from keras_qat.training.readiness import check_before_export
 from keras_qat.version import __version__
@@ -121,7 +117,6 @@ def export_onnx(
             f"another format."
         ) from error
     contents: bytes = proto.SerializeToString()
-    check_onnx(contents, proto, graph)
     return write_contents(contents, path)
 
 
@@ -226,97 +221,3 @@ def _dequantize(graph: Any, node: Any, index: int, q: NDArray, scales: NDArray, 
         graph.initializer.append(numpy_helper.from_array(values, input_name))
     node.input[index] = name
     return helper.make_node("DequantizeLinear", inputs, [name], name=name, axis=axis)
-
-
-def check_onnx(contents: bytes, written: Any, graph: ResolvedGraph) -> None:
-    """Compares an ONNX file with its protocol buffer and the resolved graph.
-
-    Inputs, outputs, quantization parameters and weights are compared, but not operators.
-    Differences are faults of this library, and cause a warning.
-
-    Raises:
-        RuntimeError: if the bytes differ from `written`.
-    """
-    import onnx
-
-    file = onnx.load_from_string(contents)
-    damage = [] if file == written else ["its fields differ from the written ones"]
-    report(f"The ONNX file of '{graph.name}'", damage, _find_differences(graph, file.graph))
-
-
-def _find_differences(graph: ResolvedGraph, file: Any) -> Iterator[str]:
-    from onnx import numpy_helper
-
-    graphs = [file, *_find_subgraphs(file)]
-    nodes = [node for subgraph in graphs for node in subgraph.node]
-    arrays = {
-        array.name: numpy_helper.to_array(array)
-        for subgraph in graphs
-        for array in subgraph.initializer
-    }
-    for end, ours, theirs in (
-        ("inputs", graph.inputs, file.input),
-        ("outputs", graph.outputs, file.output),
-    ):
-        ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in theirs}
-        if list(ranks.items()) != [(name, len(tensor.shape)) for name, tensor in ours.items()]:
-            yield f"its {end} have other names or ranks"
-    ends = [node.input[1:3] for node in nodes if node.op_type == "QuantizeLinear"]
-    params = [[arrays[name] for name in names] for names in ends]
-    quantized = {(scale.item(), int(z.item()) - np.iinfo(z.dtype).min) for scale, z in params}
-    # Zero points are distances from the lowest quantized value, for int8 and uint8 alike.
-    expected = {(float(x.scale), x.zero_point - x.lowest) for x in _list_params(graph)}
-    # Recurrent layers quantize more tensors inside.
-    has_others = not quantized <= expected and not any(
-        node.weights is not None and node.weights.recurrent for node in graph.nodes
-    )
-    if has_others or not expected <= quantized:
-        other, missing = sorted(quantized - expected)[:3], sorted(expected - quantized)[:3]
-        yield f"scales and zero points {other} are not the model's {missing}"
-    in_integers = [
-        sum_by_scale([_read_dequantized(arrays, node)])
-        for node in nodes
-        if node.op_type == "DequantizeLinear" and arrays.get(node.input[0], _EMPTY).dtype == np.int8
-    ]
-    in_float = [np.sort(array, None) for array in arrays.values() if array.dtype == np.float32]
-    for node in graph.nodes:
-        weights = node.weights
-        if node.op is None or not node.op.is_weighted or weights is None or weights.recurrent:
-            continue
-        values = np.sort((weights.q * weights.scale).astype(np.float32), None)
-        if sum_by_scale([get_scales_and_weights(weights)]) not in in_integers and not any(
-            np.array_equal(values, array) for array in in_float
-        ):
-            yield f"the weights of '{node.name}' differ"
-
-
-def _find_subgraphs(graph: Any) -> Iterator[Any]:
-    """Yield the graphs inside a graph's operators."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield attribute.g
-                yield from _find_subgraphs(attribute.g)
-
-
-_EMPTY = np.zeros(0)
-
-
-def _read_dequantized(arrays: dict[str, NDArray], node: Any) -> tuple[NDArray, NDArray]:
-    """Return the scales of the channels, and the integers that a node dequantizes."""
-    q, scale = arrays[node.input[0]], arrays[node.input[1]]
-    shape = [1] * q.ndim
-    shape[node.attribute[0].i] = -1
-    return scale.reshape(shape), q
-
-
-def _list_params(graph: ResolvedGraph) -> Iterable[QuantParams]:
-    """Yield the parameters of all tensors that a file quantizes."""
-    for tensor in graph.inputs.values():
-        if tensor.params is not None:
-            yield tensor.params
-    for node in graph.nodes:
-        if node.weights is not None:
-            yield from (node.weights.inner or {}).values()
-        if node.op is not None and node.op.output != SharedRange():
-            yield from (tensor.params for tensor in node.outputs if tensor.params is not None)

@@ -35,11 +35,11 @@ def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph
     """
     file = unpack(contents)
     damage = [*_find_differences(written, file, "file"), *_find_misaligned(contents, file)]
-    report(f"The TFLite file of '{graph.name}'", damage, _compare_operators(graph, file))
+    _report(f"The TFLite file of '{graph.name}'", damage, _compare_operators(graph, file))
 
 
-def report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None:
-    """Raises a `RuntimeError` for damage, and warns of differences from the resolved graph."""
+def _report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None:
+    """Raise a `RuntimeError` for damage. Warn of differences from the resolved graph."""
     please = "This is a fault of keras_qat: please report it with the model."
     if some := list(damage)[:5]:
         raise RuntimeError(f"{file} is damaged: {'; '.join(some)}. {please}")
@@ -169,7 +169,7 @@ def _compare_weights(
     node: Node, weights: Weights, written: schema.ModelT, operations: Iterable[Operation]
 ) -> Iterator[str]:
     """Compare the sums of weights with equal scales, because files may reorder or split weights."""
-    ours = sum_by_scale([get_scales_and_weights(weights)])
+    ours = _sum_by_scale([_get_scales_and_weights(weights)])
     stored = []
     for index in {index for operation in operations for index in operation.inputs}:
         tensor = written.subgraphs[0].tensors[index]
@@ -179,19 +179,19 @@ def _compare_weights(
             shape[tensor.quantization.quantizedDimension] = -1
             values = data.view(np.int8).reshape(tensor.shape)
             stored.append((tensor.quantization.scale.reshape(shape), values))
-    theirs = sum_by_scale(stored)
+    theirs = _sum_by_scale(stored)
     if any(theirs.get(scale) != total for scale, total in ours.items()):
         yield f"the weights of '{node.name}' differ"
 
 
-def get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
-    """Returns the scales of weights, reshaped to as many axes as the weights, and the weights."""
+def _get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
+    """Return the scales of weights, with the rank of the weights, and the weights."""
     q, scale = np.asarray(weights.q), np.asarray(weights.scale, np.float32)
     return scale.reshape((1,) * (q.ndim - scale.ndim) + scale.shape), q
 
 
-def sum_by_scale(weights: list[tuple[NDArray, NDArray]]) -> dict[float, float]:
-    """Returns scale -> the sum of its weights, given scales that broadcast against weights."""
+def _sum_by_scale(weights: list[tuple[NDArray, NDArray]]) -> dict[float, float]:
+    """Return the sums of all weights that share a scale. Scales broadcast against weights."""
     if not weights:
         return {}
     sums = [
