@@ -8,8 +8,7 @@ graph without branches. Custom training loops have branches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,10 @@ from keras_qat.messages import pluralize, show_once, warn_caller
 from keras_qat.training.calibration.data_checks import (
     explain_array_doubt,
     explain_range_doubt,
-    look_at_first_batch,
 )
 from keras_qat.training.calibration.lost_values import explain_losses
 from keras_qat.training.fake_quantization.observers import LastValue
-from keras_qat.training.fake_quantization.phase import NEVER, Phase, is_exact
+from keras_qat.training.fake_quantization.phase import NEVER, Phase
 from keras_qat.training.readiness import check_settings
 from keras_qat.training.schedule import check_process, list_quantizers, list_scheduled_layers
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming, split_thresholds
@@ -60,8 +58,6 @@ class PhasedModel:
 
     _checked_data: bool = False
     _phase_finder: PhaseFinder | None = None
-    looks: Mapping[str, int] = MappingProxyType({})
-    """Function of Keras -> number of times that its first batch was compared with the ranges."""
     undisturbed: bool = False
     """Whether `fit` is running, and only training steps change weights within an epoch."""
     _settled_at: int | None = None
@@ -152,13 +148,10 @@ class PhasedModel:
             if not functions and name != "predict":
                 with backend.create_quickly():
                     backend.make_training_variables(self, iterator, training=trains)
-            if not trains:
-                if self._settled_at is None and is_exact(phase):
-                    iterator = look_at_first_batch(self, name, iterator)
-                if self._settled_at != finder.steps:
-                    with backend.create_quickly():  # It may trace.
-                        self.settle(phase)
-                    object.__setattr__(self, "_settled_at", finder.steps)
+            if not trains and self._settled_at != finder.steps:
+                with backend.create_quickly():  # It may trace.
+                    self.settle(phase)
+                object.__setattr__(self, "_settled_at", finder.steps)
             key = phase, *((0, False) if trains else self.choose_inference(phase))
             with assuming(finder.insert_switches(phase), layers):
                 if key in functions:

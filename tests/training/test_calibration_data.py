@@ -126,21 +126,6 @@ def test_statistics_that_say_nothing():
     calibrated(model, [100 * part for part in x])
 
 
-def test_pixels_for_a_classifier_of_small_numbers():
-    model = functional((3,), build=layers.Dense(3, activation="softmax"))
-    model.set_weights([20 * np.eye(3), np.zeros(3)])
-    x = rng().uniform(0, 1, (32, 3)).astype(np.float32)
-    calibrated(model, x)
-    with pytest.warns(UserWarning, match=r"from x / 255 the model predicts 3 classes .* of 9.%"):
-        calibrated(model, (255 * x).astype(np.uint8))
-    with pytest.warns(UserWarning, match=r" to 0.0039.* from 255 \* x the model predicts 3 cl"):
-        calibrated(model, x / 255)
-    model.set_weights([np.eye(3) / 10, np.zeros(3)])  # It takes pixels.
-    calibrated(model, (255 * x).astype(np.uint8))
-    model.set_weights([2000 * np.eye(3), np.zeros(3)])  # It takes small numbers.
-    calibrated(model, x / 255)
-
-
 def test_pixels_beside_other_inputs():
     image, label = keras.Input((3,), name="image"), keras.Input((1,), dtype="int32", name="label")
     embedded = layers.Flatten()(layers.Embedding(5, 3, "ones")(label))

@@ -1,48 +1,23 @@
-"""`predict`, `evaluate` and `TFLiteModel` say once that data lie far outside of the range."""
+"""`TFLiteModel` and `verify` say once that data lie far outside of the range."""
 
 import warnings
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_qat
 from keras_qat.io.inputs import describe_excess
 from tests.helpers import keras, layers, quantize_on, rng
 
 X = rng().uniform(0, 1, (64, 6, 6, 1)).astype(np.float32)
-Y = np.zeros((64, 3), np.float32)
 SAID = r"100% of the values of input 'image' .* range of 0 to 1 .* data is 0.* to 25\d.*calibrate"
 
 
-def calibrated(recipe="int8"):
+def calibrated():
     keras.utils.set_random_seed(0)
     image = keras.Input((6, 6, 1), name="image")
     body = keras.Model(image, layers.Dense(3)(layers.Flatten()(layers.Conv2D(4, 3)(image))))
-    qat = quantize_on(body, X, recipe)
-    qat.compile("sgd", "mse")
-    return qat
-
-
-def batches(*arrays):
-    for start in range(0, len(arrays[0]), 16):
-        yield tuple(array[start : start + 16] for array in arrays)
-
-
-def dataset(*arrays):
-    return tf.data.Dataset.from_tensor_slices(arrays).batch(16)
-
-
-FEEDS = {
-    "arrays": lambda model, x: model.predict(x, verbose=0),
-    "a dataset": lambda model, x: model.predict(dataset(x), verbose=0),
-    "a generator": lambda model, x: model.predict(batches(x), verbose=0),
-    "by name": lambda model, x: model.predict({"image": x}, verbose=0),
-    "one batch": lambda model, x: model.predict_on_batch(x),
-    "evaluate": lambda model, x: model.evaluate(x, Y, verbose=0),
-    "evaluate a dataset": lambda model, x: model.evaluate(dataset(x, Y), verbose=0),
-    "evaluate a generator": lambda model, x: model.evaluate(batches(x, Y), verbose=0),
-}
+    return quantize_on(body, X)
 
 
 def told(function):
@@ -50,30 +25,6 @@ def told(function):
         warnings.simplefilter("always")
         result = function()
     return result, [warning for warning in shown if "outside its range" in str(warning.message)]
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("feed", FEEDS)
-def test_a_model_says_once_that_its_inputs_are_clipped(feed):
-    qat = calibrated()
-    computed, nothing = told(lambda: FEEDS[feed](qat, np.float32(1.1) * X))
-    assert not nothing
-    with pytest.warns(UserWarning, match=SAID) as shown:
-        clipped = FEEDS[feed](qat, 255 * X)
-    assert shown[0].filename == __file__
-    again, nothing = told(lambda: FEEDS[feed](qat, 255 * X))
-    assert not nothing
-    np.testing.assert_array_equal(again, clipped)
-    expected = np.asarray(qat(np.float32(1.1) * X))
-    if feed.startswith("evaluate"):
-        np.testing.assert_allclose(computed, np.mean(expected**2), rtol=1e-6)
-    else:
-        np.testing.assert_array_equal(computed, expected)
-
-
-def test_a_model_whose_inputs_have_no_range_says_nothing():
-    _, nothing = told(lambda: calibrated("contrib").predict(255 * X, verbose=0))
-    assert not nothing
 
 
 @pytest.mark.sample(2)

@@ -158,15 +158,13 @@ def of_a_series(shuffle):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         qat.fit(x, x**2, epochs=2, shuffle=shuffle, verbose=0)
-        qat.evaluate(x[:32], x[:32] ** 2, verbose=0)
     return [str(warning.message) for warning in caught]
 
 
 def test_fit_says_if_its_ranges_do_not_hold_its_data():
-    in_fit, in_evaluate = of_a_series(shuffle=False)
-    assert "of the values of input 'input_" in in_fit
-    assert "shuffle" in in_fit
-    assert "outside its range" in in_evaluate
+    (told,) = of_a_series(shuffle=False)
+    assert "of the values of input 'input_" in told
+    assert "shuffle" in told
 
 
 def test_values_slightly_beyond_a_range_are_no_reason_to_warn():

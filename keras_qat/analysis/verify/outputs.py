@@ -29,14 +29,13 @@ from keras_qat.integer_graph.pixel_inputs import Rescaling
 from keras_qat.integer_graph.simulate import QuantizedArray, run_examples
 from keras_qat.io.data import show_progress
 from keras_qat.io.inputs import get_range, split_rows
-from keras_qat.keras2.backend import keras, swap_attributes
+from keras_qat.keras2.backend import keras
 from keras_qat.keras2.losses import CompiledLoss
 from keras_qat.keras2.readability import defines
 from keras_qat.ops.node import Tensor
 from keras_qat.ops.op import FixedRange
 from keras_qat.tflite.interpreter import FileInterpreter, dequantize, to_pixels
 from keras_qat.tflite.reader import Tensor as FileTensor
-from keras_qat.training.calibration.data_checks import ALL_LOOKS
 from keras_qat.training.recurrent import Stream
 from keras_qat.training.steps.custom_training import PREDICTION
 
@@ -168,8 +167,7 @@ def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[N
     elif not is_worker and not defines(type(model), *PREDICTION):
         if verbose:
             print("The model")
-        with swap_attributes(model, looks=ALL_LOOKS):  # Inputs were checked before.
-            return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
+        return tf.nest.flatten(model.predict(x, batch_size=batch_size, verbose=verbose))
     outputs = []
     starts = range(0, len(tf.nest.flatten(x)[0]), batch_size)
     for start in show_progress(starts, "The model", verbose):

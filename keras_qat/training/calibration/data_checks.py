@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ from keras_qat.graph.calls import Graph, flatten_values
 from keras_qat.graph.read_model import read_model
 from keras_qat.io.data import read_arrays
 from keras_qat.io.inputs import describe_excess
-from keras_qat.keras2.backend import get_steps_per_execution, keras
-from keras_qat.keras2.layers_and_models import flatten_inputs
-from keras_qat.messages import pluralize, warn_caller
+from keras_qat.keras2.backend import keras
+from keras_qat.messages import pluralize
 from keras_qat.placement.lost_features import describe_lost_features
 from keras_qat.training.calibration.lost_values import (
     explain_lost_features,
@@ -26,8 +24,6 @@ from keras_qat.training.calibration.lost_values import (
     replace_nonfinite,
 )
 from keras_qat.training.calibration.preparation import Sample, draw_rows, find_wrong_preparation
-from keras_qat.training.layers import Quantize
-from keras_qat.training.schedule import list_scheduled_layers
 
 _FIRST = 64
 """Number of examples that show how the data are preprocessed."""
@@ -39,8 +35,6 @@ _SAMPLE = 4096
 """Maximum number of values of an example for computing its deviation."""
 _VALUES, _PER_BATCH = 2**17, 2**14
 """Maximum number of stored values of an input, in total and per batch."""
-ALL_LOOKS = {"predict": 3, "test": 3}
-"""Function of Keras -> the number of calls in which `look_at_first_batch` checks a batch."""
 
 
 @dataclasses.dataclass
@@ -194,50 +188,3 @@ def _explain_unresolved(graph: Graph, data: InputData) -> str:
             f"these values, or call calibrate with method='percentile'."
         )
     return ""
-
-
-def look_at_first_batch(model: keras.Model, name: str, batches: Iterator[Any]) -> Iterator[Any]:
-    """Warns once if the next batch is far outside the ranges of a `PhasedModel`'s inputs.
-
-    Later batches are not checked.
-
-    Args:
-        model: the model.
-        name: name of the Keras function that reads the batch, such as `fit`.
-        batches: Keras' iterator.
-
-    Returns:
-        An iterator that still yields the batch.
-    """
-    looks = model.looks.get(name, 0)
-    if looks >= ALL_LOOKS[name] or not isinstance(batches, tf.data.Iterator):
-        return batches
-    if get_steps_per_execution(model) != 1:
-        return batches
-    object.__setattr__(model, "looks", {**model.looks, name: looks + 1})
-    try:
-        batch = next(batches)
-    except StopIteration:  # Keras raises an error if there is no data.
-        return batches
-    if reason := _explain_batch_doubt(model, batch):
-        object.__setattr__(model, "looks", ALL_LOOKS)
-        warn_caller(reason)
-    # The iterator must have the type of `batches`, or the function would be traced again.
-    variant = tf.data.experimental.to_variant(tf.data.Dataset.from_tensors(batch))
-    return iter(tf.data.experimental.from_variant(variant, batches.element_spec))
-
-
-def _explain_batch_doubt(model: keras.Model, batch: Any) -> str:
-    """Return why a batch does not fit a model; "" if it does, or cannot be read."""
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    try:
-        inputs = dict(zip(model.input_names, flatten_inputs(model, x), strict=True))
-    except (TypeError, ValueError, KeyError):  # Keras raises the error.
-        return ""
-    doubts = (
-        describe_excess(name, inputs[name].numpy(), *layer.quantizer.current_range())
-        for layer in list_scheduled_layers(model)
-        for name in (layer.tensors if isinstance(layer, Quantize) else ())
-        if name in inputs and inputs[name].shape.rank
-    )
-    return next(filter(None, doubts), "")

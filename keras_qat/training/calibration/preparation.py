@@ -1,7 +1,7 @@
 """Checks whether data are preprocessed like the training data of a model.
 
 The first BatchNormalization or Normalization after an input contains statistics of the training
-data. Without such a layer, a classifier's predictions show whether it expects pixels.
+data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values, split_loss
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.helper_layers.keras_variants import find_statistics
 from keras_qat.keras2.backend import keras
-from keras_qat.messages import pluralize
 from keras_qat.training.calibration.lost_values import get_first_layer
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import Phase
@@ -38,15 +37,6 @@ _FEWEST = 4
 """Minimum number of examples for a decision."""
 _RESCALED_TWICE = 0.02
 """If data spread less than this after a Rescaling layer, they were already rescaled before it."""
-
-_SURE = 1 / np.e
-"""Predictions are certain if the median ratio of second to first probability is below this."""
-_COMMON = 0.8
-"""Predictions depend on the data if the share of the most common class is at most this."""
-_SAME = 1e-3
-"""The scale of the data has no effect if probabilities differ by less than this."""
-_ALIKE = 0.1
-"""A model hardly distinguishes examples if their probabilities differ by at most this."""
 
 Prepare = Callable[[np.ndarray], Any]
 _IMAGENET = "keras.applications.imagenet_utils.preprocess_input(x, mode="
@@ -114,7 +104,7 @@ def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
         reasons = list(_check_statistics(graph, samples))
         if not reasons and len(samples) == len(flatten_values(graph.inputs)) == 1:
             ((name, sample),) = samples.items()
-            reasons = [_check_rescaling(graph, name, sample) or _check_classes(graph, name, sample)]
+            reasons = [_check_rescaling(graph, name, sample)]
     return next(filter(None, reasons), "")
 
 
@@ -220,42 +210,6 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
                     f"Pass them without rescaling."
                 )
     return ""
-
-
-def _check_classes(graph: Graph, name: str, sample: Sample) -> str:
-    """Return why data seem wrong for a classifier that expects values up to 1, or "".
-
-    It checks pixels from 0 to 255, and pixels that were divided by 255 twice.
-    """
-    output = flatten_values(graph.outputs)[0]
-    is_other = sample.is_pixels or sample.is_scaled_twice
-    if not is_other or len(output.shape) != 2 or (output.shape[-1] or 0) < 2:
-        return ""
-    code, prepare = next(iter(sample.preparations().items()))
-    fitting = _probabilities(_compute(graph, [output], name, prepare(sample.x))[0].numpy())
-    classes = fitting.argmax(1)
-    two = np.sort(fitting, 1)[:, -2:]
-    is_sure = np.median(two[:, 0] / two[:, 1]) < _SURE
-    if not is_sure or np.bincount(classes).max() > _COMMON * len(classes):
-        return ""
-    probabilities = _probabilities(_compute(graph, [output], name, sample.x)[0].numpy())
-    if np.abs(probabilities - fitting).max() < _SAME:
-        return ""
-    if sample.is_scaled_twice and np.ptp(probabilities, 0).max() > _ALIKE:
-        return ""  # Any model is more certain about larger values.
-    return (
-        f"The data for {sample.describe(name)} are probably not prepared as in earlier training: "
-        f"from {code} the model predicts {pluralize(len(set(classes)), 'class', 'classes')} with a "
-        f"median confidence of {np.median(two[:, 1]):.0%}, so it expects values of 0 to 1 or "
-        f"-1 to 1. Prepare them as in training."
-    )
-
-
-def _probabilities(scores: np.ndarray) -> np.ndarray:
-    """Return a classifier's probabilities, computed from its logits if necessary."""
-    if scores.min() >= 0 and np.all(np.abs(scores.sum(1) - 1) < 0.01):
-        return scores
-    return np.asarray(tf.nn.softmax(scores))
 
 
 def _compute(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
