@@ -144,12 +144,9 @@ class Builder:
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + 60 * self.minutes
-        self.is_cut_short = False
-        """Whether training of the last model was stopped early."""
 
     def build(self, settings: Settings) -> QuantizedModel:
         """Return a quantized model with these settings."""
-        self.is_cut_short = False
         outputs = settings.outputs or None
         qat = quantize_model(self.model, settings.recipe, target=self.target, outputs=outputs)
         calibrate(qat, self.train.take(CALIBRATED), method=settings.method)
@@ -180,7 +177,6 @@ class Builder:
             labels = self.model.predict(unwrap(x), BATCH, verbose=0)
         qat.fit(unwrap(x), labels, BATCH, epochs, verbose=0, callbacks=callbacks)
         qat.set_weights(best.weights)
-        self.is_cut_short = best.is_cut_short
 
     def _make_optimizer(self, steps: int) -> keras.optimizers.Optimizer:
         """Return a new optimizer like the float model's, with a smaller learning rate."""
@@ -201,12 +197,11 @@ class KeepBest(keras.callbacks.Callback):
         super().__init__()
         self.qat, self.judge, self.deadline = qat, judge, deadline
         self.drop, self.weights = judge.score(qat).drop, qat.get_weights()
-        self.is_cut_short = False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Stop training if the deadline has passed."""
         if time.monotonic() > self.deadline:
-            self.model.stop_training = self.is_cut_short = True
+            self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Keep the weights if their score is the best so far."""

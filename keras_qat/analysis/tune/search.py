@@ -1,19 +1,16 @@
-"""The search of `tune`: tries settings in order, and stores the results."""
+"""The search of `tune`: tries settings in order."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import json
 import shutil
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +21,6 @@ from keras_qat.analysis.tune.build import Builder, Settings
 from keras_qat.analysis.tune.score import Score
 from keras_qat.config import recipes
 from keras_qat.export import export_tflite
-from keras_qat.io.atomic_files import write_contents
-from keras_qat.keras2.backend import keras
 from keras_qat.messages import silent
 from keras_qat.rewriting.quantized_model import QuantizedModel
 from keras_qat.tflite.interpreter import Refusal
@@ -88,30 +83,21 @@ class Search:
         builder: creates models from settings.
         first: the settings of the first attempt.
         max_drop: maximum drop of the metric, in points.
-        directory: where attempts are saved.
         identity: a digest of the model, the data and the arguments, for the names of files.
         verbose: 1 prints each attempt, and on a terminal the current one while it runs.
     """
 
-    def __init__(
-        self,
-        builder: Builder,
-        first: Settings,
-        max_drop: float,
-        directory: Path,
-        identity: str,
-        verbose: int,
-    ) -> None:
+    def __init__(self, builder: Builder, first: Settings, max_drop: float, verbose: int) -> None:
         self.builder, self.first, self.max_drop = builder, first, max_drop
         self.model, self.target = builder.model, builder.target
-        self.directory, self.identity, self.verbose = directory, identity, verbose
+        self.verbose = verbose
         self.shows_progress = bool(verbose) and sys.stdout.isatty()
         self.attempts: list[Attempt] = []
         self.best = first
         self.best_score: Score | None = None
         self.best_attempt: Any = None
         """The attempt with the best settings so far."""
-        self._saved: dict[Attempt, Path] = {}
+        self.models: dict[Attempt, QuantizedModel] = {}
 
     @functools.cached_property
     def concatenated_tensors(self) -> tuple[str, ...]:
@@ -127,18 +113,14 @@ class Search:
     @property
     def is_late(self) -> bool:
         """Whether the time is used up. It is False before the first attempt."""
-        return bool(self._saved) and time.monotonic() > self.builder.deadline
-
-    def load(self, attempt: Attempt) -> QuantizedModel:
-        """Return the model of an attempt."""
-        return keras.models.load_model(self._saved[attempt], compile=False)
+        return bool(self.models) and time.monotonic() > self.builder.deadline
 
     def skip(self, step: str, reason: str) -> None:
         """Record a step that was not tried."""
         self._record(Attempt(step, "", outcome=reason))
 
     def attempt(self, step: str, settings: Settings, outcome: str = "") -> Attempt:
-        """Build, score and save a model, or read the result of an earlier call.
+        """Build and score a model.
 
         Args:
             step: the name of the step.
@@ -147,27 +129,16 @@ class Search:
         """
         self._show_progress(step, settings)
         start = time.monotonic()
-        key = hashlib.sha256(f"{self.identity}{settings!r}".encode()).hexdigest()[:16]
-        model_path, data_path = self.directory / f"{key}.keras", self.directory / f"{key}.json"
-        if data_path.exists():
-            figures = json.loads(data_path.read_text("utf-8"))
-        else:
-            with silent(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)
-                qat = self.builder.build(settings)
-                score, contents = self.builder.judge.score(qat), export_tflite(qat)
-                qat.save(model_path)
-            seconds = round(time.monotonic() - start, 1)
-            arena = _measure_arena(qat, contents)
-            figures = {"score": score, "size": len(contents), "arena": arena, "seconds": seconds}
-            if not self.builder.is_cut_short:  # A second call repeats training that was cut short.
-                write_contents(json.dumps(figures), data_path)
-        score = Score(*figures.pop("score"))
+        with silent(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            qat = self.builder.build(settings)
+            score, contents = self.builder.judge.score(qat), export_tflite(qat)
+        seconds, arena = round(time.monotonic() - start, 1), _measure_arena(qat, contents)
         outcome = outcome or self._compare(score, settings)
         margin = score.margin if np.isfinite(score.margin) else None
         scored = settings.describe(), score.value, score.drop, margin
-        attempt = Attempt(step, *scored, outcome=outcome, **figures)
-        self._saved[attempt] = model_path
+        attempt = Attempt(step, *scored, len(contents), arena, seconds, outcome)
+        self.models[attempt] = qat
         if outcome.startswith("kept"):
             self.best, self.best_score, self.best_attempt = settings, score, attempt
         self._record(attempt)
@@ -180,7 +151,7 @@ class Search:
             max_size: maximum size of the file in bytes, or None.
             smallest: whether the smallest file within the budget is the best.
         """
-        attempts: list[Any] = list(self._saved)
+        attempts: list[Any] = list(self.models)
         if max_size is not None:
             fitting = [a for a in attempts if a.size <= max_size]
             return min(fitting, key=DROP) if fitting else min(attempts, key=SIZE)
@@ -288,7 +259,7 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 def _spare_layers(search: Search) -> Iterator[Settings]:
     """Propose to leave the layers with the largest drops of the SQNR in float: one, then all."""
     base, x = search.best, search.builder.train.take(ENOUGH)
-    layers = list(diagnose(search.load(search.best_attempt), x).layers)
+    layers = list(diagnose(search.models[search.best_attempt], x).layers)
     for count in sorted({1, len(layers)}) if layers else ():
         recipe = base.recipe
         for name in layers[:count]:
