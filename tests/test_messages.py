@@ -64,7 +64,6 @@ COUNTS = {
     "batch_size=0": lambda qat: keras_qat.calibrate(qat, X, batch_size=0),
     "iterations=0": lambda qat: keras_qat.learn_rounding(qat, X, iterations=0),
     "examples=1.5": lambda qat: keras_qat.diagnose(qat, X, examples=1.5),
-    "every=True": lambda qat: keras_qat.callbacks.Prune(every=True),
     "batch_size=False": lambda qat: keras_qat.simulate(qat, X, batch_size=False),
     "batch_size=-1": lambda qat: keras_qat.verify(qat, b"TFL3", X, batch_size=-1),
     "batch_size='1'": lambda qat: keras_qat.export_tflite(qat, batch_size="1"),

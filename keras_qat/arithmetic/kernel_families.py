@@ -38,10 +38,10 @@ class KernelFamily:
         matrix_products: function that rescales int8 sums of products of two tensors; None for
             fixed point.
         products: function that rescales int8 products of two tensors; None for fixed point.
-        additions: whether int8 sums and differences of two tensors are rounded once, at the end;
-            twice, first for a common scale.
+        additions: whether int8 sums and differences of two tensors are rounded once, at the
+            end, or twice, also when inputs are converted to a common scale.
         means: whether an int8 mean multiplies the sum in float32, in float32 with a fused addition
-            or in fixed point.
+            of the offset, or in fixed point.
         quantize: whether float values are multiplied by the inverse of the int8 scale (halves to
             even), or divided by it (halves away from zero).
         requantize: whether int8 values are rescaled in 256ths or in fixed point.

@@ -1,4 +1,4 @@
-"""Determines the kind of a model's outputs, such as classes, and the meaning of their labels."""
+"""Determines the use of a model's outputs, such as classes, and the meaning of labels."""
 
 from __future__ import annotations
 

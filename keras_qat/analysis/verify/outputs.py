@@ -1,4 +1,4 @@
-"""Compares the outputs of a file with its quantized model's and its float model's."""
+"""Compares the outputs of a file, the quantized model and the float model."""
 
 from __future__ import annotations
 

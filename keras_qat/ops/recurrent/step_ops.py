@@ -59,7 +59,7 @@ class Steps:
 
     Args:
         machine: prepares, computes or emits the operators.
-        parts: parts of the weights, by name.
+        parts: sections of the weights, by name.
         attributes: attributes of the layer's operator.
         weights: the weights for inputs. Their field `recurrent` has the weights for states. After
             preparation, they only hold the inner ranges.
