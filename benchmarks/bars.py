@@ -57,7 +57,7 @@ UNUSUAL = re.compile("|".join(PHRASES), re.IGNORECASE)
 NO_VERB = re.compile(
     r"^_?(?!is_|has_|add|embed|feed|need|seed|read|spread|shed)"
     r"[a-z]+(?:ed|ken|wn|ught|ung|ven)(?:_|$)"
-    r"|^_?(?!from_config|from_keras_3|from_tfmot|as_|in_shape)"
+    r"|^_?(?!from_config|from_keras_3|as_|in_shape)"
     r"(?:of|in|with|without|behind|before|after|as|by|from|on|at|to_be|what|why|how)_"
     r"|_of$|_in$|_behind$|_by$|_with$"
 )

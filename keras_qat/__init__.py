@@ -25,9 +25,9 @@ from keras_qat.messages import suggest
 from keras_qat.ops.registry import register_op
 from keras_qat.placement.plan import Plan
 from keras_qat.rewrite import QuantizedModel
-from keras_qat.rewriting.other_libraries import from_tfmot, to_keras_3
 from keras_qat.rewriting.quantize import quantize_model
 from keras_qat.rewriting.strip import strip_quantization
+from keras_qat.rewriting.to_keras_3 import to_keras_3
 from keras_qat.tflite.model import TFLiteModel
 from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.post_training import (
@@ -62,7 +62,6 @@ __all__ = [
     "freeze_batch_norm",
     "freeze_ranges",
     "from_keras_3",
-    "from_tfmot",
     "keras",
     "layers",
     "learn_rounding",

@@ -1,1 +1,1 @@
-"""Reads float models, and converts models of Keras 3 and of tfmot to Keras 2."""
+"""Reads float models, and converts models of Keras 3 to Keras 2."""
