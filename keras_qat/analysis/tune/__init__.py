@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from operator import le
 from typing import Any
 
 import numpy as np
 
 from keras_qat.analysis.tune.build import Builder, Data, Settings, read_data
 from keras_qat.analysis.tune.score import Judge, Metric
-from keras_qat.analysis.tune.search import Attempt, Search, climb, shrink
+from keras_qat.analysis.tune.search import Attempt, Search, climb
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
@@ -54,14 +53,6 @@ class TuneResult:
         """Whether the best model is within the budget."""
         return self.best.drop is not None and self.best.drop <= self.max_drop
 
-    @property
-    def smallest(self) -> tuple[Attempt, ...]:
-        """The attempts that no other attempt beats in all of drop, size and arena, by size."""
-        made = [a for a in reversed(self.attempts) if a.drop is not None]
-        by_cost = {(a.size or 0, a.drop or 0.0, a.arena or 0): a for a in made}
-        beaten = [a for a in by_cost for b in by_cost if a != b and all(map(le, b, a))]
-        return tuple(by_cost[cost] for cost in sorted(by_cost.keys() - beaten))
-
     def export(self, path: str | os.PathLike[str], **options: Any) -> bytes:
         """Writes the best model to a TFLite file, as `export_tflite` does."""
         return export_tflite(self.model, path, **options)
@@ -100,8 +91,6 @@ def tune(
     target: str | Target | None = None,
     recipe: str | Recipe | None = None,
     minutes: float = 10,
-    max_size: int | None = None,
-    min_bits: int | None = None,
     seed: int = 0,
     verbose: int = 1,
 ) -> TuneResult:
@@ -128,9 +117,6 @@ def tune(
         target: the device or runtime for the file, as in `quantize_model`.
         recipe: the recipe for the first step; by default the target's, or "int8".
         minutes: time budget. When it is used up, the current step is finished, but training stops.
-        max_size: maximum bytes of the file. If the file is larger, `tune` also tries 4-bit weights.
-        min_bits: minimum bits of weights, 4 or 8. With 4, `tune` continues to the smallest file
-            within the budget.
         seed: the seed for training and for learned rounding.
         verbose: 1 prints each attempt. A terminal also shows the current attempt.
 
@@ -154,10 +140,6 @@ def tune(
         )
     if not minutes > 0:
         raise ValueError(f"minutes={minutes}: pass a time above 0, such as 10.")
-    if max_size is not None and max_size <= 0:
-        raise ValueError(f"max_size={max_size}: pass the maximum bytes of the file.")
-    if min_bits not in (None, 4, 8):
-        raise ValueError(f"min_bits={min_bits}: pass 4 or 8. Files store other bits in a byte.")
     train_data, held_out = read_data(model, train), read_data(model, validation)
     _check_held_out(train_data, held_out)
     chosen, _, known_target = read_settings(recipe, None, target)
@@ -167,13 +149,11 @@ def tune(
     interrupted = False
     try:
         climb(search)
-        if max_size is not None or (min_bits or 8) < 8:
-            shrink(search, max_size)
     except KeyboardInterrupt:
         interrupted = True
     if search.best_score is None:
         raise KeyboardInterrupt("tune was interrupted before its first attempt ended.")
-    best = search.choose(max_size, smallest=min_bits is not None)
+    best = search.choose()
     return TuneResult(
         search.models[best], tuple(search.attempts), best, judge.name, judge.float_value, max_drop,
         interrupted, judge.describe,

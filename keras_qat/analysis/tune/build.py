@@ -42,7 +42,6 @@ class Settings:
         corrects_bias: whether `bias_correction` is called.
         learns_rounding: whether `learn_rounding` is called, which also corrects biases.
         outputs: names of the tensors that the file returns; () for the model's outputs.
-        packs: whether files store two 4-bit weights in a byte.
         epochs: number of epochs of training at the end.
     """
 
@@ -51,7 +50,6 @@ class Settings:
     corrects_bias: bool = False
     learns_rounding: bool = False
     outputs: tuple[str, ...] = ()
-    packs: bool = False
     epochs: int = 0
 
     def describe(self) -> str:
@@ -59,9 +57,6 @@ class Settings:
         steps = [] if self.recipe.name == "int8" else [self.recipe.name]
         overrides = self.recipe.overrides
         steps += [f"{one.layers} in float" for one in overrides if one.quantize is False]
-        if self.packs:
-            ends = ", 8 bits in the first and last layers" if self.recipe.end_bits else ""
-            steps.append(f"4-bit weights{ends}")
         steps += [f"outputs={list(self.outputs)}"] if self.outputs else []
         steps.append("calibrate" if self.method == "minmax" else f"calibrate({self.method!r})")
         steps += ["bias_correction"] * self.corrects_bias
@@ -150,8 +145,6 @@ class Builder:
         outputs = settings.outputs or None
         qat = quantize_model(self.model, settings.recipe, target=self.target, outputs=outputs)
         calibrate(qat, self.train.take(CALIBRATED), method=settings.method)
-        if settings.packs:
-            qat.pack_int4 = True
         if settings.learns_rounding:
             learn_rounding(qat, self.train.take(ROUNDED), seed=self.seed)
         if settings.corrects_bias:

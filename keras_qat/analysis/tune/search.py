@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import shutil
@@ -10,7 +9,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,6 @@ from keras_qat.config import recipes
 from keras_qat.export import export_tflite
 from keras_qat.messages import silent
 from keras_qat.rewriting.quantized_model import QuantizedModel
-from keras_qat.tflite.interpreter import Refusal
-from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 EPOCHS = 5
 """Numbers of epochs of training."""
@@ -32,8 +28,6 @@ EPOCHS = 5
 
 ENOUGH = 256
 """Number of examples without labels that is enough for training, and to find sensitive layers."""
-
-DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
 NOTABLE = 0.5
 """Minimum difference of the SQNR, in dB, to prefer one of two attempts with equal metrics."""
@@ -46,13 +40,12 @@ class Attempt:
     Args:
         step: the name of the step.
         settings: the calls of the attempt.
-        value: the metric; None, like the next four, if the step was skipped.
+        value: the metric; None, like the next three, if the step was skipped.
         drop: how much worse it is than the float model's, in points.
         margin: half of the 95 % confidence interval of the drop.
         size: bytes of the file.
-        arena: bytes of memory in use when TFLite Micro runs the file; None if it cannot.
         seconds: duration of the attempt.
-        outcome: "kept" with a reason, "not better", "smaller", or why the step was skipped.
+        outcome: "kept" with a reason, "not better", or why the step was skipped.
     """
 
     step: str
@@ -61,7 +54,6 @@ class Attempt:
     drop: float | None = None
     margin: float | None = None
     size: int | None = None
-    arena: int | None = None
     seconds: float = 0.0
     outcome: str = ""
 
@@ -83,7 +75,6 @@ class Search:
         builder: creates models from settings.
         first: the settings of the first attempt.
         max_drop: maximum drop of the metric, in points.
-        identity: a digest of the model, the data and the arguments, for the names of files.
         verbose: 1 prints each attempt, and on a terminal the current one while it runs.
     """
 
@@ -119,46 +110,28 @@ class Search:
         """Record a step that was not tried."""
         self._record(Attempt(step, "", outcome=reason))
 
-    def attempt(self, step: str, settings: Settings, outcome: str = "") -> Attempt:
-        """Build and score a model.
-
-        Args:
-            step: the name of the step.
-            settings: what to build.
-            outcome: the outcome to record; by default the comparison with the best attempt.
-        """
+    def attempt(self, step: str, settings: Settings) -> None:
+        """Build and score a model, and record it as an attempt of a step."""
         self._show_progress(step, settings)
         start = time.monotonic()
         with silent(), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             qat = self.builder.build(settings)
             score, contents = self.builder.judge.score(qat), export_tflite(qat)
-        seconds, arena = round(time.monotonic() - start, 1), _measure_arena(qat, contents)
-        outcome = outcome or self._compare(score, settings)
+        seconds, outcome = round(time.monotonic() - start, 1), self._compare(score, settings)
         margin = score.margin if np.isfinite(score.margin) else None
         scored = settings.describe(), score.value, score.drop, margin
-        attempt = Attempt(step, *scored, len(contents), arena, seconds, outcome)
+        attempt = Attempt(step, *scored, len(contents), seconds, outcome)
         self.models[attempt] = qat
         if outcome.startswith("kept"):
             self.best, self.best_score, self.best_attempt = settings, score, attempt
         self._record(attempt)
-        return attempt
 
-    def choose(self, max_size: int | None, smallest: bool) -> Attempt:
-        """Return the best attempt.
-
-        Args:
-            max_size: maximum size of the file in bytes, or None.
-            smallest: whether the smallest file within the budget is the best.
-        """
+    def choose(self) -> Attempt:
+        """Return the first attempt within the budget, or else the one with the smallest drop."""
         attempts: list[Any] = list(self.models)
-        if max_size is not None:
-            fitting = [a for a in attempts if a.size <= max_size]
-            return min(fitting, key=DROP) if fitting else min(attempts, key=SIZE)
-        within = [a for a in attempts if a.drop <= self.max_drop]
-        if not within:
-            return min(attempts, key=DROP)
-        return min(within, key=SIZE) if smallest else within[0]
+        within = [attempt for attempt in attempts if attempt.drop <= self.max_drop]
+        return within[0] if within else min(attempts, key=lambda attempt: attempt.drop)
 
     def _compare(self, score: Score, settings: Settings) -> str:
         """Return an attempt's outcome. If metrics are equal within the noise, the SQNR decides."""
@@ -189,15 +162,6 @@ class Search:
             print("\r\033[K", end="")
         if self.verbose:
             print(attempt.format(self.builder.judge.describe), flush=True)
-
-
-def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
-    """Return a file's memory in TFLite Micro; None if that is missing or cannot run the file."""
-    if qat.kernels != MicroInterpreter.kernels:
-        return None
-    with contextlib.suppress(ImportError, Refusal, ValueError):
-        return MicroInterpreter(contents).arena_size()
-    return None
 
 
 Propose = Callable[[Search], Iterable[Settings]]
@@ -300,25 +264,3 @@ def climb(search: Search) -> None:
             search.attempt(rung.name, settings)
             if search.is_met or search.is_late:
                 break
-
-
-def shrink(search: Search, max_size: int | None) -> None:
-    """Try 4-bit weights with learned rounding, first in all but the first and last layers."""
-    base = search.best
-    for end_bits in (8, None):
-        step = "4-bit weights, 8 bits in the first and last layers" if end_bits else "4-bit weights"
-        if search.is_late:
-            search.skip(step, "no time is left")
-            return
-        weights = dataclasses.replace(base.recipe.weights, bits=4)
-        recipe = dataclasses.replace(
-            base.recipe, weights=weights, end_bits=end_bits, unpacked_bits=8
-        )
-        changes: dict[str, Any] = {**ROUNDED, "packs": True, "epochs": 0}
-        smaller = dataclasses.replace(base, recipe=recipe, **changes)
-        attempt: Any = search.attempt(step, smaller, "smaller")
-        trains = attempt.drop > search.max_drop and not _explain_training(search)
-        if trains and not search.is_late:
-            attempt = search.attempt(step, dataclasses.replace(smaller, epochs=EPOCHS), "smaller")
-        if attempt.drop > search.max_drop if max_size is None else attempt.size <= max_size:
-            return
