@@ -4,8 +4,8 @@
 
 Small networks on Fashion-MNIST (or `--data digits`), trained in float. Parts: `table`, libraries
 and bits side by side, all with the same budget of training; `ranges`, ways to take ranges from 64
-images; `weights`, what changes weights, from 256 images without labels; `variants`, more ways to
-train. What tells most comes first, for all networks and seeds. Every row is kept in the
+images; `weights`, what changes weights, from 256 images without labels.
+What tells most comes first, for all networks and seeds. Every row is kept in the
 directory: a run that was cut short goes on. tfmot takes part where it is installed.
 """
 
@@ -277,28 +277,10 @@ def of_weights() -> Rows:
     return rows
 
 
-def of_variants() -> Rows:
-    """More ways to train."""
-
-    def reestimate(recipe: Any, case: Case) -> float:
-        qat = case.fit(calibrated(case.model, unlabelled(case), "mse", recipe))
-        batch = case.budget.batch
-        keras_qat.reestimate_batch_norm(qat, case.data.x_train, steps=50, batch_size=batch)
-        return of_qat(qat, case.data)
-
-    rows: Rows = {}
-    for weights, activations in ((8, 8), (4, 8), (4, 4), (3, 3), (2, 2)):
-        recipe = recipes.low_bits(weights, activations)
-        bits = f"{weights}/{activations} learned"
-        rows[f"{bits}, reestimate_batch_norm"] = partial(reestimate, recipe)
-    return rows
-
-
 PARTS: dict[str, Callable[[], Rows]] = {
     "table": of_table,
     "ranges": of_ranges,
     "weights": of_weights,
-    "variants": of_variants,
 }
 """Name on the command line -> rows by their labels."""
 

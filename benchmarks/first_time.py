@@ -69,7 +69,6 @@ def measure(name: str) -> None:
     row("fit", lambda: qat.fit(x, y, **options), lambda: model.fit(x, y, **options))
     row("evaluate", lambda: qat.evaluate(x, y, **options), lambda: model.evaluate(x, y, **options))
     keras_qat.calibrate(qat, x)
-    row("reestimate_batch_norm", lambda: keras_qat.reestimate_batch_norm(qat, x))
     with tempfile.TemporaryDirectory() as folder:
         kept, file = Path(folder) / "model.keras", Path(folder) / "model.tflite"
         row("save", lambda: qat.save(kept), lambda: model.save(Path(folder) / "float.keras"))

@@ -33,7 +33,6 @@ from keras_qat.training.calibration.calibrate import calibrate
 from keras_qat.training.post_training import (
     bias_correction,
     learn_rounding,
-    reestimate_batch_norm,
 )
 from keras_qat.training.quantizers import Quantizer, quantizers
 from keras_qat.training.schedule import freeze_batch_norm, freeze_ranges, set_quantization
@@ -70,7 +69,6 @@ __all__ = [
     "quantizers",
     "read_metadata",
     "recipes",
-    "reestimate_batch_norm",
     "register_op",
     "resolve",
     "set_quantization",

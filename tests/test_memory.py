@@ -53,7 +53,6 @@ def verify(qat: Any) -> None:
         lambda qat: qat(X),
         lambda qat: qat.predict(X, verbose=0),
         *(fit, gradients, simulate, verify),
-        lambda qat: keras_qat.reestimate_batch_norm(qat, X),
         lambda qat: keras_qat.learn_rounding(qat, X, iterations=2),
         lambda qat: keras_qat.strip_quantization(qat),
     ],

@@ -59,7 +59,7 @@ CONVERTS = "convert_with_keras_qat.export_tflite"
 VERBS = (
     *("bias_correction", "calibrate", "diagnose", "export_c", "export_onnx", "export_saved_model"),
     *("export_tflite", "freeze_batch_norm", "freeze_ranges", "learn_rounding"),
-    *("quantizers", "reestimate_batch_norm", "resolve", "set_quantization"),
+    *("quantizers", "resolve", "set_quantization"),
     *("simulate", "strip_quantization", "verify"),
 )
 """Functions of the library that users may try as methods."""

@@ -129,8 +129,7 @@ def find_float_faults(calls: Graph, inputs: list[NDArray], exact: list[NDArray])
         return [
             f"{pluralize(len(fresh), 'BatchNormalization has', 'BatchNormalizations have')} the "
             f"statistics of a new layer, mean 0 and variance 1: {list_some(fresh)}. Train with "
-            f"training=True, or call keras_qat.reestimate_batch_norm(model, data). Then calibrate "
-            f"again."
+            f"training=True, then calibrate again."
         ]
     has_variety = any(np.any(example != x[0]) for x in inputs for example in x)
     if has_variety and is_constant(exact):

@@ -2,6 +2,5 @@
 
 from keras_qat.training.post_training.bias_correction import bias_correction
 from keras_qat.training.post_training.learn_rounding import learn_rounding
-from keras_qat.training.post_training.reestimate_batch_norm import reestimate_batch_norm
 
-__all__ = ["bias_correction", "learn_rounding", "reestimate_batch_norm"]
+__all__ = ["bias_correction", "learn_rounding"]
