@@ -1,4 +1,4 @@
-"""What tests do with models: inputs, weights as training leaves them, a few steps of training."""
+"""Helpers for tests of models: inputs, random weights, and a few training steps."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ layers = keras.layers
 
 
 def rng(seed: int = 0) -> np.random.Generator:
-    """Random numbers that are the same in every run."""
+    """Returns random numbers that are the same in every run."""
     return np.random.default_rng(seed)
 
 
 def images(count: int = 32, shape: tuple[int, ...] = (8, 8, 4), seed: int = 1) -> np.ndarray:
-    """Normally distributed inputs."""
+    """Returns normally distributed images."""
     return rng(seed).normal(size=(count, *shape)).astype(np.float32)
 
 
 def scramble(model: Any, seed: int = 2) -> Any:
-    """Gives a model weights as training leaves them.
+    """Gives a model weights like after training.
 
     Biases are not zero, BatchNormalization has moving statistics, and its gammas are positive,
     negative and, for one channel, zero.
@@ -49,7 +49,7 @@ def scramble(model: Any, seed: int = 2) -> Any:
 
 
 def build_model(shape: tuple[int | None, ...], build: Callable[[Any], Any]) -> Any:
-    """Returns the model of a layer, or of a function of one input."""
+    """Returns a model of a layer, or of a function of one input."""
     x = keras.Input(shape)
     return keras.Model(x, build(x))
 
@@ -62,7 +62,7 @@ def quantize_on(model: Any, data: Any, recipe: Any = "int8", **options: Any) -> 
 
 
 def observe(qat: Any, *inputs: np.ndarray, batches: int = 3) -> Any:
-    """Lets a quantized model observe ranges on parts of the inputs, without training it.
+    """Lets a quantized model observe ranges on batches of the inputs, without training it.
 
     BatchNormalization keeps its moving statistics.
     """
@@ -76,7 +76,7 @@ def observe(qat: Any, *inputs: np.ndarray, batches: int = 3) -> Any:
 def train(
     qat: Any, x: np.ndarray, steps: int = 4, rate: float = 0.01, outputs: int = 3, **kwargs: Any
 ) -> Any:
-    """Compiles and fits a classifier for some steps of 8 examples, on random labels."""
+    """Compiles and fits a classifier for some steps of 8 examples, with random labels."""
     labels = rng(5).integers(0, outputs, steps * 8)
     compile_args = {key: kwargs.pop(key) for key in ("steps_per_execution",) if key in kwargs}
     qat.compile(
@@ -90,7 +90,7 @@ def train(
 
 
 def save_and_load(model: Any, path: Any) -> Any:
-    """Saves a model and returns what Keras loads."""
+    """Saves a model, and returns the model that Keras loads."""
     model.save(path)
     return keras.models.load_model(path)
 
@@ -111,20 +111,20 @@ def assert_all_equal(arrays: Iterable[Any], others: Iterable[Any]) -> None:
 def assert_all_close(
     arrays: Iterable[Any], others: Iterable[Any], rtol: float = 1e-7, atol: float = 0.0
 ) -> None:
-    """Asserts that arrays are close to each other in pairs."""
+    """Asserts that arrays are close in pairs."""
     for one, other in zip(arrays, others, strict=True):
         np.testing.assert_allclose(one, other, rtol, atol)
 
 
 def moved(model: Any) -> Any:
-    """Gives other values to the weights that train, as training does."""
+    """Changes the values of trainable weights, as training does."""
     for weight in model.trainable_weights:
         weight.assign(1.1 * weight)
     return model
 
 
 class Trainer(keras.Model):
-    """Trains a model that it calls, with Keras' own step."""
+    """Trains a model that it calls, with Keras' training step."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class Trainer(keras.Model):
 
 @functools.cache
 def runs_channels_first() -> bool:
-    """Whether TensorFlow computes convolutions of channels first here: on CPUs, oneDNN does."""
+    """Returns whether TensorFlow computes convolutions with channels first, which needs oneDNN."""
     try:
         tf.nn.conv2d(tf.zeros((1, 1, 2, 2)), tf.zeros((1, 1, 1, 1)), 1, "VALID", "NCHW")
     except tf.errors.UnimplementedError:
@@ -145,5 +145,5 @@ def runs_channels_first() -> bool:
 
 
 def values(weights: Iterable[Any]) -> list[np.ndarray]:
-    """Weights as arrays."""
+    """Returns weights as arrays."""
     return [weight.numpy() for weight in weights]

@@ -1,4 +1,4 @@
-"""`export_tflite(batch_size=...)`: all sizes known, the same codes."""
+"""Tests `export_tflite(batch_size=...)`: all sizes are known, and the values are the same."""
 
 import dataclasses
 import functools
@@ -79,7 +79,7 @@ def test_all_sizes_are_known_and_the_codes_the_same(network, size):
 @pytest.mark.parametrize("target", ["stm32_npu", "edgetpu"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_models_for_targets_compute_what_their_files_do(network, target):
-    """A transposed convolution whose shape the file holds is rounded otherwise in XNNPACK."""
+    """XNNPACK rounds a transposed convolution with a constant output shape differently."""
     keras.utils.set_random_seed(1)
     qat = keras_qat.quantize_model(network(), target=target)
     x = rng(2).normal(size=(6, *qat.input_shape[1:])).astype(np.float32)
@@ -93,7 +93,7 @@ def test_models_for_targets_compute_what_their_files_do(network, target):
 
 
 def test_a_target_of_the_users_own_knows_the_size():
-    """XNNPACK takes the transposed convolution then, and the model rounds as it does."""
+    """XNNPACK then computes the transposed convolution, and the model rounds like XNNPACK."""
     place = dataclasses.replace(keras_qat.targets.XNNPACK, name="phone", batch_size=1)
     qat = keras_qat.quantize_model(convolutional(), target=place)
     x = rng(2).normal(size=(6, 6, 6, 2)).astype(np.float32)
@@ -139,7 +139,7 @@ def test_tflite_micro_says_why_it_refuses_a_file():
 
 @pytest.mark.parametrize(("own", "given", "asks"), [(None, None, 1), (None, 2, 1), (2, None, 0)])
 def test_transposed_convolutions_ask_for_a_size_that_the_model_leaves_open(own, given, asks):
-    """XNNPACK would compute others, and round otherwise than the model."""
+    """XNNPACK would compute other convolutions, and round differently from the model."""
     inputs = keras.Input((3, 3, 2), own)
     qat = keras_qat.quantize_model(
         keras.Model(inputs, layers.Conv2DTranspose(3, 3, strides=2)(inputs))
@@ -150,7 +150,7 @@ def test_transposed_convolutions_ask_for_a_size_that_the_model_leaves_open(own, 
 
 
 def test_rows_that_layers_mix_stay_together():
-    """The file of one node would gather rows that it does not have."""
+    """A file of a single node would gather rows that it does not have."""
     inputs = keras.Input(batch_shape=(4, 3))
     neighbours = tf.gather(layers.Dense(2)(inputs), [1, 2, 3, 0])
     qat = keras_qat.quantize_model(keras.Model(inputs, layers.Dense(2)(neighbours)))

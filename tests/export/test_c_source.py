@@ -1,4 +1,4 @@
-"""C++ source for microcontrollers: it compiles, and holds what it says."""
+"""Tests C++ source for microcontrollers: it compiles, and contains what its comments state."""
 
 import errno
 import re
@@ -57,7 +57,7 @@ def test_the_examples_are_those_of_the_simulation(exported):
 
 
 def test_constants_of_names_that_look_alike_are_told_apart(tmp_path):
-    """An input `file` had the constant of the file's size, and two outputs the same one."""
+    """An input `file` had the constant of the file's size, and two outputs had one constant."""
     inputs = keras.Input((4,), name="file")
     outputs = [layers.Dense(2, name=name)(inputs) for name in ("examples", "a_b", "a.b")]
     qat = keras_qat.quantize_model(keras.Model(inputs, outputs))
@@ -114,7 +114,7 @@ def test_operators_have_the_resolvers_names():
 
 @pytest.mark.slow
 def test_operators_inside_of_loops_are_added(tmp_path):
-    """The interpreter of a device had not all that the file asks for."""
+    """The interpreter on a device lacked some operators of the file."""
     inputs = keras.Input((5, 4), name="steps")
     qat = quantize_on(
         keras.Model(inputs, layers.GRU(3)(inputs)),
@@ -162,7 +162,7 @@ def test_examples_of_a_file_of_pixels_are_pixels(exported, tmp_path):
 
 
 def test_examples_are_integers_as_the_model_takes_them(tmp_path):
-    """Indices are no codes of a range, and were said to be in float; int8 ones are numbers too."""
+    """Indices have no scale, and were described as float. int8 indices are values, too."""
     words, more = keras.Input((3,), dtype="int32", name="words"), keras.Input((3,), name="more")
     y = layers.Flatten()(layers.Embedding(5, 3)(words))
     y = layers.Dense(2, name="logits")(layers.Concatenate()([y, more]))

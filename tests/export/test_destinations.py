@@ -1,4 +1,4 @@
-"""Paths that exports refuse, before the work begins, and disks that are full: nothing is lost."""
+"""Tests that exports refuse bad paths before they begin, and lose nothing on a full disk."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ import keras_qat
 
 @pytest.fixture
 def no_conversion(monkeypatch):
-    """Fails if the work begins: paths have to be checked before."""
+    """Fails if conversion begins. Paths must be checked before."""
 
     def refuse(*args, **kwargs):
         raise AssertionError("The path was not checked before the work.")
@@ -23,13 +23,13 @@ def no_conversion(monkeypatch):
 
 
 def read_contents(folder: Path) -> dict[Path, bytes | None]:
-    """Paths in a folder -> what the files hold; None for folders."""
+    """Returns paths in a folder -> contents of the files; None for folders."""
     paths = folder.rglob("*")
     return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def holding(name):
-    """Returns a function that puts a file in a folder, and returns its path."""
+    """Returns a function that creates a file in a folder, and returns its path."""
 
     def write(folder):
         (folder / name).write_bytes(b"precious")

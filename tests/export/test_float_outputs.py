@@ -1,4 +1,4 @@
-"""Outputs of layers that are left in float: not rounded, unless the file is to return integers."""
+"""Tests outputs of float layers, which are only rounded if the file should return integers."""
 
 from typing import Any
 
@@ -78,7 +78,7 @@ def test_whatever_the_layer_is(build):
     integers = keras_qat.export_tflite(qat, output_dtype="int8")
     assert keras_qat.verify(
         qat, integers, X
-    ).verdict.is_same  # Float layers differ by a last place.
+    ).verdict.is_same  # Float layers differ in the last bit.
 
 
 def test_an_output_that_layers_in_integers_read_is_rounded_with_them():

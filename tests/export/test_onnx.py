@@ -1,4 +1,4 @@
-"""The ONNX file: what onnxruntime computes with its integer kernels and without them."""
+"""Tests the ONNX file: results of onnxruntime, with and without integer kernels."""
 
 import collections
 import json
@@ -23,11 +23,11 @@ def onnx():
 
 
 def run(contents, inputs, integers=True, optimized=None):
-    """Outputs by name, computed with integer kernels or each operation in float."""
+    """Returns outputs by name, computed with integer kernels, or with each operation in float."""
     runtime = pytest.importorskip("onnxruntime", reason=EXTRA)
     options = runtime.SessionOptions()
     options.log_severity_level = 3
-    # CPUs with AVX2 and without VNNI otherwise add products up in 16 bits, which saturate.
+    # Otherwise CPUs with AVX2 and without VNNI sum products in 16 bits, which saturate.
     options.add_session_config_entry("session.x64quantprecision", "1")
     if optimized:
         options.optimized_model_filepath = str(optimized)
@@ -39,7 +39,7 @@ def run(contents, inputs, integers=True, optimized=None):
 
 
 def differences(qat, contents, *inputs, integers=True):
-    """How many steps each output is from the simulation, on a grid of 256 over its values."""
+    """Returns how many steps each output is from the simulation, in 256ths of its values' range."""
     expected = qat.predict(inputs[0] if len(inputs) == 1 else list(inputs), verbose=0)
     expected = expected if isinstance(expected, list) else [expected]
     outputs = run(contents, dict(zip(qat.input_names, inputs, strict=True)), integers)
@@ -73,7 +73,7 @@ def test_trained_model(onnx, tmp_path):
         steps = differences(qat, contents, x, integers=integers)["logits"]
         assert np.mean(steps < 0.3) >= 0.99
         assert steps.max() < 1.7
-    # Every kernel and bias is in integers.
+    # Every kernel and bias consists of integers.
     model = onnx.load_from_string(contents)
     types = {constant.name: constant.data_type for constant in model.graph.initializer}
     makers = {node.output[0]: node for node in model.graph.node}
@@ -126,7 +126,7 @@ def test_symmetric(onnx):
     proto = onnx.load_from_string(contents).graph
     types = {array.name: array.data_type for array in proto.initializer}
     quantizing = [n for n in proto.node if n.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    # TensorRT takes int8 alone, and zero points of 0: biases are in float.
+    # TensorRT requires int8 and zero points of 0. Biases are float.
     assert {types[node.input[2]] for node in quantizing} == {onnx.TensorProto.INT8}
     arrays = {array.name: onnx.numpy_helper.to_array(array) for array in proto.initializer}
     assert not any(arrays[node.input[2]].any() for node in quantizing)
@@ -165,21 +165,21 @@ def test_fewer_bits(onnx):
     x = images(64)
     observe(qat, x)
     (steps,) = differences(qat, keras_qat.export_onnx(qat), x).values()
-    assert np.mean(steps < 1) >= 0.999  # Of 256, of which 16 are used.
+    assert np.mean(steps < 1) >= 0.999  # 16 of 256 levels are used.
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU, layers.SimpleRNN])
 def test_recurrent_layers(onnx, kind):
-    """In a loop tf2onnx left an LSTM's states out, and onnxruntime ended the process of a GRU."""
+    """In a loop, tf2onnx omitted an LSTM's states, and onnxruntime crashed on a GRU."""
     qat = keras_qat.quantize_model(scramble(functional((4, 3), build=kind(5, go_backwards=True))))
     x = images(64, (4, 3))
     observe(qat, x)
     contents = keras_qat.export_onnx(qat)
     assert not any(node.op_type == "Loop" for node in onnx.load_from_string(contents).graph.node)
     (steps,) = differences(qat, contents, x).values()
-    assert np.mean(steps < 0.3) >= 0.9  # A step that is rounded otherwise is fed back.
-    assert np.mean(steps < 2.5) >= 0.99  # Up to 3 steps, in one value of 320 of a GRU.
+    assert np.mean(steps < 0.3) >= 0.9  # A step that is rounded differently affects later steps.
+    assert np.mean(steps < 2.5) >= 0.99  # Up to 3 steps, in one of 320 values of a GRU.
 
 
 def test_operations_that_tf2onnx_does_not_know(onnx):

@@ -1,4 +1,4 @@
-"""Exports are read back: a file that is not the model is refused, whichever number is wrong."""
+"""Tests that export reads files back, and refuses a file that differs from the model anywhere."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ Change = Callable[[Any], None]
 
 @pytest.fixture(scope="module")
 def written() -> tuple[bytes, Any, Any]:
-    """A file, the `ModelT` that was packed and the graph, of a network with most structures."""
+    """Writes a network with most structures. Returns the file, its `ModelT`, and the graph."""
     inputs = keras.Input((8, 8, 4))
     x = layers.Conv2D(6, 3, activation="relu")(inputs)
     x = layers.BatchNormalization()(layers.DepthwiseConv2D(3, padding="same")(x))
@@ -42,7 +42,7 @@ def packed(model: Any) -> bytes:
 
 
 def changes(part: Any, path: str = "") -> Iterator[tuple[str, Change]]:
-    """Yields functions that each change one field of a `ModelT`, or of a part of it."""
+    """Yields functions that each change one field of a `ModelT`, or of a component of it."""
     for name, value in vars(part).items():
         where = f"{path}.{name}"
         if hasattr(value, "__dict__"):
@@ -68,12 +68,12 @@ def _inside(inner: Iterator[tuple[str, Change]], part: Callable[[Any], Any]) -> 
 
 def _first_changed(values: np.ndarray) -> np.ndarray:
     changed = values.copy()
-    changed.reshape(-1)[:1] += 1  # Arrays wrap around; of a number, 255 + 1 is a warning.
+    changed.reshape(-1)[:1] += 1  # Arrays wrap around. For a scalar, 255 + 1 would be a warning.
     return changed
 
 
 def test_the_largest_codes_are_changed_too():
-    """Which code is the first depends on the weights, and they on the tests that ran before."""
+    """The first value depends on the weights, which depend on earlier tests."""
     for dtype in (np.int8, np.uint8, np.int16, np.int32):
         values = np.full((2, 2), np.iinfo(dtype).max, dtype)
         assert np.count_nonzero(_first_changed(values) != values) == 1
@@ -101,7 +101,7 @@ def test_every_field_that_is_packed_otherwise_is_seen(written):
 
 
 def test_numbers_that_are_not_the_models_are_seen(written):
-    """The same mistake in what was packed and in the file: only the resolved graph tells."""
+    """`ModelT` and file have the same mistake, so only the resolved graph reveals it."""
     _, whole, graph = written
     main = whole.subgraphs[0]
     quantized = {
@@ -134,7 +134,7 @@ def test_numbers_that_are_not_the_models_are_seen(written):
 
 
 def test_options_that_the_schema_does_not_have_are_seen(monkeypatch):
-    """Packing leaves out a misspelled option without a word."""
+    """Packing silently omits a misspelled option."""
     operator = Builder.operator
 
     def misspelled(self: Builder, code: str, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Models that cannot be exported: the message says what to do, and no file is written."""
+"""Tests models that cannot be exported: the message says what to do, and no file is written."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_export_of_weights_that_diverged():
 
 
 def speech(loss):
-    """A model that computes its CTC loss, of sparse labels."""
+    """Returns a model that computes its CTC loss from sparse labels."""
     spectrum, labels = keras.Input((16, 8), name="x"), keras.Input((4,), name="labels")
     lengths = [keras.Input((1,), name=name) for name in ("steps", "letters")]
     letters = layers.Dense(6, "softmax", name="letter")(spectrum)
@@ -98,7 +98,7 @@ def test_layer_that_the_converter_refuses():
 
 @pytest.mark.slow
 def test_spectra_of_sizes_that_litert_has_no_kernel_for(tmp_path):
-    """Such a file was written, and LiteRT did not load it."""
+    """Such a file was written, but LiteRT could not load it."""
 
     def spectrum_of(size):
         def spectrum(x):
@@ -122,7 +122,7 @@ def test_spectra_of_sizes_that_litert_has_no_kernel_for(tmp_path):
     (problem,) = keras_qat.plan(model, recipe, target="xnnpack").problems
     assert problem.operator == "RFFT2D"
     micro = observe(keras_qat.quantize_model(model, recipe, target="tflm"), x)
-    with pytest.warns(UserWarning, match="RFFT2D: no kernel"):  # LiteRT is not to load it.
+    with pytest.warns(UserWarning, match="RFFT2D: no kernel"):  # LiteRT must not load it.
         keras_qat.export_tflite(micro)
 
 

@@ -1,4 +1,4 @@
-"""The SavedModel: runs without keras_qat, on a CPU, and gives the model's numbers."""
+"""Tests the SavedModel: it runs without keras_qat, on a CPU, and returns the model's values."""
 
 import collections
 
@@ -34,7 +34,7 @@ result = model.signatures["serving_default"](image=tf.constant(arrays["x"]))["lo
 @pytest.mark.legacy
 @pytest.mark.parametrize("family", ["depthwise"])
 def test_every_spelling_runs_on_a_cpu(family, tmp_path):
-    """Dilated and strided layers too, which TensorFlow's CPU kernels take in some forms only."""
+    """TensorFlow's CPU kernels support dilated and strided layers only in some forms."""
     qat = keras_qat.quantize_model(scramble(FAMILIES[family].model()))
     inputs = FAMILIES[family].inputs(16)
     observe(qat, *inputs)
@@ -48,7 +48,7 @@ def test_every_spelling_runs_on_a_cpu(family, tmp_path):
 
 
 def test_folded():
-    """One convolution where there were a convolution and a BatchNormalization."""
+    """A convolution and BatchNormalization become one convolution."""
     qat = keras_qat.quantize_model(scramble(residual_net()))
     observe(qat, images(32, (8, 8, 1)))
     module = make_inference_module(keras_qat.resolve(qat))
@@ -63,7 +63,7 @@ def test_folded():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kernels", ["reference", "xnnpack"])
 def test_values_are_those_of_predict(kernels, tmp_path):
-    """Also of tensors that each kernel family rounds in its own way, and of layers in float."""
+    """Includes float layers, and tensors that each kernel family rounds differently."""
     x = keras.Input((8, 8, 3), name="image")
     y = layers.Conv2D(8, 3, activation="swish")(x)
     y = layers.Add()([y, layers.DepthwiseConv2D(3, padding="same")(y)])
@@ -90,7 +90,7 @@ def test_existing_saved_model_is_replaced(exported, tmp_path):
 
 @pytest.mark.slow
 def test_layers_in_float_whose_inputs_have_no_quantizer(tmp_path):
-    """Their weights are saved along: they are read where the function runs."""
+    """Their weights are saved, because the function reads them."""
     qat = keras_qat.quantize_model(scramble(residual_net()), "contrib")
     observe(qat, x := images(8, (8, 8, 1)))
     keras_qat.export_saved_model(qat, tmp_path / "model")

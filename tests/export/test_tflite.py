@@ -1,4 +1,4 @@
-"""The file: types at its ends, names, several inputs and outputs, and when it is refused."""
+"""Tests the file: types and names of inputs and outputs, and refused exports."""
 
 import threading
 
@@ -53,7 +53,7 @@ def test_types_of_inputs_and_outputs(input_dtype, output_dtype):
     ((_, taken),), ((name, given),) = file.inputs.items(), file.outputs.items()
     assert taken.dtype == np.dtype(input_dtype)
     assert given.dtype == np.dtype(output_dtype)
-    # The same values, whatever type they come in.
+    # The values are the same for every type.
     values = dequantize(file.run({qat.input_names[0]: x})[name], given.scale, given.zero_point)
     int8 = FileInterpreter(keras_qat.export_tflite(qat))
     expected = int8.outputs[name].dequantize(int8.run({qat.input_names[0]: x})[name])
@@ -161,7 +161,7 @@ result = np.frombuffer(keras_qat.export_tflite(model), np.uint8)
 
 
 def test_weights_that_int8_kernels_do_not_hold():
-    """The warning is about the line that exports."""
+    """The warning names the line that exports."""
     uneven = keras.initializers.RandomUniform(-0.2, 1.0, seed=1)
     model = functional((6,), build=layers.Dense(9, kernel_initializer=uneven))
     qat = observe(keras_qat.quantize_model(model, "contrib"), images(16, (6,)))
@@ -172,7 +172,7 @@ def test_weights_that_int8_kernels_do_not_hold():
 
 @pytest.mark.slow
 def test_threads_that_export_at_once():
-    """Layers have other weights in between."""
+    """Layers have other weights during an export."""
     x = images(8, (2, 3))
     models = [
         observe(keras_qat.quantize_model(functional((2, 3), build=build)), x)
@@ -209,7 +209,7 @@ def test_one_tensor_of_open_sizes_as_two_outputs():
 
 
 def test_an_input_of_bytes_may_be_float32_in_the_file():
-    """Callers that know float only pass pixels as such."""
+    """Callers that only use float can pass pixels as float."""
     pixels = keras.Input((4, 4, 3), dtype="uint8", name="pixels")
     y = layers.Dense(2)(layers.Flatten()(layers.Rescaling(1 / 255)(pixels)))
     qat = keras_qat.quantize_model(keras.Model(pixels, y))

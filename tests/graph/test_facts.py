@@ -1,4 +1,4 @@
-"""Facts about tensors are found once for each tensor, and equal computations are recognized."""
+"""Tests that facts about tensors are computed once, and that equal computations are recognized."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ KEEPS_SIGN = MOVES.union(("add", "multiply", "maximum", "minimum", "sqrt"))
 
 
 def is_non_negative(value):
-    """A new fact: no element is negative."""
+    """A new rule: whether all elements are non-negative."""
     kind, operands = read_operation(value.producer) if value.producer else ("", [])
     if kind in ("exp", "square", "abs", "relu", "sigmoid", "softmax"):
         return True
@@ -95,7 +95,7 @@ def test_uniform_constants():
     assert [facts.find(find_uniform, value) for value in values] == expected
 
 
-SIZE = 1500  # The text of larger arrays than 1000 leaves out the middle.
+SIZE = 1500  # `repr` omits the middle of arrays with more than 1000 elements.
 
 
 def constant(middle: float) -> np.ndarray:

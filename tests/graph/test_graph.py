@@ -1,4 +1,4 @@
-"""Reading a model as calls and building it again."""
+"""Tests reading a model as calls, and rebuilding it."""
 
 import dataclasses
 

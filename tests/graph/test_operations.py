@@ -1,4 +1,4 @@
-"""The table of TensorFlow functions, which alone spells their names."""
+"""Tests the table of TensorFlow functions, the only place with their names."""
 
 import ast
 import re
@@ -61,7 +61,7 @@ def test_random_operations():
 
 
 def test_no_other_module_spells_names():
-    """All others compare kinds (`get_kind`), or print `name_in_tensorflow`."""
+    """Other modules compare kinds (`get_kind`), or print `name_in_tensorflow`."""
     for module in MODULES:
         strings = (
             node.value

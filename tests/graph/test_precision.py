@@ -1,4 +1,4 @@
-"""Half precision: what trains in it, what stays in float32, and what the file then gives."""
+"""Tests half precision: which layers train in it, which use float32, and what files return."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ PRODUCTS = (
 )
 
 
-# XNNPACK of TensorFlow 2.15 and 2.16 takes no file with a loop: TFLite's own kernels run all of it.
+# XNNPACK of TensorFlow 2.15 and 2.16 refuses files with a loop, so TFLite's kernels run them.
 FOR_LOOPS = "reference" if tf.__version__ < "2.17" else "xnnpack"
 
 
@@ -51,7 +51,7 @@ def images(count: int = 16) -> np.ndarray:
 
 
 def network():
-    """Convolutions, operations, a nested model with a layer in a layer, and an LSTM."""
+    """Returns convolutions, operations, a nested model with a nested layer, and an LSTM."""
     inputs = keras.Input((8, 8, 3))
     x = layers.Conv2D(4, 3, padding="same", use_bias=False)(inputs)
     x = layers.ReLU()(layers.BatchNormalization()(x))
@@ -64,7 +64,7 @@ def network():
 
 
 def gradient_operations(qat, x):
-    """The operations of a training step, by type, with what each computes in."""
+    """Returns the operations of a training step, by type, with the type that each computes in."""
 
     @tf.function
     def step(x):
@@ -140,7 +140,7 @@ def test_layers_in_layers_operations_and_islands_in_float(policy, tmp_path):
 @pytest.mark.sample(1)
 @pytest.mark.usefixtures("policy")
 def test_casts_halves_as_inputs_and_normalization():
-    """Inputs and outputs of quantization-aware models are in float32, as those of files are."""
+    """Inputs and outputs of quantization-aware models are float32, like those of files."""
     x = helpers.images(shape=(6, 6, 2))
     normalization = layers.Normalization()
     normalization.adapt(x * 3 + 120)
@@ -180,7 +180,7 @@ def test_calibration_is_that_of_the_model_in_float32():
 
 
 def ranges(qat):
-    """The ranges of activations behind the input."""
+    """Returns the ranges of activations after the input."""
     return [
         (quantizer.minimum, quantizer.maximum) for quantizer in list_activation_quantizers(qat)
     ][1:]
@@ -188,7 +188,7 @@ def ranges(qat):
 
 @pytest.mark.usefixtures("float16")
 def test_ranges_take_in_nothing_of_a_step_that_overflows():
-    """The optimizer passes over the step, too, and halves its scale."""
+    """The optimizer also skips the step, and halves its scale."""
     inputs = keras.Input((6, 6, 2))
     normalized = layers.BatchNormalization()(layers.Conv2D(4, 3)(inputs))
     outputs = layers.Dense(3, dtype="float32")(layers.Flatten()(normalized))
@@ -208,7 +208,7 @@ def test_ranges_take_in_nothing_of_a_step_that_overflows():
 
 @pytest.mark.usefixtures("float16")
 def test_infinity_is_clipped_and_not_observed():
-    """A convolution that leaves float16 trains on: it gives the end of the range it had."""
+    """A convolution that overflows float16 returns the end of its range, and training continues."""
     qat = keras_qat.quantize_model(tiny_net())
     x, y = helpers.images(8, (6, 6, 2)), np.zeros((8, 3))
     qat.compile("sgd", "mse")

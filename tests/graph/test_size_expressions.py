@@ -1,4 +1,4 @@
-"""Numbers that a model computes from its tensors' sizes are constants of the file."""
+"""Tests that values computed from a tensor's sizes are constants in files."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ class RootMeanSquare(layers.Layer):
 
 
 class FirstRows(layers.Layer):
-    """As rotations by position in LLaMA: rows of a constant table, by the steps."""
+    """Rows of a constant table for each step, as in LLaMA's rotary embeddings."""
 
     def call(self, x):
         table = tf.constant(np.cos(np.arange(48.0)).reshape(16, 1, 3), tf.float32)
@@ -110,7 +110,7 @@ def test_weights_in_float64_are_not_taken_for_a_quotient():
 
 
 def test_rows_of_each_example():
-    """What is behind them has sizes that follow from how many rows there are."""
+    """Later sizes depend on the number of rows."""
     inputs = keras.Input((6, 4))
     count = tf.shape(inputs)[0]
     rows = tf.reshape(inputs, (-1, 4))

@@ -1,4 +1,4 @@
-"""The verifier finds what is wrong with a graph; it says nothing about good ones."""
+"""Tests that the check of graphs finds faults, and accepts correct graphs."""
 
 import dataclasses
 

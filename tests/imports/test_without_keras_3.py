@@ -1,4 +1,4 @@
-"""TensorFlow 2.15, which has no Keras 3 beside Keras 2."""
+"""Tests TensorFlow 2.15, which has only Keras 2."""
 
 import pytest
 import tensorflow as tf

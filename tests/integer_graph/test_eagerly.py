@@ -1,4 +1,4 @@
-"""Layers in float with Python's control flow, and models that are run eagerly for debugging."""
+"""Tests float layers with Python's control flow, and models that run eagerly for debugging."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ X = images(16, (6, 4))
 
 
 class Branches(layers.Layer):
-    """Computes by a condition on numbers, and keeps what it saw if there are numbers."""
+    """Branches on values, and stores what it saw in eager mode."""
 
     seen = None
 

@@ -1,4 +1,4 @@
-"""`predict` and `evaluate` return the same in TFLite's interpreter and in TensorFlow."""
+"""Tests that `predict` and `evaluate` return the same in TFLite's interpreter and TensorFlow."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def network(x):
 
 @pytest.fixture
 def runs(monkeypatch):
-    """The number of examples in each run of the interpreter."""
+    """Records the number of examples in each run of the interpreter."""
     sizes, run_once = [], FileInterpreter.run_once
 
     def count(self, inputs):
@@ -39,7 +39,7 @@ def quantize(build=network, recipe="int8", **options):
 
 
 def run_both(qat, call):
-    """The results of a call without and with the interpreter."""
+    """Returns the results of a call without and with the interpreter."""
     results = []
     for runtime in ("tensorflow", "interpreter"):
         qat.runtime = runtime
@@ -102,7 +102,7 @@ def test_verify_computes_without_the_interpreter(runs, monkeypatch):
 
 @pytest.mark.parametrize("extra", [-50.0, 500.0], ids=["fast", "slow"])
 def test_auto_compares_times(runs, monkeypatch, extra):
-    """100 seconds pass at each look, and `extra` seconds in each run of the interpreter."""
+    """Each look at the clock takes 100 seconds, and the interpreter takes `extra` seconds more."""
     now, run_once = [0.0], FileInterpreter.run_once
 
     def look():

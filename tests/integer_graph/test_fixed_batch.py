@@ -1,4 +1,4 @@
-"""Models with a fixed batch size accept other batches too, if their examples are independent."""
+"""Tests that models with a fixed batch size accept other batches of independent examples."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def with_the_batch(x):
 
 
 class ReadsBatch(layers.Layer):
-    """A layer that wants to know the batch size."""
+    """A layer that reads the batch size."""
 
     def call(self, x):
         return tf.linalg.expm(tf.reshape(x, (x.shape[0], 5, 2, 2)))
@@ -82,7 +82,7 @@ class VisitsExamples(layers.Layer):
 
 
 class Centers(layers.Layer):
-    """A layer whose shapes fit every batch size, but not its values."""
+    """A layer with results that depend on the batch, unlike their shapes."""
 
     def call(self, x):
         return x - tf.reduce_mean(x, 0, keepdims=True)

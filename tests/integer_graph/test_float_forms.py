@@ -1,4 +1,4 @@
-"""Layers in float whose form in files is another one than Keras' own: both compute the same."""
+"""Tests that replacements of float layers in files compute the same as Keras' layers."""
 
 import numpy as np
 import pytest
@@ -64,14 +64,14 @@ def test_groups_of_images_whose_sizes_are_open():
 
 
 class Own(layers.LayerNormalization):
-    """With a call of its own."""
+    """Overrides `call`."""
 
     def call(self, inputs):
         return 2.0 * super().call(inputs)
 
 
 class Named(layers.LayerNormalization):
-    """Computes as the layer of Keras."""
+    """Computes like Keras' layer."""
 
 
 def test_layers_of_users_have_the_form_of_what_they_inherit():
@@ -92,7 +92,7 @@ EXAMPLES, STEPS, UNITS = 3, 4, 2
 
 
 def step(x, states):
-    """An output that is no state, and two states."""
+    """Returns an output that is not a state, and two states."""
     hidden, count, *constants = states
     first, second = x
     hidden = tf.tanh(0.5 * hidden - first + second[..., 0])

@@ -1,4 +1,4 @@
-"""Weights, biases and constants as files hold them, against training, and where scales end."""
+"""Tests weights, biases and constants of files against training, and limits of scales."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from tests.helpers import build_model, keras, layers
 
 
 def wrapped(build, shape, kernel, bias=None, **options):
-    """The wrapper of a layer with these weights; of BatchNormalization behind it gamma varies."""
+    """Returns the wrapper of a layer with these weights. Gammas of its BatchNormalization vary."""
     qat = keras_qat.quantize_model(build_model(shape, build), keras_qat.recipes.int8(**options))
     (wrapper,) = (layer for layer in qat.layers if isinstance(layer, QuantizeWrapper))
     own = wrapper.layer
@@ -33,7 +33,7 @@ def ends(before, after, bits=8):
 
 
 def drawn(*shape):
-    """Numbers of which each column has another size."""
+    """Returns random values of different magnitude in each column."""
     numbers = np.random.default_rng(0)
     return np.float32(numbers.normal(size=shape) * 10.0 ** numbers.uniform(-3, 2, shape[-1]))
 
@@ -42,7 +42,7 @@ def drawn(*shape):
 @pytest.mark.parametrize("in_graph", [False, True])
 @pytest.mark.parametrize("bits", [8, 5, 4, 2])
 def test_each_channel_has_its_own_steps(bits, in_graph):
-    """All codes are used; with few bits in multiples, which leave finer steps to the bias."""
+    """All levels are used. With few bits, values are multiples, to get finer steps for the bias."""
     kernel, bias = drawn(40, 6), drawn(1, 6)[0]
     wrapper = dense(kernel, bias, weight_bits=bits)
     before = 0.03125
@@ -94,7 +94,7 @@ def test_multipliers_end_where_kernels_do(bits, most):
 
 
 def test_biases_fit_half_of_32_bits():
-    """The scale of a channel that is switched off is widened, and its weights with it."""
+    """Scales of a dead channel are increased, and its weights are rounded again."""
     kernel = np.float32([[1e-3, 1e-3], [-5e-4, 2e-4]])
     bias = np.float32([3e6, 0.5])
     (weights,) = fold_calls(dense(kernel, bias), [ends(1.0, 1e4)], False)
@@ -109,7 +109,7 @@ def test_biases_fit_half_of_32_bits():
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("per_gate", [True, False])
 def test_biases_of_an_lstm_fit_32_bits_or_have_64(per_gate, bits):
-    """Each gate has its own scale. Of 16 bits, none is widened for a bias."""
+    """Each gate has its own scale. With 16 bits, no scale is increased for a bias."""
     x = keras.Input((2, 5))
     recipe = keras_qat.recipes.int8(per_channel=per_gate)
     qat = keras_qat.quantize_model(keras.Model(x, layers.LSTM(3)(x)), recipe)
@@ -141,7 +141,7 @@ def test_channels_of_zeros_have_some_scale():
 
 
 def test_multipliers_of_16_bits_are_exact():
-    """In 15 bits, as kernels of int16 have them; by little, scales change for that."""
+    """int16 kernels have 15 bits for them. Scales change a little to fit."""
     kernel = drawn(20, 30)
     (weights,) = fold_calls(dense(kernel), [ends(0.013, 0.7, 16)], False)
     before, after = (np.float64(end.scale) for end in ends(0.013, 0.7, 16))
@@ -209,7 +209,7 @@ def test_a_constant_is_kept_to_half_a_step_of_its_own_range(bits, low, high):
 def test_the_reach_is_the_largest_sum_of_weights_of_one_sign(make, channels):
     for seed in range(3):
         q = np.random.default_rng(seed).integers(-127, 128, (3, 2, 4, 5)).astype(np.float32)
-        q *= seed > 0  # Of zeros it is 0.
+        q *= seed > 0  # For zeros it is 0.
         axes = tuple(axis for axis in range(-4, 0) if axis not in channels)
         above, below = (np.maximum(sign * q, 0).sum(axes) for sign in (1, -1))
         assert float(compute_reach(make(q), channels)) == max(above.max(), below.max())

@@ -1,4 +1,4 @@
-"""Sums as they are computed where there is a GPU, on the CPU."""
+"""Tests on the CPU how sums are computed on a GPU."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.helpers import keras, layers, quantize_on, rng
 
 @pytest.fixture
 def asked_for_a_gpu(monkeypatch):
-    """Whether there is one is asked; then inference is as if there were."""
+    """Pretends that there is a GPU, and records whether the code asks for one."""
     asked = []
     monkeypatch.setattr(weighted_sums, "has_gpu", lambda: asked.append(1) or True)
     yield
@@ -37,7 +37,7 @@ def test_wide_convolutions_of_a_model(layer, asked_for_a_gpu):
 )
 @pytest.mark.parametrize("size", [(1, 2), (3, 2), (5, 5)])
 def test_convolutions_as_products_of_matrices(length, padding, strides, dilation, size):
-    """Of sequences too, where padding is causal."""
+    """Includes sequences with causal padding."""
     if padding == "causal":
         strides, dilation, size = strides[1:], dilation[1:], size[1:]
     attributes = {"strides": strides, "padding": padding, "dilation": dilation}

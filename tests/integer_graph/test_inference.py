@@ -1,4 +1,4 @@
-"""At inference the model computes as the file's kernels do, code for code."""
+"""Tests that inference returns the same quantized values as the file's kernels."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_reloads_with_equal_outputs(tmp_path, form):
 
 
 def network(x):
-    """Most kinds of kernels, one behind another."""
+    """Applies most kinds of kernels one after the other."""
     x = layers.ReLU(6.0)(layers.BatchNormalization()(layers.Conv2D(8, 3, use_bias=False)(x)))
     y = layers.BatchNormalization()(layers.DepthwiseConv2D(3, padding="same")(x))
     x = layers.ReLU()(layers.Add()([x, y]))
@@ -107,7 +107,7 @@ def test_however_the_model_is_called(exact, call):
 
 
 def test_gradients_at_inference_are_those_of_the_simulation():
-    """By the input and by weights, where a user may train."""
+    """Compares gradients by the input and by weights, which users may train."""
     model = functional((4,), build=lambda x: layers.Dense(3)(layers.Dense(5, "relu")(x)))
     qat = observe(keras_qat.quantize_model(model), images(8, (4,)))
     x = tf.constant(images(8, (4,)))

@@ -1,4 +1,4 @@
-"""A kernel family is one definition: what operators ask about rounding, they ask its fields."""
+"""Tests that a kernel family is one definition: operators only read its fields."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def half_up(numbers, factor):
 
 @pytest.fixture
 def fourth(monkeypatch):
-    """A family like XNNPACK, but for products."""
+    """A family like XNNPACK, except for products."""
     family = dataclasses.replace(XNNPACK, name="fourth", products=half_up)
     monkeypatch.setitem(FAMILIES, family.name, family)
     return family.name
@@ -33,7 +33,7 @@ def fourth(monkeypatch):
 
 @pytest.fixture
 def qat():
-    """The product of two inputs. All three have the scale 1/128 and the zero point 0."""
+    """Returns the product of two inputs. All scales are 1/128, and zero points 0."""
     inputs = [keras.Input((1,)) for _ in range(2)]
     model = keras.Model(inputs, keras.layers.Multiply(name="product")(inputs))
     model = keras_qat.quantize_model(model)

@@ -1,4 +1,4 @@
-"""Models of parts of quantization-aware models: cut, extended, inside another one."""
+"""Tests models built from layers of quantization-aware models: cut, extended, nested."""
 
 import numpy as np
 import pytest
@@ -70,7 +70,7 @@ def test_a_part_predicts_what_its_file_returns(qat, part):
 
 
 def test_an_output_has_the_range_of_its_quantizer(qat):
-    """The mean of a map has a smaller range than the map, and the model knows it."""
+    """The mean of an image has a smaller range than the image, and the model uses it."""
     x, image = images(64, (8, 8, 1)), keras.Input((8, 8, 1))
     conv = layers.Conv2D(8, 3, activation="relu")(image)
     mean = layers.GlobalAveragePooling2D(name="mean")(conv)
@@ -84,7 +84,7 @@ def test_an_output_has_the_range_of_its_quantizer(qat):
 
 @pytest.mark.slow
 def test_a_copy_of_a_part_is_exact_from_the_start(qat, monkeypatch, caplog, tmp_path):
-    """Keras' model simulates, which the log says once; the copy computes what its file returns."""
+    """Keras' model simulates, which the log reports once. The copy computes the file's values."""
     monkeypatch.setattr(messages, "_SHOWN", set())
     model, x = embedding(qat), images(64, (8, 8, 1))
     simulated = model.predict(x, verbose=0)
@@ -110,7 +110,7 @@ def test_a_part_is_for_the_kernels_of_its_model(qat):
 
 @pytest.mark.slow
 def test_a_part_of_a_loaded_part_is_exact(qat, tmp_path):
-    """Of a model that Keras saved, recipe and kernels are not known."""
+    """If Keras saved the model, recipe and kernels are unknown."""
     qat.save(tmp_path / "qat.keras")
     part = cut(keras.models.load_model(tmp_path / "qat.keras"))
     loaded = save_and_load(part, tmp_path / "part.keras")

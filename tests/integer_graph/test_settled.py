@@ -1,4 +1,4 @@
-"""Inference computes with the ranges and weights that a model has when it is asked, however."""
+"""Tests that inference uses the current ranges and weights, however they changed."""
 
 import numpy as np
 import pytest
@@ -71,7 +71,7 @@ def test_changes_count(qat, change, call):
 
 @pytest.mark.slow
 def test_what_verify_keeps_follows_the_model(qat):
-    """Weights, phases, kernels: each report is of the model as it then is."""
+    """Each report of `verify` is about the current weights, phases and kernels."""
 
     def notes(file):
         first, second = (keras_qat.verify(qat, file, X) for _ in range(2))
@@ -94,7 +94,7 @@ def test_what_verify_keeps_follows_the_model(qat):
 
 
 def test_training_between_batches_of_a_loop_counts(qat):
-    """Loops may hold on to the function that Keras makes."""
+    """Training loops may keep the function that Keras creates."""
     qat.compile("sgd", "sparse_categorical_crossentropy")
     predict, batches = (
         qat.make_predict_function(),
@@ -114,7 +114,7 @@ def test_training_between_batches_of_a_loop_counts(qat):
 @pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_branches_that_numbers_choose_change_with_them(qat, call):
-    """Where an input's scale is far wider than the sum's, kernels add in a scale of their own."""
+    """If an input's scale is far larger than the sum's, kernels add in another scale."""
     (quantize,) = [layer for layer in qat.layers if layer.name.startswith("add")]
     observer = quantize.quantizer.observers[0]
     ends = observer.minimum.numpy(), observer.maximum.numpy()

@@ -1,4 +1,4 @@
-"""The integer simulation: whole models, its arithmetic, and what it takes and gives."""
+"""Tests the integer simulation: complete models, its arithmetic, its arguments and results."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ with_kernels = pytest.mark.parametrize("kernels", KERNELS)
 
 
 def test_the_families_differ(exported):
-    """So that the tests show something: in a few codes, by one step."""
+    """The families differ in a few values by one step, so comparing with each is meaningful."""
     first, second = (keras_qat.simulate(exported.model, exported.x, family) for family in KERNELS)
     differences = {
         name: first.tensors[name].codes.astype(int) - second.tensors[name].codes
@@ -29,7 +29,7 @@ def test_the_families_differ(exported):
 
 @with_kernels
 def test_tensors_inside(exported, kernels):
-    """Each tensor that the file has too has the file's codes."""
+    """Tensors of the simulation equal those of the file."""
     file_graph = FileGraph(exported.tflite)
     pairs, _ = match_tensors(keras_qat.resolve(exported.model), file_graph)
     contents = file_graph.replace_outputs(item.tensor.index for item in pairs)
@@ -74,14 +74,14 @@ def test_float_layers_are_named():
 
 
 BEYOND = {
-    # Ratios of scales that XNNPACK leaves to TFLite's own kernels.
+    # Ratios of scales that XNNPACK leaves to TFLite's kernels.
     "add": lambda x: layers.Add()([x, layers.Rescaling(1e-4)(x)]),
     "subtract": lambda x: layers.Subtract()(
         [layers.Rescaling(1e4)(x), layers.Rescaling(9999.0)(x)]
     ),
     "leaky_relu": lambda x: layers.LeakyReLU(0.001)(x),
     "leaky_relu_negative": lambda x: layers.LeakyReLU(-0.3)(x),
-    # Sums that float32 does not hold.
+    # Sums that float32 cannot represent.
     "conv_of_many": lambda x: layers.Conv2D(4, 3)(tf.tile(x, [1, 1, 1, 200])),
     # Kernels that compute eight channels at a time.
     "transposed": lambda x: layers.Conv2DTranspose(11, 3, strides=2)(tf.tile(x, [1, 1, 1, 40])),
@@ -144,7 +144,7 @@ def test_tensors_made_of_weights_alone_have_no_examples():
 
 
 def test_a_number_that_is_computed_has_no_examples():
-    """A size of the input, in real numbers, as global response normalization divides by it."""
+    """For example, global response normalization divides by a size, as a float."""
     inputs = keras.Input((None, 4))
     count = tf.cast(tf.shape(inputs)[1], tf.float32)
     model = keras.Model(inputs, layers.Dense(3)(inputs) + count)

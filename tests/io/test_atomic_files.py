@@ -1,4 +1,4 @@
-"""Replaced files: links go on leading where they led, and permissions stay."""
+"""Tests replaced files: links still point to them, and permissions stay."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The reader of data: forms that `predict` and TFLite's converter take, and what is refused."""
+"""Tests reading data: formats that `predict` and TFLite's converter accept, and refused data."""
 
 import itertools
 import warnings
@@ -21,7 +21,7 @@ A, B = images(10, (6,), seed=1), images(10, (4,), seed=2)
 
 
 class Batches(keras.utils.Sequence):
-    """Four examples at a time, with labels."""
+    """Returns four examples at a time, with labels."""
 
     def __len__(self):
         return 3
@@ -32,7 +32,7 @@ class Batches(keras.utils.Sequence):
 
 
 class OnlyNumbered:
-    """What has no iterator, and no end that an IndexError tells."""
+    """A sequence without an iterator that never raises IndexError."""
 
     def __len__(self):
         return 5
@@ -115,7 +115,7 @@ def test_forms_for_two_inputs(form):
 
 
 def test_inputs_in_a_dict_of_other_names():
-    """The model's dict has names of its own, the inputs others; both are taken."""
+    """The model's dict has other keys than the names of inputs. Both are accepted."""
     inputs = {"b": keras.Input((4,), name="left"), "a": keras.Input((6,), name="right")}
     joined = layers.Concatenate()([inputs["a"], inputs["b"]])
     model = keras.Model(inputs, layers.Dense(2)(joined))
@@ -124,7 +124,7 @@ def test_inputs_in_a_dict_of_other_names():
 
 
 def test_keys_that_are_the_names_of_other_inputs():
-    """As in `predict`, keys of the model's dict count, not the names of its inputs."""
+    """As in `predict`, keys of the model's dict have priority over names of its inputs."""
     inputs = {"b": keras.Input((4,), name="a"), "a": keras.Input((6,), name="b")}
     model = keras.Model(inputs, layers.Concatenate()([inputs["a"], inputs["b"]]))
     assert_all_equal(read_arrays(model, {"a": A, "b": B}), (A, B))
@@ -139,7 +139,7 @@ def test_inputs_nested_in_lists():
 
 
 def test_a_last_axis_of_size_1():
-    """Keras adds it, and takes it away."""
+    """Keras adds and removes such an axis."""
     gray, flat = (
         functional((6, 6, 1), build=layers.Flatten()),
         functional((6,), build=layers.ReLU()),
@@ -156,7 +156,7 @@ def test_a_last_axis_of_size_1():
 
 
 def test_sizes_of_batches():
-    """Those that the data gives are kept; arrays and single examples are put together."""
+    """Batches in the data stay unchanged. Arrays and single examples are collected into batches."""
 
     def sizes(data, *args):
         return [len(batch[0]) for batch in read_batches(tiny_net(), data, *args)]
@@ -169,7 +169,7 @@ def test_sizes_of_batches():
 
 
 def test_how_many_batches_there_will_be():
-    """Where that is known without reading them."""
+    """The number of batches is known if no data must be read."""
     model = tiny_net()
     for data, size, steps, count in (
         (X, 4, None, 3),
@@ -196,7 +196,7 @@ def test_examples_of_different_sizes():
 
 
 def test_types_stay():
-    """Integers may be quantized values, or tokens."""
+    """Integers may be quantized values or token ids."""
     (array,) = read_arrays(tiny_net(), X.astype(np.int8))
     assert array.dtype == np.int8
     half = dataset(tf.cast(X, tf.bfloat16))
@@ -298,7 +298,7 @@ def test_an_axis_of_size_0():
 
 
 def test_infinity():
-    """A range cannot take it in; a quantized value at the end of a range stands for it."""
+    """A range cannot include infinity. Quantized values represent it by the range's end."""
     infinite = with_nan(-np.inf)
     with pytest.raises(ValueError, match=r"'image' .* contains infinity, first in example 7"):
         list(read_batches(tiny_net(), infinite, finite=True))
@@ -320,7 +320,7 @@ def test_verbs(form, two_inputs):
 
 
 def test_progress(two_inputs, capsys):
-    """Shown as Keras does, if asked for."""
+    """The bar looks like Keras' bar, and is only shown on request."""
     qat, contents = two_inputs
     for verbose in (0, 1):
         keras_qat.simulate(qat, [A, B], batch_size=4, verbose=verbose)
@@ -337,7 +337,7 @@ def test_progress(two_inputs, capsys):
 
 
 class Endless(Batches):
-    """A sequence whose iterator starts again at its end, as those of `ImageDataGenerator`."""
+    """A sequence whose iterator never ends, like `ImageDataGenerator`'s."""
 
     def __iter__(self):
         return self

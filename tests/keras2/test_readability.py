@@ -1,4 +1,4 @@
-"""Models that cannot be read are refused, and the message says what to do."""
+"""Tests models that cannot be read: they are refused with a message that says what to do."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""A SavedModel whose classes and functions are unknown is refused: Keras has no code to read."""
+"""Tests that a SavedModel with unknown classes or functions is refused: it has no code to read."""
 
 import numpy as np
 import pytest

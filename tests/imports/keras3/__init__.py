@@ -1,1 +1,1 @@
-"""Models of Keras 3. On TensorFlow 2.15, which has none, these tests are left out."""
+"""Tests of models of Keras 3, which are skipped on TensorFlow 2.15 because it has no Keras 3."""

@@ -1,4 +1,4 @@
-"""Comparing models of Keras 3 with what they are converted to."""
+"""Compares models of Keras 3 with their conversions to Keras 2."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.helpers import rng
 
 
 def scrambled(model: Any, seed: int = 3) -> Any:
-    """A model of Keras 3 with random weights, variances and counts not below zero."""
+    """Gives a model of Keras 3 random weights, with non-negative variances and counts."""
     numbers = rng(seed)
     for weight in model.weights:
         value = numbers.normal(0.0, 0.5, weight.shape)
@@ -24,7 +24,7 @@ def scrambled(model: Any, seed: int = 3) -> Any:
 
 
 def inputs_of(model: Any, count: int = 2, seed: int = 4) -> Any:
-    """Random inputs of a model of Keras 3, in the structure that it takes."""
+    """Returns random inputs of a model of Keras 3, in the structure that it accepts."""
     numbers = rng(seed)
 
     def draw(tensor: Any) -> np.ndarray:
@@ -37,7 +37,7 @@ def inputs_of(model: Any, count: int = 2, seed: int = 4) -> Any:
 
 
 def assert_equal_outputs(model: Any, converted: Any, x: Any, rtol: float = 1e-5) -> None:
-    """Asserts that a model of Keras 3 and one of Keras 2 compute the same, in one structure."""
+    """Asserts that models of Keras 3 and Keras 2 have equal outputs in the same structure."""
     expected, result = (variant(x, training=False) for variant in (model, converted))
     tf.nest.assert_same_structure(expected, result)
     names = sorted(expected) if isinstance(expected, dict) else [""]
@@ -49,7 +49,7 @@ def assert_equal_outputs(model: Any, converted: Any, x: Any, rtol: float = 1e-5)
 
 
 def assert_converts(model: Any, x: Any = None) -> Any:
-    """Asserts that a model is converted, computes the same, and gives its weights back."""
+    """Asserts that a model is converted, computes the same, and returns its weights."""
     scrambled(model)
     x = inputs_of(model) if x is None else x
     converted = keras_qat.from_keras_3(model)

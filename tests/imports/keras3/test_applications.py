@@ -1,7 +1,7 @@
-"""Every model of `keras.applications` in Keras 3: converted, and its int8 file against its twin's.
+"""Tests each model of `keras.applications` in Keras 3: its conversion and its int8 file.
 
-The twin is the model of Keras 2 with the same name, with the same weights. Models without their
-classifiers at the smallest images that they take: what is special to a model is in its blocks.
+The file is compared with the file of Keras 2's model of the same name and weights. Models have no
+classifier and the smallest images that they accept, because they differ in their blocks.
 """
 
 import inspect
@@ -38,7 +38,7 @@ def options(name: str) -> dict[str, Any]:
 
 
 def codes(model: Any, x: np.ndarray) -> np.ndarray:
-    """What the int8 file of a model gives, with ranges from `x` without dropout."""
+    """Returns the values of a model's int8 file, with ranges from `x` without dropout."""
     for layer in model._flatten_layers():
         if isinstance(layer, keras_2.layers.Dropout):
             layer.rate = 0.0
@@ -73,7 +73,7 @@ def test_model_has_the_codes_of_its_twin(name, seeds):
 
 
 def test_all_models_of_keras_3_are_listed():
-    """Keras 3 has none of the RegNet and ResNet-RS models of Keras 2."""
+    """Keras 3 lacks the RegNet and ResNet-RS models of Keras 2."""
     ours = {name for name, value in vars(keras_2.applications).items() if inspect.isfunction(value)}
     missing = ours - set(NAMES)
     assert not set(NAMES) - ours

@@ -1,4 +1,4 @@
-"""Every layer that Keras 3 and Keras 2 share, with options that differ: outputs and weights."""
+"""Tests layers that Keras 3 and Keras 2 share, with options that differ: outputs and weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -111,7 +111,7 @@ SHAPES = [LONG if shape == STEPS else shape for shape in ONE_INPUT]
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_layers_of_one_input(shape):
-    """In one model for each shape, which is quicker; its outputs are named after the cases."""
+    """One model for each shape is faster. Its outputs are named after the cases."""
     inputs, outputs = keras.Input(shape), {}
     for name, make in ONE_INPUT[shape].items():
         layer = make()

@@ -1,4 +1,4 @@
-"""Models of Keras 3: converted, quantized, exported, and their weights brought back."""
+"""Tests models of Keras 3: conversion, quantization, export, and returning their weights."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ L = keras.layers
 
 
 def residual() -> Any:
-    """Operations, a shared layer and the activations that Keras 2 defines otherwise."""
+    """Returns operations, a shared layer, and activations that Keras 2 defines differently."""
     inputs = keras.Input((8, 8, 4), name="image")
     conv = L.Conv2D(4, 3, padding="same", use_bias=False, name="shared")
     x = conv(inputs)
@@ -35,7 +35,7 @@ def residual() -> Any:
 
 
 def nested() -> Any:
-    """Models in models, one of them shared, several inputs and outputs by name."""
+    """Returns nested models, one of them shared, and several inputs and outputs by name."""
     tower_input = keras.Input((6,))
     tower = keras.Model(tower_input, L.Dense(4, activation="relu")(tower_input), name="tower")
     head = keras.Sequential([keras.Input((4,)), L.Dense(3), tower_of(3)], name="head")
@@ -79,7 +79,7 @@ def test_part_of_a_model():
 
 
 def test_phases_are_those_of_the_model():
-    """Keras 3 keeps in each call what the phase was when it was written down."""
+    """Keras 3 stores the phase in each call when the model is built."""
     inputs = keras.Input((8,))
     converted = keras_qat.from_keras_3(keras.Model(inputs, L.Dropout(0.5)(inputs)))
     x = np.ones((4, 8), np.float32)

@@ -1,4 +1,4 @@
-"""Operations of Keras 3 on symbolic tensors: written down in Keras 2, saved and loaded there."""
+"""Tests operations of Keras 3 on symbolic tensors: converted to Keras 2, saved and loaded."""
 
 from collections.abc import Callable
 from typing import Any
@@ -95,7 +95,7 @@ CASES.update({**SHAPES, **PRODUCTS})
 
 
 def test_operations():
-    """In one model, which is quicker; its layers say what failed."""
+    """One model is faster. Its layers are named after the operations."""
     inputs = keras.Input((4, 4, 4))
     model = keras.Model(inputs, {name: case(inputs) for name, case in CASES.items()})
     assert len(model.outputs) == len(CASES)

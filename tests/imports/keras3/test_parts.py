@@ -1,4 +1,4 @@
-"""Objects of Keras 3 for training a model of Keras 2."""
+"""Tests objects of Keras 3 for training a model of Keras 2."""
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def test_what_is_of_keras_3_is_answered(qat):
 
 
 def test_a_loaded_model_is_compiled(qat, tmp_path):
-    """A class with a `compile` of its own would not be."""
+    """A class that defines `compile` would not be compiled."""
     qat.compile("adam", "mse")
     qat.save(tmp_path / "qat.keras")
     loaded = keras_qat.keras.models.load_model(tmp_path / "qat.keras")
