@@ -1,4 +1,4 @@
-"""Expansions are traced, compared with the call that they replace, and named after it."""
+"""Tests that expansions are traced, compared with the replaced call, and named after it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Functions and softmaxes that a model computes with several operations are one layer."""
+"""Tests that functions and softmaxes written with several operations become one layer."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ layers, backend, log = keras.layers, keras.backend, tf.math.log
 
 
 def behind_others(x):
-    """Reads a convolution's output, not what the convolution reads."""
+    """Reads a convolution's output, not its input."""
     y = layers.Conv1D(4, 1)(x)
     return y * tf.tanh(backend.log(1 + backend.exp(y)))
 
@@ -36,7 +36,7 @@ SEVERAL = {
 
 
 def assert_lowered_alike(build):
-    """Asserts that the lowered model computes the same; returns the kinds of its layers."""
+    """Asserts that the lowered model computes the same, and returns the kinds of its layers."""
     model, x = functional(SHAPE, build=build), 2 * images(4, SHAPE)
     lowered = lower(read_model(model))
     rebuilt = rebuild_model(lowered)
@@ -97,7 +97,7 @@ def test_logarithms_of_shares(name):
 
 
 def test_shares_stay_for_others():
-    """As an entropy: the logarithm is computed beside them."""
+    """In an entropy, the logarithm has another consumer."""
     shares = tf.nn.softmax(keras.Input(SHAPE, name="scores"))
     model = keras.Model(shares._keras_history.layer.input, [log(shares), layers.Dense(3)(shares)])
     symbols = [getattr(call.layer, "symbol", "") for call in lower(read_model(model)).calls]

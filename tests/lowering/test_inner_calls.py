@@ -1,4 +1,4 @@
-"""Inner layers are called with `training` and `mask` by position, by name and by other names."""
+"""Tests inner layers called with `training` and `mask` by position, by name and by other names."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.legacy
 
 
 def shown(x):
-    """Returns 1 for about half of the steps, which a dense layer of random weights is not."""
+    """Returns 1 for about half of the steps, unlike a dense layer with random weights."""
     return tf.cast(x[..., :1] > 0, tf.float32)
 
 
@@ -110,5 +110,5 @@ def test_inner_layers_get_all_of_their_arguments(kind):
     x = rng().normal(size=(64, 6, 4)).astype("float32")
     np.testing.assert_allclose(qat(x), model(x), atol=1e-5)
     zeros = [np.mean(np.asarray(each(x, training=True)) == 0) for each in (model, qat)]
-    assert zeros[0] > 0.3  # The dropout, and what the mask hides.
+    assert zeros[0] > 0.3  # The dropout, and the masked steps.
     assert abs(zeros[0] - zeros[1]) < 0.06

@@ -1,4 +1,4 @@
-"""What custom layers do besides computing: they keep tensors for later calls, and return None."""
+"""Tests custom layers that store tensors for later calls, or return None."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.legacy
 
 
 class Centered(layers.Layer):
-    """Subtracts the mean of its input, and adds it again, as forecasting networks do."""
+    """Subtracts the mean of its input, and adds it back later, as in forecasting networks."""
 
     def call(self, x, undo=False):
         if undo:
@@ -22,7 +22,7 @@ class Centered(layers.Layer):
 
 
 class Scaled(Centered):
-    """The same with a weight."""
+    """A `Centered` layer with a weight."""
 
     def build(self, shape):
         self.scale = self.add_weight("scale", shape[-1:], initializer="ones")
@@ -62,7 +62,7 @@ def test_inside_of_a_model_of_ones_own_it_is_a_tensor(kind):
 
 
 class Closed(layers.Layer):
-    """Computes by numpy, and returns None beside it."""
+    """Computes with NumPy, and also returns None."""
 
     def call(self, x):
         return tf.ensure_shape(tf.numpy_function(abs, [x], tf.float32), x.shape), None

@@ -1,4 +1,4 @@
-"""Weights: several layers read them, objects hold them, or layers compute kernels from them."""
+"""Tests weights that several layers read, that objects hold, or that kernels are computed from."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.networks.lent_weights import TiedHead, language_model
 
 
 class Counting(layers.Conv2D):
-    """Changes its kernel in another way in each call."""
+    """Changes its kernel differently in each call."""
 
     def call(self, x):
         self.kernel.assign(self.kernel * 0.5)
@@ -20,7 +20,7 @@ class Counting(layers.Conv2D):
 
 
 class Remembering(layers.Dense):
-    """Keeps what depends on its input."""
+    """Stores a tensor that depends on its input."""
 
     def call(self, x):
         self.bias.assign(tf.reduce_mean(x, 0)[:4])
@@ -42,7 +42,7 @@ def test_other_assignments_stay_whole(layer, shape, reason):
 
 
 def test_what_stays_whole_keeps_its_weights():
-    """A layer that may not be opened lends nothing: both would train a copy."""
+    """An untraced layer keeps its weights, because two layers would otherwise train copies."""
     model, _ = language_model(TiedHead)
     recipe = keras_qat.recipes.int8().override("table", open=False)
     (reason,) = keras_qat.plan(model, recipe).float_layers.values()
@@ -50,7 +50,7 @@ def test_what_stays_whole_keeps_its_weights():
 
 
 def test_stripping_says_what_keras_cannot_copy():
-    """A copy's Lambda would read the table of the first model."""
+    """The Lambda of a copy would read the first model's table."""
     table = layers.Embedding(20, 8, name="table")
     tokens = keras.Input((6,), dtype="int32")
     tied = layers.Lambda(lambda x: tf.matmul(x, table.embeddings, transpose_b=True))
@@ -60,7 +60,7 @@ def test_stripping_says_what_keras_cannot_copy():
 
 
 def test_stripping_names_a_call_that_keras_reads_wrongly():
-    """Of three tensors of tf.einsum a copy of Keras' passes none; the float model loads neither."""
+    """Keras' copy of a tf.einsum with three tensors has no tensors, and cannot be loaded."""
     x, y = keras.Input((2, 3)), keras.Input((3, 2))
     model = keras.Model([x, y], tf.einsum("bij,bjk,bij->bik", x, y, x))
     reason = "cannot copy the float model: Exception .* layer 'tf.einsum.*: Got 0 inputs.*own code"
@@ -103,7 +103,7 @@ def test_computed_kernels_are_kernels_in_the_file(name):
 @pytest.mark.slow
 @pytest.mark.legacy
 def test_rounding_is_learned_for_variables_only():
-    """Nothing can be assigned to a kernel that is computed."""
+    """Learned rounding cannot assign a computed kernel."""
     x = keras.Input(SHAPE)
     model = keras.Model(x, layers.Conv2D(3, 1, name="last")(COMPUTED["normalized weights"](x)))
     data = images(8)

@@ -1,6 +1,6 @@
-"""`plan` takes linear time for chains in which every link reads the one before twice.
+"""Tests that `plan` needs linear time for chains in which each link reads the previous one twice.
 
-Calls of Python functions are counted instead of seconds, so the tests do not depend on the machine.
+The tests count calls of Python functions instead of seconds, so they do not depend on the machine.
 """
 
 import functools
@@ -35,7 +35,7 @@ def whole(y: Any) -> Any:
 
 
 class FromWeights(layers.Layer):
-    """Adds an expression of its weight, a chain of many links."""
+    """Adds an expression of its weight, a long chain."""
 
     def __init__(self, count, **kwargs):
         super().__init__(**kwargs)
@@ -86,7 +86,7 @@ CHAINS: dict[str, Callable[[int, Any], Any]] = {
 
 @contextmanager
 def count_calls() -> Iterator[list[int]]:
-    """Count the calls of the package's functions in the block."""
+    """Counts the calls of the package's functions in the block."""
     counts, package = [0], keras_qat.__path__[0]
 
     def note(frame: Any, event: str, _: Any) -> None:
@@ -114,6 +114,6 @@ def calls_of(chain: Callable[[int, Any], Any], count: int, recipe: Any) -> int:
 )
 def test_plan_visits_a_chain_in_linear_time(name, recipe):
     calls = functools.partial(calls_of, CHAINS[name], recipe=recipe)
-    calls(1)  # Fills what is computed once in a process.
+    calls(1)  # Fills caches that are computed once per process.
     first, second, third = calls(4), calls(8), calls(12)
     assert third - second < 1.5 * (second - first) + 500

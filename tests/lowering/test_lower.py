@@ -1,4 +1,4 @@
-"""Layers that do several things are split; the lowered model computes the same."""
+"""Tests that layers with several operations are split, and the lowered model computes the same."""
 
 from functools import partial
 
@@ -70,7 +70,7 @@ def test_merge_of_four_becomes_three_of_two(merge):
 
 
 def test_copies_for_a_batch_keep_their_shape():
-    """Along the first axis; `tf.repeat` without an axis makes one axis of all."""
+    """`tf.repeat` along the first axis. Without an axis, it would flatten the tensor."""
     one, x = layers.Input((1, 4), batch_size=1), layers.Input((3,))
     count = tf.shape(x)[0]
     result = [tf.repeat(one, count, axis=0), tf.tile(input=one, multiples=[count, 1, 1])]

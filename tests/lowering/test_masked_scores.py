@@ -1,4 +1,4 @@
-"""Masks: reading values that they hide, and masks in variables that do not train."""
+"""Tests masks: reading masked values, and masks in variables that do not train."""
 
 import pytest
 import tensorflow as tf
@@ -62,7 +62,7 @@ def test_values_beside_a_mask_are_added(name):
 
 
 def test_another_mask_is_not_taken_for_the_one_before(monkeypatch):
-    """The copy of a float model makes its masks anew, with the user's own code."""
+    """A copy of a float model creates its masks again, with the user's code."""
     qat = keras_qat.quantize_model(build_model(SHAPE, Attention("truth")))
     monkeypatch.setitem(HELD_MASKS, "truth", (WITHIN[::-1], HELD_MASKS["truth"][1]))
     with pytest.raises(ValueError, match="Keras cannot copy the float model"):

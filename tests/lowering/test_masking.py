@@ -1,4 +1,4 @@
-"""Masking of another number than 0, which is between two quantized values or far outside of all."""
+"""Tests Masking of other values than 0, between quantized values or far outside of the range."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def model_of(features, build=lambda x: layers.GRU(4)(layers.Masking(MISSING)(x))
 
 
 def data_of(features, missing=MISSING, far=False):
-    """Sequences with steps missing inside and behind; other numbers are near, or above 0."""
+    """Returns sequences with missing steps inside and at the end. Other values are near 0."""
     numbers = rng(5)
     x = numbers.normal(size=(48, STEPS, features)).astype(np.float32)
     x = np.abs(x) if far else x
@@ -30,7 +30,7 @@ def data_of(features, missing=MISSING, far=False):
 
 
 def noise(model, qat, data, **options):
-    """Mean square of what quantizing changes, by that of the outputs."""
+    """Returns the mean square of quantization errors, relative to the outputs'."""
     expected = model(data).numpy()
     return np.mean(np.square(qat(data, **options).numpy() - expected)) / np.var(expected)
 
@@ -38,7 +38,7 @@ def noise(model, qat, data, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", [MISSING, -99.0])
 def test_steps_are_found_in_front_of_the_quantizer(missing):
-    """One feature comes near the number; one far outside does not widen the range."""
+    """One feature comes near the mask value. A far mask value must not widen the range."""
     model = model_of(1, lambda x: layers.GRU(4)(layers.Masking(missing, name="marks")(x)))
     data = data_of(1, missing)
     qat = quantize_on(model, data)
@@ -88,7 +88,7 @@ OTHERS = {
 
 
 def test_a_number_outside_of_the_range_is_not_found():
-    """Calibrated with what is complete, and in a range that begins with 0."""
+    """The model was calibrated with complete data, and its range begins with 0."""
     x = keras.Input((4,))
     marks = layers.Lambda(lambda t: tf.cast(tf.equal(t, MISSING), tf.float32))(layers.ReLU()(x))
     qat = keras_qat.quantize_model(keras.Model(x, marks), strict=True)

@@ -1,4 +1,4 @@
-"""Keras masks as tensors: what reads one is opened or lowered like any other layer."""
+"""Tests Keras masks as tensors: layers that read one are traced or lowered like any other layer."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ STEPS, TOKENS, SIZE = 4, 9, 8
 
 
 class Shift(layers.Layer):
-    """A projection, and an offset for the steps that are no padding."""
+    """A projection, and an offset for the steps that are not padding."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -31,7 +31,7 @@ class Shift(layers.Layer):
 
 
 class Positions(layers.Layer):
-    """Embeddings of tokens and of their positions, whose mask comes from a layer inside."""
+    """Embeddings of token ids and of positions, with a mask from an inner layer."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -63,7 +63,7 @@ class Encoder(layers.Layer):
 
 
 class Decoder(layers.Layer):
-    """A decoder that sees no later steps, and no padding of the encoder's or its own."""
+    """A decoder that masks later steps, and padding of the encoder's and its own input."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -80,7 +80,7 @@ class Decoder(layers.Layer):
 
 
 class Scores(layers.Layer):
-    """Attention without weights, which keeps what it computed, as a softmax written by hand."""
+    """Attention without weights that stores its scores, with a softmax written by hand."""
 
     def call(self, inputs, mask=None, **kwargs):
         scores = tf.matmul(inputs, inputs, transpose_b=True)
@@ -92,7 +92,7 @@ class Scores(layers.Layer):
 
 
 class Attend(layers.Layer):
-    """Makes another layer in its call, and reads what that computed and does not return."""
+    """Creates another layer in its call, and reads a tensor that this layer stores."""
 
     def call(self, inputs, mask=None):
         attention = Scores()
@@ -101,7 +101,7 @@ class Attend(layers.Layer):
 
 
 class Constant(layers.Layer):
-    """Gives a mask that cannot be traced: TensorFlow's operations on numbers."""
+    """Returns a mask that cannot be traced, from TensorFlow's operations on Python values."""
 
     def call(self, inputs):
         return 2.0 * inputs
@@ -181,7 +181,7 @@ def model_of(build):
 
 
 def padded(model, count=32):
-    """Random inputs of a model: sequences of 1 step up to all, with zeros behind."""
+    """Returns random inputs of a model: sequences of 1 to all steps, followed by zeros."""
     numbers, data = rng(3), []
     for tensor in model.inputs:
         sizes = (count, *tensor.shape[1:])
@@ -202,7 +202,7 @@ class Tied(layers.Layer):
 
 
 def test_masks_are_handed_on_where_layers_are_opened_twice():
-    """As with tied embeddings, which are found while layers are opened."""
+    """Layers are traced twice if there are tied embeddings."""
     tokens, embedding = keras.Input((STEPS,)), layers.Embedding(TOKENS, SIZE, mask_zero=True)
     x = layers.MultiHeadAttention(1, SIZE)(y := Shift()(embedding(tokens)), y)
     model = scramble(keras.Model(tokens, Tied(embedding)(x)))
@@ -224,7 +224,7 @@ class OwnNorm(layers.Layer):
 
 @pytest.mark.skipif(not RECENT, reason="norms are in float there")
 def test_operations_read_no_masks():
-    """As in BERT, whose norms are behind its tokens."""
+    """In BERT, normalization layers follow the token embeddings."""
     tokens = layers.Input((3,), dtype="int32")
     x = OwnNorm()(layers.Embedding(10, 8, mask_zero=True)(tokens))
     model = keras.Model(tokens, layers.SimpleRNN(3)(x))
@@ -232,7 +232,7 @@ def test_operations_read_no_masks():
 
 
 def test_losses_and_metrics_read_the_mask_of_an_output():
-    """A model whose output is computed by operations ignores padding in its loss, as before."""
+    """The loss of a model whose output comes from operations still ignores padding."""
     tokens, x = embedded()
     model = keras.Model(tokens, Shift()(x))
     data = padded(model, 8)

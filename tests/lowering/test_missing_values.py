@@ -1,4 +1,4 @@
-"""NaN marks missing values: models that replace it compute the same in training and in files."""
+"""Tests NaN as missing values: models that replace it compute the same in training and files."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ X_WITH_NAN = np.where(RNG.random(X.shape) < 0.2, np.nan, X).astype("float32")
 
 
 class Imputation(layers.Layer):
-    """Replaces NaN by a trained value per feature, and says where it did."""
+    """Replaces NaN by a trained value per feature, and returns where it did."""
 
     def build(self, shape):
         self.value = self.add_weight("value", (shape[-1],), initializer="ones")
@@ -142,7 +142,7 @@ def after_a_dense(x):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("function", [also_read_by_a_dense, after_a_dense])
 def test_nan_that_would_reach_a_kernel_is_refused(function):
-    """There a float model returns NaN, and int8 has none."""
+    """The float model would return NaN, which int8 cannot represent."""
     model = model_of(function)
     assert not keras_qat.plan(model).float_layers
     qat = quantize_on(model, X)

@@ -1,4 +1,4 @@
-"""Custom layers and TimeDistributed in models with open sizes."""
+"""Tests custom layers and TimeDistributed in models with unknown sizes."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ K = keras.backend
 
 
 def boxes(features):
-    """As YOLO's code: the place of each cell, as a part of (width, height)."""
+    """Computes the position of each cell as a share of (width, height), like code for YOLO."""
     grid = K.shape(features)[1:3]
     x, y = tf.meshgrid(tf.range(grid[1]), tf.range(grid[0]))
     cells = K.cast(K.stack([x, y], axis=-1), K.dtype(features))
@@ -20,7 +20,7 @@ def boxes(features):
 
 
 def up_like(tensors):
-    """As feature pyramids: one map in the size of another."""
+    """Resizes one image to the size of another, as in feature pyramids."""
     small, large = tensors
     return tf.image.resize(small, tf.shape(large)[1:3])
 

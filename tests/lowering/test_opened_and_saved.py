@@ -1,4 +1,4 @@
-"""Opened models are saved and loaded, without the code of what was opened; else it is said why."""
+"""Tests that traced models are saved and loaded without the custom code, or refused."""
 
 import enum
 from functools import partial
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.legacy
 
 @pytest.mark.parametrize("activation", [Steep(2.0), partial(tf.nn.leaky_relu, alpha=0.1)])
 def test_activations_that_keras_cannot_save(activation, tmp_path):
-    """They are opened, so the model is saved; the float model could not be."""
+    """They are traced, so the model can be saved, unlike the float model."""
     model, data = model_of(lambda x: layers.Conv2D(4, 3, activation=activation)(x)), images(32)
     qat = quantized(model)
     keras_qat.calibrate(qat, data)
@@ -30,7 +30,7 @@ def test_activations_that_keras_cannot_save(activation, tmp_path):
 
 
 class WithoutConfig(layers.Layer):
-    """Its argument is in no configuration."""
+    """A layer with an argument that its configuration lacks."""
 
     def __init__(self, other):
         super().__init__()
@@ -54,7 +54,7 @@ def test_classes_without_get_config_are_opened(tmp_path):
 
 
 class Doubled(layers.Layer):
-    """Its get_config forgets that `dict.update` returns None."""
+    """A layer whose get_config forgets that `dict.update` returns None."""
 
     def call(self, inputs, training=None):
         return 2 * inputs
@@ -64,7 +64,7 @@ class Doubled(layers.Layer):
 
 
 class TwoPhases(WithoutConfig):
-    """A layer whose `training` argument is the phase of the layer inside."""
+    """A layer with an argument `training` that it passes to an inner layer."""
 
     def call(self, inputs, training=None):
         return self.other(inputs, training=training)
@@ -75,7 +75,7 @@ def test_configuration_of_a_layer_without_weights_is_not_needed():
 
 
 class Sharpened(layers.Layer):
-    """Its arguments have defaults. No configuration can hold its gains."""
+    """A layer with default arguments, and gains that no configuration can hold."""
 
     def __init__(self, width=3, gains=None, **kwargs):
         super().__init__(**kwargs)
@@ -86,7 +86,7 @@ class Sharpened(layers.Layer):
 
 
 class Conditional(Sharpened):
-    """Stays in float."""
+    """A layer that stays in float."""
 
     def call(self, inputs):
         return tf.cond(
@@ -111,7 +111,7 @@ def test_plan_says_that_a_float_layer_cannot_be_copied():
 
 
 class Amplified(layers.Dense):
-    """Inherits a configuration that lacks its gain. A copy would have the default."""
+    """A layer that inherits a configuration without its gain. A copy would have the default."""
 
     def __init__(self, units, gain=3.0, **kwargs):
         super().__init__(units, **kwargs)
@@ -122,7 +122,7 @@ class Amplified(layers.Dense):
 
 
 class Resized(layers.Layer):
-    """Has a configuration of its own that lacks its width."""
+    """A layer with a configuration without its width."""
 
     def __init__(self, width=4, **kwargs):
         super().__init__(**kwargs)
@@ -139,7 +139,7 @@ class Resized(layers.Layer):
 @pytest.mark.parametrize("layer", [lambda: Amplified(3, 7.0), lambda: Resized(5)])
 def test_arguments_that_a_configuration_lacks_are_not_lost(layer):
     model = model_of(lambda x: layer()(x))
-    keras_qat.quantize_model(model)  # It is opened.
+    keras_qat.quantize_model(model)  # It is traced.
     name = type(model.layers[1]).__name__
     recipe = keras_qat.recipes.int8().override(name, open=False)
     with pytest.raises(ValueError, match=rf"{name} has no get_config that returns the arguments"):
@@ -156,7 +156,7 @@ def test_arguments_with_their_defaults_need_no_configuration():
 
 
 class TakenTwice(layers.Dense):
-    """Gives an argument that its configuration has, too."""
+    """A layer that passes an argument twice, explicitly and from its configuration."""
 
     def __init__(self, units, **kwargs):
         super().__init__(units, kernel_initializer="he_normal", **kwargs)
@@ -180,7 +180,7 @@ class Kind(enum.Enum):
 
 
 class OfKind(keras.constraints.Constraint):
-    """As those of lattices: its configuration has what Keras does not write."""
+    """A constraint with a configuration that Keras cannot save, as in TensorFlow Lattice."""
 
     def __call__(self, weight):
         return tf.clip_by_value(weight, -0.1, 0.1)

@@ -1,4 +1,4 @@
-"""Weights that opened layers read: tables, those of other layers, constrained and frozen ones."""
+"""Tests weights that traced layers read: tables, constrained, frozen and borrowed weights."""
 
 import logging
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.legacy
 
 
 class Shifted(layers.Layer):
-    """Adds a weight that is a tensor of the file."""
+    """Adds a weight, which is a tensor of the file."""
 
     def build(self, input_shape):
         self.shift = self.add_weight("shift", (3, 2), initializer="random_normal")
@@ -63,7 +63,7 @@ def weighted(factor):
 
 
 def test_functions_that_regularize_and_constrain():
-    """Keras writes their names only, and copies called a name. Two may have the same."""
+    """Keras only saves their names, and copies would call a name. Two may have the same name."""
     inputs = keras.Input((4,))
     x = layers.Dense(3, kernel_regularizer=weighted(1.0), bias_regularizer=weighted(100.0))(inputs)
     x = layers.Dense(3, kernel_constraint=lambda weight: 0.0 * weight, name="constrained")(x)
@@ -92,7 +92,7 @@ class Clip(keras.constraints.Constraint):
 
 
 class Named(Clip):
-    """As RNNoise has it: its constructor does not take its configuration."""
+    """A constraint with a constructor that does not accept its configuration, as in RNNoise."""
 
     def get_config(self):
         return {"name": "clip"}
@@ -106,7 +106,7 @@ def test_constraints_that_no_configuration_makes_are_those_of_the_float_model():
 
 
 class FixedPositions(layers.Layer):
-    """Positions that do not train, as sines are given to an embedding in tutorials."""
+    """Position embeddings that do not train, such as sines in tutorials."""
 
     count = staticmethod(tf.range)
 
@@ -134,7 +134,7 @@ def test_embedded_positions_that_do_not_train_stay(kind):
 
 
 class Fused(layers.Layer):
-    """Weights of its own for each input, as in a BiFPN."""
+    """Has a weight for each input, as in a BiFPN."""
 
     def build(self, input_shape):
         self.w = self.add_weight("w", (2,), initializer="ones")
@@ -147,7 +147,7 @@ class Fused(layers.Layer):
 
 @pytest.mark.slow
 def test_single_numbers_are_compared_layer_by_layer():
-    """Micro's interpreter takes the pieces' inputs without any axis as such."""
+    """TFLite Micro's interpreter receives scalar inputs of single layers."""
     pytest.importorskip("tflite_micro")
     inputs = layers.Input((4, 4, 3))
     model = keras.Model(inputs, Fused()([inputs, layers.Conv2D(3, 3, padding="same")(inputs)]))
@@ -159,7 +159,7 @@ def test_single_numbers_are_compared_layer_by_layer():
 
 
 class Factored(layers.Layer):
-    """Computes a kernel from weights with unequal first sizes."""
+    """Computes a kernel from weights with different first sizes."""
 
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (input_shape[-1], 5))

@@ -1,4 +1,4 @@
-"""Opening: custom layers, Lambdas and functions are computed as what they are made of."""
+"""Tests tracing: custom layers, Lambdas and functions are computed by their operations."""
 
 import dataclasses
 import warnings
@@ -39,7 +39,7 @@ def with_random_weights(model):
 
 
 class Net(keras.Model):
-    """A subclassed model, with layers in a list, weights of its own and a part called twice."""
+    """A subclassed model with layers in a list, weights, and a component that is called twice."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -59,7 +59,7 @@ class Net(keras.Model):
 
 
 class Reversible(layers.Layer):
-    """Normalizes a series, and takes that back in a second call (RevIN)."""
+    """Normalizes a series, and reverts that in a second call (RevIN)."""
 
     def build(self, input_shape):
         if isinstance(input_shape, list):
@@ -97,7 +97,7 @@ def test_what_is_not_opened_says_why(name):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("without_float", [False, True])
 def test_calls_of_a_layer_share_its_weights(without_float):
-    """Also where one call cannot be traced, or each computes something else from a weight."""
+    """Includes calls that cannot be traced, and calls that compute differently from a weight."""
     x = keras.Input((8, 3))
     layer = Reversible()
     normalized, *statistics = layer(x)
@@ -111,7 +111,7 @@ def test_calls_of_a_layer_share_its_weights(without_float):
 
 
 def test_what_is_traced_warns_of_nothing(caplog):
-    """Keras does so of variables in operations, in the words of its own."""
+    """Keras would warn of variables in operations."""
     keras_qat.plan(model_of(lambda x: ChannelAffine()(x)))
     assert not [record for record in caplog.records if "Lambda layer" in record.getMessage()]
 
@@ -127,7 +127,7 @@ def test_overrides_say_what_is_opened():
 
 
 class Compressed(layers.Layer):
-    """Rounds its difference to another tensor, in training with noise in the place of that."""
+    """Rounds its difference from another tensor. In training, noise replaces the rounding."""
 
     def call(self, inputs, training=None):
         x, y = inputs
@@ -186,7 +186,7 @@ def test_subclassed_models_that_cannot_be_opened_say_which_line():
 
 
 def test_parts_of_several_outputs_have_plain_names():
-    """The name of an output was appended: `distance/reduce_sum_meandistance:0`."""
+    """The name of an output used to be appended: `distance/reduce_sum_meandistance:0`."""
 
     class Distance(layers.Layer):
         def call(self, a, b):

@@ -1,4 +1,4 @@
-"""BatchNormalization along any axes, and other classes whose `call` ends in Keras' own."""
+"""Tests BatchNormalization along any axes, and classes with a `call` that ends in Keras' `call`."""
 
 import importlib
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.legacy
 
 
 class Freezable(layers.BatchNormalization):
-    """As YOLO's code has it: frozen where the layer is."""
+    """Computes as frozen if it is not trainable, like code for YOLO."""
 
     def call(self, x, training=False):
         if not training:
@@ -32,7 +32,7 @@ class Freezable(layers.BatchNormalization):
 
 
 class Frozen(layers.BatchNormalization):
-    """As detectors have it: the moving statistics in training, too."""
+    """Uses the moving statistics in training, too, as in detectors."""
 
     def call(self, inputs, training=None):
         return super().call(inputs, training=False)
@@ -52,7 +52,7 @@ Synchronized = layers.experimental.SyncBatchNormalization
 
 
 class Assigning(layers.Layer):
-    """Assigns its moving statistics in training, with Keras' own weights in another order."""
+    """Assigns its moving statistics in training. It has Keras' weights in another order."""
 
     def __init__(self, momentum=0.99, epsilon=1e-3, **kwargs):
         super().__init__(**kwargs)
@@ -85,7 +85,7 @@ class Halved(Assigning):
 
 
 class WithoutWeights(layers.Layer):
-    """Has statistics only."""
+    """Only has statistics."""
 
     def build(self, shape):
         self.mean = self.add_weight("m", shape[-1:], initializer="zeros", trainable=False)
@@ -135,7 +135,7 @@ def test_it_is_folded_and_learns_like_keras_own(kind, moves, tmp_path):
     assert keras_qat.export_tflite(keras.models.load_model(tmp_path / "qat.keras")) == contents
     stripped = keras_qat.strip_quantization(qat)
     norm = stripped.get_layer("norm")
-    assert type(norm).__name__ == kind.__name__  # Keras loads that of TensorFlow 1 as its own.
+    assert type(norm).__name__ == kind.__name__  # Keras loads the class of TensorFlow 1 as its own.
     gamma = next(weight for weight in qat.weights if "gamma" in weight.name)
     np.testing.assert_array_equal(norm.gamma, gamma)
 
@@ -156,7 +156,7 @@ def test_statistics_of_all_replicas_stay_so():
 
 
 def test_that_of_tensorflow_1_learns_where_it_is_frozen():
-    """Keras 2 has it use the moving statistics, so it is not the same."""
+    """In Keras 2, this class uses moving statistics if frozen, so it computes differently."""
     x = keras.Input((8, 8, 3))
     norm = OfTensorFlow1(name="norm", trainable=False)
     plan = keras_qat.plan(keras.Model(x, norm(layers.Conv2D(4, 3)(x))))
@@ -194,7 +194,7 @@ def test_axes(axes, tmp_path):
     x = images(16, (2, 3, 4)) * 2 + 1
     qat = keras_qat.quantize_model(model, strict=True)
     keras_qat.set_quantization(qat, False)
-    for training in (False, True, False):  # The last: statistics have moved.
+    for training in (False, True, False):  # The last output, because statistics have changed.
         np.testing.assert_allclose(
             qat(x, training=training), model(x, training=training), 1e-4, 1e-5
         )

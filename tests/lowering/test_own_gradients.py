@@ -1,4 +1,4 @@
-"""Functions with a gradient of their own: opened as what they compute, and trained with it."""
+"""Tests that functions with a custom gradient are traced, and train with this gradient."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.helpers import assert_all_close, assert_all_equal, images, keras, lay
 
 @tf.custom_gradient
 def binarized(x):
-    """As binary networks have it: straight through between -1 and 1."""
+    """Computes signs with a straight-through gradient between -1 and 1, as in binary networks."""
     return tf.sign(x), lambda gradient: gradient * tf.cast(tf.abs(x) <= 1.0, gradient.dtype)
 
 
@@ -24,7 +24,7 @@ def reversed_by(factor):
 
 
 class Binary(layers.Layer):
-    """Signs of its weights, and of what it reads."""
+    """Multiplies the signs of its weights and of its inputs."""
 
     def build(self, shape):
         self.kernel = self.add_weight("kernel", (shape[-1], 4))
@@ -34,7 +34,7 @@ class Binary(layers.Layer):
 
 
 class Reversing(layers.Layer):
-    """As domain-adversarial networks have it."""
+    """Reverses gradients, as in domain-adversarial networks."""
 
     def call(self, x):
         return reversed_by(0.5)(x, 2.0)

@@ -1,4 +1,4 @@
-"""Layers that add to the loss, or a metric, are opened; the model adds the same."""
+"""Tests that layers which add a loss or metric are traced, and the model still adds it."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.helpers import build_model, images, keras, layers, quantize_on
 
 
 class Divergence(layers.Layer):
-    """The mean of a variational encoder, whose divergence is a loss in both phases."""
+    """The mean of a variational encoder, with a divergence as loss in both phases."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -20,12 +20,12 @@ class Divergence(layers.Layer):
         mean, variance = tf.split(self.dense(x), 2, axis=-1)
         self.add_loss(-0.5 * tf.reduce_mean(1.0 + variance - mean**2 - tf.exp(variance)))
         self.add_metric(tf.reduce_mean(mean), name="mean")
-        self.add_loss(0.0 * 2)  # As TabNet does in its last step.
+        self.add_loss(0.0 * 2)  # As in the last step of TabNet.
         return mean
 
 
 class Codebook(layers.Layer):
-    """As a VQ-VAE quantizes: two losses, one of a weight, and a gradient straight through."""
+    """Quantizes like a VQ-VAE: two losses, one of a weight, and a straight-through gradient."""
 
     def build(self, shape):
         self.codes = self.add_weight("codes", (4, 6), initializer="random_normal")
@@ -40,7 +40,7 @@ class Codebook(layers.Layer):
 
 
 class Nested(layers.Layer):
-    """With such a layer inside, which it calls twice."""
+    """Contains such a layer, which it calls twice."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -51,7 +51,7 @@ class Nested(layers.Layer):
 
 
 class Clusters(layers.Layer):
-    """Shares of clusters by a kernel that it computes, whose entropy is a loss."""
+    """Returns shares of clusters by a computed kernel, with their entropy as loss."""
 
     def build(self, shape):
         self.kernel = self.add_weight("kernel", (2, 4, 2), initializer="random_normal")
@@ -81,7 +81,7 @@ def test_losses_of_opened_layers(layer, tmp_path):
     keras_qat.calibrate(qat, x)
     assert_kept(qat, x, tmp_path)
     loaded = keras.models.load_model(tmp_path / "qat.keras")
-    count = len(model.losses) - (layer is Divergence)  # One of which is 0.
+    count = len(model.losses) - (layer is Divergence)  # One of them is 0.
     assert len(loaded.losses) == len(qat.losses) == count
     qat.fit(x, np.zeros((32, 2)), verbose=0)
     plain = keras_qat.strip_quantization(qat)
@@ -90,7 +90,7 @@ def test_losses_of_opened_layers(layer, tmp_path):
 
 
 class Endpoint(layers.Layer):
-    """Passes the prediction on, and adds a loss that compares it with labels from an input."""
+    """Returns its prediction, and adds a loss that compares it with labels from an input."""
 
     def call(self, labels, prediction):
         classes = tf.cast(labels[:, 0], tf.int32)  # 2.99 would be class 2.
@@ -133,7 +133,7 @@ def test_labels_after_the_outputs_of_the_file_are_not_quantized():
 
 
 class OpaqueEndpoint(layers.Layer):
-    """As a CTC loss, it computes with sparse tensors, so it stays in float."""
+    """Computes a loss with sparse tensors, like a CTC loss, so it stays in float."""
 
     def __init__(self, gives_loss=False, **kwargs):
         super().__init__(**kwargs)

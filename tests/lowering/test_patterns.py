@@ -1,4 +1,4 @@
-"""Passes of lowering, and the engine that finds patterns of operations and replaces them."""
+"""Tests passes of lowering, and the engine that finds and replaces patterns of operations."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Python in layers of one's own that reads sizes, and TensorFlow's loops over known steps."""
+"""Tests custom layers with Python code that reads sizes, and TensorFlow's loops of known length."""
 
 import pytest
 import tensorflow as tf
@@ -13,7 +13,7 @@ from tests.networks.forms.python_on_sizes import HABITS, Own, step
 
 
 class Function(Own):
-    """Its code is converted by AutoGraph for Keras, for which symbols are no steps."""
+    """AutoGraph converts its code for Keras, and does not treat symbolic sizes as loop counts."""
 
     @tf.function
     def call(self, x):
@@ -69,7 +69,7 @@ def test_what_depends_on_more_is_refused(name, monkeypatch):
 
 
 def test_what_holds_sizes_is_looked_for_once():
-    """As steps of a cell of one's own: 2**40 ways lead from the last sum to the first."""
+    """In steps of a custom cell, 2**40 paths lead from the last sum to the first."""
     x = inputs = keras.Input((3,))
     for _ in range(40):
         x = x + tf.sin(x)
@@ -80,7 +80,7 @@ def test_what_holds_sizes_is_looked_for_once():
 
 
 class Flagged(layers.Layer):
-    """Prepares its weight at the first call, as the add-ons' weight normalization, and then not."""
+    """Initializes its weight only in the first call, like weight normalization of the add-ons."""
 
     def build(self, shape):
         self.weight = self.add_weight("weight", (shape[-1], 2))

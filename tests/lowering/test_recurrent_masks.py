@@ -1,4 +1,4 @@
-"""Recurrent layers read the masks of any layer in front of them, and of models around them."""
+"""Tests that recurrent layers read masks of any layer before them, and of enclosing models."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def time_distributed(kind):
 
 
 def concatenated(kind):
-    """Two sequences whose masks differ, side by side: steps count that both have."""
+    """Concatenates two sequences with different masks. A step is valid if both masks say so."""
     first, x = embedded()
     second, y = embedded()
     return [first, second], kind(4, return_sequences=True)(layers.Concatenate()([x, y]))
@@ -51,7 +51,7 @@ def given(kind):
 
 
 def shared(kind):
-    """One layer, with a mask and without one."""
+    """Calls one layer with and without a mask."""
     tokens, x = embedded()
     inner, plain = both(kind(3)), layers.Embedding(TOKENS, SIZE)(tokens)
     return tokens, layers.Concatenate()([inner(plain), inner(x)])
@@ -65,7 +65,7 @@ def stacked(kind):
 
 
 def behind_float(kind):
-    """A layer that stays whole hands the mask on."""
+    """A layer that stays in float passes the mask on."""
     tokens, x = embedded()
     options = {"activation": "selu", "recurrent_dropout": 0.1}
     first = kind(4, **options, return_sequences=True, name="float")
@@ -105,7 +105,7 @@ MODELS = {
 
 
 def padded(model, count=24):
-    """Random inputs with padding behind and between the steps."""
+    """Returns random inputs with padding after and between the steps."""
     numbers, data = rng(3), []
     for tensor in model.inputs:
         sizes = (count, *tensor.shape[1:])
@@ -119,7 +119,7 @@ def padded(model, count=24):
 
 
 def reader(size=SIZE, name=None):
-    """Layers that read the mask of a model around them, in three ways."""
+    """Returns layers that read the mask of an enclosing model, in three ways."""
     x = keras.Input((STEPS, size))
     y = Shift()(x)
     parts = [layers.GRU(4)(y), layers.GlobalAveragePooling1D()(x), layers.Flatten()(y)]
@@ -138,7 +138,7 @@ def nested_sequential():
 
 
 def two_levels():
-    """The mask goes out of one model and into another."""
+    """The mask of one model is passed to another model."""
     tokens = keras.Input((STEPS,), dtype="int32")
     embed = keras.Sequential([layers.Embedding(TOKENS, SIZE, mask_zero=True), layers.Dropout(0.1)])
     x = keras.Input((STEPS, SIZE))
@@ -148,14 +148,14 @@ def two_levels():
 
 
 def shared_model():
-    """One model, with a mask and without one."""
+    """Calls one model with and without a mask."""
     tokens, x = embedded()
     inner, plain = reader(), layers.Embedding(TOKENS, SIZE)(tokens)
     return tokens, layers.Concatenate()([inner(x), inner(plain)])
 
 
 def nested_given():
-    """Masks that a model is given hide the one that there is."""
+    """A mask that is passed to a model replaces the existing mask."""
     tokens, x = embedded()
     inner = reader()
     parts = [inner(x, mask=tf.not_equal(tokens, number)) for number in (3, 4)]
@@ -163,7 +163,7 @@ def nested_given():
 
 
 def nested_output():
-    """A layer behind a model reads the mask that went through it."""
+    """A layer after a model reads the mask that went through the model."""
     tokens, x = embedded()
     inner = keras.Sequential([layers.Dense(5, activation="relu"), layers.Dropout(0.1)])
     return tokens, layers.GRU(4)(inner(x))

@@ -1,4 +1,4 @@
-"""Parts of concatenated tensors: scaled alike before they are joined, or read without a join."""
+"""Tests concatenated tensors: scaled to similar ranges before concatenation, or read directly."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def normalization(both, data):
 
 
 def net(normalize, data=PEOPLE, concat=None, large=1.0, seen=True):
-    """A model of two inputs of very different scale, which are joined and normalized."""
+    """Returns a model that concatenates and normalizes two inputs of very different scale."""
     keras.utils.set_random_seed(0)
     image, income = (keras.Input(x.shape[1:], name=name) for name, x in data.items())
     concat = concat or layers.Concatenate(name="both")
@@ -56,7 +56,7 @@ def net(normalize, data=PEOPLE, concat=None, large=1.0, seen=True):
 
 def calibrated(model, data=PEOPLE, recipe="int8"):
     qat = keras_qat.quantize_model(model, recipe, strict=True)
-    keras_qat.calibrate(qat, data)  # A warning of lost tensors would be an error.
+    keras_qat.calibrate(qat, data)  # A warning of lost tensors would fail the test.
     return qat
 
 
@@ -76,7 +76,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_small_parts_are_kept(case, tmp_path):
     normalize, data, concat = CASES[case]
-    if concat:  # The order of the channels matters to the statistics of `normalization` alone.
+    if concat:  # Only `normalization` has statistics that depend on the order of the channels.
         assert normalize is batch_norm
     model = net(normalize, data, concat)
     qat = calibrated(model, data)

@@ -1,4 +1,4 @@
-"""A softmax of so many numbers, inside of a model, that 8 bits keep nothing of their mean."""
+"""Tests an inner softmax of so many values that 8 bits cannot represent their mean."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ SHAPE = (24, 24, 2)
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("softmax", [tf.nn.softmax, layers.Softmax(), layers.Activation("softmax")])
 def test_nearly_equal_scores_keep_their_shares(softmax, kernels, tmp_path):
-    """The reference kernel of 8 bits ended the process."""
+    """The 8-bit reference kernel crashed."""
     model = functional(SHAPE, build=lambda x: softmax(tf.reshape(x, [-1, 1152])) * x[:, 0, :1, 0])
     x = np.abs(0.1 * images(8, SHAPE))
     qat = keras_qat.quantize_model(model, strict=True)
@@ -35,7 +35,7 @@ def test_outputs_have_the_steps_that_runtimes_know():
 
 @pytest.mark.parametrize("kernels", ["reference", "tflm"])
 def test_outputs_that_would_end_the_process_are_an_error(kernels):
-    """`verify` died without a word: of classes that are nearly equal, as before training."""
+    """`verify` crashed on nearly equal classes, as before training."""
     if kernels == "tflm":
         pytest.importorskip("tflite_micro")
     x = images(4, (600,))
@@ -47,7 +47,7 @@ def test_outputs_that_would_end_the_process_are_an_error(kernels):
 
 
 def pooled(x):
-    """The mean of 100 steps, each of which counts as much as its score."""
+    """Computes the mean of 100 steps, weighted by their scores."""
     steps = layers.Conv1D(8, 3, padding="same", activation="relu")(x)
     shares = layers.Softmax(axis=1)(layers.Dense(1)(layers.Dense(8, "tanh")(steps)))
     return layers.Dense(2)(tf.reduce_sum(shares * steps, 1))
@@ -56,7 +56,7 @@ def pooled(x):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("target", [None, "edgetpu"])
 def test_some_numbers_have_16_bits_where_they_take_no_time(target, tmp_path):
-    """Not where the device would leave all that follows to its CPU."""
+    """But not if the device would compute all later operators on its CPU."""
     keras.utils.set_random_seed(1)
     model, x = functional((100, 4), build=pooled), images(32, (100, 4))
     qat = quantize_on(model, x, target=target)

@@ -1,4 +1,4 @@
-"""Spectra: Fourier transforms that train, that stay in float, and angles."""
+"""Tests spectra: Fourier transforms that train, that stay in float, and angles."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.networks.forms.spectra import SHAPE, SPECTRA
 )
 @pytest.mark.parametrize("in_lambda", [True, False])
 def test_transforms_that_are_too_large_say_so(spectrum, in_lambda):
-    """The reason was that there is no rule for the magnitude."""
+    """The reported reason was that there is no rule for the magnitude."""
     model = build_model((1200,), layers.Lambda(spectrum) if in_lambda else spectrum)
     (reason,) = {
         why for why in keras_qat.plan(model).float_layers.values() if "cannot be traced" in why
@@ -40,7 +40,7 @@ def test_angles():
 
 @pytest.mark.slow
 def test_magnitude_and_angle_of_one_layer():
-    """As DTLN, whose names of parts were taken twice."""
+    """In DTLN, names of sub-operations occurred twice."""
     inputs = keras.Input(SHAPE)
 
     def polar(x):
@@ -54,7 +54,7 @@ def test_magnitude_and_angle_of_one_layer():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "in_float"), [("as usual", True), ("of complex numbers", False)])
 def test_what_tflite_computes_in_float_stays(name, in_float):
-    """By default; it has no other transforms than of real numbers."""
+    """TFLite only has Fourier transforms of float values."""
     model = build_model(SHAPE, layers.Lambda(SPECTRA[name]))
     assert bool(keras_qat.plan(model).float_layers) == in_float
     assert not keras_qat.plan(model, target="ethos_u55").float_layers

@@ -1,4 +1,4 @@
-"""Layers of one's own with weights, of which training computes parts that inference leaves out."""
+"""Tests custom layers with weights and operations that only run in training."""
 
 import random
 
@@ -24,7 +24,7 @@ SHAPE = (4, 4, 3)
 
 @keras.utils.register_keras_serializable("tests")
 class Block(layers.Layer):
-    """Two branches with stochastic depth by hand, as repositories of transformers have it."""
+    """Two branches with stochastic depth by hand, as in repositories of transformers."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -50,14 +50,14 @@ def test_branches_are_dropped_in_training_only(tmp_path):
     loaded = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(loaded) == contents
     for trained in (qat, loaded):
-        # Both branches are dropped of a quarter of the images: the input is left, within a step.
+        # In a quarter of the images both branches are dropped: the input remains, within a step.
         errors = np.abs(trained(x, training=True) - x).max((1, 2, 3))
         assert 0 < np.sum(errors < 0.1) < 48
     assert isinstance(keras_qat.strip_quantization(qat).layers[-1], Block)
 
 
 class BySize(Block):
-    """Draws for as many examples as the tensor says, which nobody knows in front of training."""
+    """Draws as many values as the tensor has examples, which is unknown before training."""
 
     def drop_path(self, x, training):
         if not training:
@@ -74,7 +74,7 @@ def test_an_open_size_of_a_draw_is_that_of_the_batch():
 
 
 class Sampled(layers.Layer):
-    """As variational encoders: a sample in training, and the mean otherwise."""
+    """Returns a sample in training, and the mean at inference, like variational encoders."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -88,7 +88,7 @@ class Sampled(layers.Layer):
 
 
 class Path(layers.Layer):
-    """Stochastic depth whose mask has the size of the layer's input."""
+    """Stochastic depth with a mask of the size of the layer's input."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -103,7 +103,7 @@ class Path(layers.Layer):
 
 
 class Scaled(Path):
-    """Noise whose scale is a weight."""
+    """Adds noise with a trained scale."""
 
     def build(self, shape):
         self.scale = self.add_weight("scale", (3,), initializer="ones")
@@ -130,7 +130,7 @@ def test_parts_read_what_inference_computes_as_well(layer, tmp_path):
 
 
 class LayerDrop(layers.Layer):
-    """Drops layers by Python's random numbers, as speech models of repositories do."""
+    """Drops layers by Python's random numbers, as in repositories of speech models."""
 
     def __init__(self, draw, **kwargs):
         super().__init__(**kwargs)
@@ -161,7 +161,7 @@ def test_layers_dropped_by_python_are_opened(draw):
 
 
 class WithoutNan(Path):
-    """Fills a tensor with NaN in both phases, as sparsemax does, which is not equal to itself."""
+    """Creates a tensor of NaN, which is not equal to itself, in both phases, like sparsemax."""
 
     def call(self, x, training=None):
         y = layers.Dropout(0.5)(self.dense(x), training=training)
@@ -173,7 +173,7 @@ def test_nan_is_the_same_in_both_phases():
 
 
 class NoisyWeights(layers.Layer):
-    """As NoisyNets explore: in training each weight is drawn around its mean."""
+    """Draws each weight around its mean in training, like NoisyNets."""
 
     def build(self, shape):
         self.mean = self.add_weight("mean", (shape[-1], 3))
@@ -187,7 +187,7 @@ class NoisyWeights(layers.Layer):
 
 
 class FactorizedNoise(NoisyWeights):
-    """Draws a number for each row and each column, in another branch than that of inference."""
+    """Draws a value for each row and each column, in another branch than inference."""
 
     def call(self, x, training=None):
         if training:
@@ -197,7 +197,7 @@ class FactorizedNoise(NoisyWeights):
 
 
 class Around(layers.Layer):
-    """Draws inside of an inner layer, which Keras calls in a graph."""
+    """Draws in an inner layer, which Keras calls in a graph."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

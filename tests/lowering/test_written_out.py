@@ -1,4 +1,4 @@
-"""Keras' layers without an integer kernel: written out they train, and come back, as they were."""
+"""Tests Keras layers that are expanded because they have no integer kernel."""
 
 import numpy as np
 import pytest
@@ -55,11 +55,11 @@ def test_random_crops_are_resized_at_inference(size, tmp_path):
         z[:, : size[0], : size[1]], given=[z], training=True
     ).numpy()
     is_crop = np.all(np.diff(crop, axis=1) == 14) and np.all(np.diff(crop, axis=2) == 2)
-    assert is_crop == (size != (7, 9))  # Smaller images are resized in training, too.
+    assert is_crop == (size != (7, 9))  # Training also resizes smaller images.
 
 
 def test_layers_that_cannot_be_written_out_keep_their_weights_in_int8():
-    """Gaps of volumes, sizes that are open, and regularizers of what a layer returns."""
+    """Includes dilated volumes, unknown sizes, and activity regularizers."""
     inputs = layers.Input((4, 4, None, 2)), layers.Input((4, 4, 4, 2))
     outputs = [
         layers.Conv3D(2, 2, name="open")(inputs[0]),

@@ -1,4 +1,4 @@
-"""Layers of sequences, attention, volumes and channels first, and those that stay in float."""
+"""Layers of sequences, attention, volumes and channels first, and layers that stay in float."""
 
 from functools import partial
 from typing import Any
@@ -153,7 +153,7 @@ CHANNELS_FIRST = {
 
 @keras.utils.register_keras_serializable("tests")
 class Scale(layers.Layer):
-    """A custom layer that the converter would quantize, weights included."""
+    """A custom layer that the converter would quantize, including its weights."""
 
     def build(self, input_shape: Any) -> None:
         self.factors = self.add_weight(

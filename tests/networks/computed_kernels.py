@@ -10,7 +10,7 @@ from tests.helpers import keras, layers
 
 
 class StandardizedDense(layers.Layer):
-    """Reads its weights several times to compute those that it multiplies by."""
+    """Reads its weights several times to compute the kernel."""
 
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (input_shape[-1], 5))
@@ -47,7 +47,7 @@ class WeightStandardized(layers.Conv2D):
 
 
 class MaskedSteps(layers.Layer):
-    """A kernel that sees no later steps, as its mask, which does not train, says."""
+    """A kernel with a fixed mask that excludes later steps."""
 
     def build(self, input_shape):
         mask = keras.initializers.Constant(np.array([1, 1, 0], np.float32).reshape(3, 1, 1))
@@ -70,7 +70,7 @@ class NormalizedDepthwise(layers.Layer):
 
 
 class NormalizedTransposed(layers.Layer):
-    """Of images and then of their rows, to the sizes that Keras' layers have."""
+    """Convolves images, then their rows, to the sizes of Keras' layers."""
 
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (3, 3, 5, input_shape[-1]))
@@ -86,7 +86,7 @@ class NormalizedTransposed(layers.Layer):
 
 
 class NormalizedWithGaps(layers.Layer):
-    """Convolves sequences by the function for any number of axes."""
+    """Convolves sequences with the function for any number of axes."""
 
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (3, input_shape[-1], 5))
@@ -98,7 +98,7 @@ class NormalizedWithGaps(layers.Layer):
 
 
 class Oscillating(layers.Layer):
-    """A depthwise kernel of oscillations that fade, as those of state spaces."""
+    """A depthwise kernel of decaying oscillations, as in state space models."""
 
     def build(self, input_shape):
         shape = (input_shape[-1],)

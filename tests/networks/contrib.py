@@ -1,4 +1,4 @@
-"""Small networks that the tests of `recipes.contrib` quantize."""
+"""Small networks for the tests of `recipes.contrib`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,22 +21,22 @@ KERNELS: dict[str, Callable[..., Any]] = {
 
 
 def image(shape: tuple[int | None, ...] = SHAPE) -> Any:
-    """The input of a network."""
+    """Returns the input of a network."""
     return keras.Input(shape, name="image")
 
 
 def conv(x: Any, name: str, **kwargs: Any) -> Any:
-    """A convolution that keeps the shape of 4-channel images."""
+    """Applies a convolution that keeps the shape of 4-channel images."""
     return layers.Conv2D(4, 3, padding="same", name=name, **kwargs)(x)
 
 
 def relu(x: Any, name: str = "relu", max_value: float | None = None) -> Any:
-    """A ReLU, or a ReLU6."""
+    """Applies a ReLU, or a ReLU6."""
     return layers.ReLU(max_value, name=name)(x)
 
 
 def identity(x: Any, name: str) -> Any:
-    """An activation that does nothing, `tf.identity` in the original's tests."""
+    """Applies an activation that does nothing, like `tf.identity` in the original's tests."""
     return layers.Activation("linear", name=name)(x)
 
 
@@ -50,16 +50,16 @@ def single(
     shape: tuple[int | None, ...] | None = None,
     **norm: Any,
 ) -> Any:
-    """One layer with its bias or BatchNormalization, perhaps an Add, and an activation.
+    """Returns a layer with bias or BatchNormalization, an optional Add, and an activation.
 
     Args:
         kind: a key of `KERNELS`.
         activation: a key of `ACTIVATIONS`.
-        bypass: whether the input is added in front of the activation.
+        bypass: whether the input is added before the activation.
         batch_norm: whether there is a BatchNormalization instead of a bias.
-        scope: name of a model that the layers are put into.
-        identity_between: whether a linear activation goes in front of the BatchNormalization.
-        shape: of the input, without the batch.
+        scope: name of a nested model for the layers.
+        identity_between: whether a linear activation precedes the BatchNormalization.
+        shape: shape of the input, without the batch.
         norm: arguments of the BatchNormalization.
     """
     keras.utils.set_random_seed(11)
@@ -82,7 +82,7 @@ def single(
 
 
 def two_scopes() -> Any:
-    """The same block twice, inside the models `scope1` and `scope2`."""
+    """Returns the same block twice, inside the models `scope1` and `scope2`."""
 
     def block(name: str) -> Any:
         inputs = image()

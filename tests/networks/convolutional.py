@@ -1,4 +1,4 @@
-"""Convolutions, dense layers, pooling, merges and blocks of them: families that reach int8."""
+"""Families of convolutions, dense layers, pooling, merges and blocks, all in int8."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ from tests.networks.families import Family, Structure, chain, each_alone
 
 
 def _kernel_structures(make: Callable[..., Any]) -> dict[str, Structure]:
-    """What every kind of convolution can have around it."""
+    """Returns structures around every kind of convolution."""
     norm, relu = layers.BatchNormalization, layers.ReLU
     kernel = partial(partial, make)
     return {

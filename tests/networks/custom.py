@@ -45,7 +45,7 @@ def powered(x):
 
 
 class OfFunctions(layers.Layer):
-    """A `call` that TensorFlow compiles, and a function that it compiles inside."""
+    """A layer with a compiled `call` that calls a compiled function."""
 
     @tf.function
     def call(self, inputs):
@@ -67,7 +67,7 @@ class PositionEmbedding(layers.Layer):
 
 
 class EmbeddedPositions(layers.Layer):
-    """As in tutorials: an embedding of a range, which reads nothing of the model."""
+    """Embeddings of a range, which read nothing from the model, as in tutorials."""
 
     def build(self, input_shape):
         self.embedding = layers.Embedding(*input_shape[1:], embeddings_regularizer="l2")
@@ -80,7 +80,7 @@ class EmbeddedPositions(layers.Layer):
 
 
 class ClassToken(layers.Layer):
-    """In front of the sequence, for every example the same."""
+    """Prepends the same token to every sequence."""
 
     def build(self, input_shape):
         self.token = self.add_weight("token", (1, 1, input_shape[-1]), initializer="uniform")
@@ -92,7 +92,7 @@ class ClassToken(layers.Layer):
 
 
 class ManyTokens(layers.Layer):
-    """Several of them, as a copy for each example."""
+    """Prepends several tokens, copied for each example."""
 
     def build(self, input_shape):
         shape = (1, 1, input_shape[-1])
@@ -110,7 +110,7 @@ class ManyTokens(layers.Layer):
 
 
 class FixedDropout(layers.Dropout):
-    """As efficientnet has it."""
+    """Dropout with a fixed noise shape, as in efficientnet."""
 
     def _get_noise_shape(self, inputs):
         sizes = tf.shape(inputs)
@@ -119,7 +119,7 @@ class FixedDropout(layers.Dropout):
 
 
 class Block(layers.Layer):
-    """A convolution with BatchNormalization and dropout inside, and a way past it."""
+    """A convolution with BatchNormalization and dropout inside, and a bypass."""
 
     def __init__(self, filters, **kwargs):
         super().__init__(**kwargs)
@@ -133,7 +133,7 @@ class Block(layers.Layer):
 
 
 class Residual(layers.Layer):
-    """Makes a layer in its `call`, as keras-tcn does."""
+    """Creates a layer in its `call`, like keras-tcn."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -149,7 +149,7 @@ class Sum(layers.Layer):
 
 
 class OwnResidual(Residual):
-    """Makes a layer of one's own in its `call`, as deepctr does."""
+    """Creates a custom layer in its `call`, like deepctr."""
 
     def call(self, inputs, training=None):
         return Sum()([inputs, self.drop(tf.nn.relu(inputs), training=training)])
@@ -169,7 +169,7 @@ class Stage(layers.Layer):
 
 
 class OwnConv(layers.Layer):
-    """Weights of its own, TensorFlow's operations."""
+    """A convolution with its own weights and TensorFlow's operations."""
 
     def __init__(self, filters, **kwargs):
         super().__init__(**kwargs)
@@ -186,7 +186,7 @@ class OwnConv(layers.Layer):
 
 
 class OfBackend(layers.Layer):
-    """What `keras.backend` makes of convolutions and pooling, in the forms of TensorFlow 1."""
+    """Convolutions and pooling of `keras.backend`, which use TensorFlow 1."""
 
     def build(self, input_shape):
         channels = input_shape[-1]
@@ -207,7 +207,7 @@ class OfBackend(layers.Layer):
 
 
 class OwnDepthwise(layers.DepthwiseConv2D):
-    """A subclass of a layer of Keras'."""
+    """A subclass of a Keras layer."""
 
     def call(self, inputs):
         return super().call(inputs) * 0.5
@@ -223,7 +223,7 @@ class OwnDense(layers.Layer):
 
 
 class Crossed(layers.Layer):
-    """A product over the steps."""
+    """Multiplies over the steps."""
 
     def build(self, input_shape):
         self.mix = self.add_weight("mix", (input_shape[1], 5))
@@ -234,7 +234,7 @@ class Crossed(layers.Layer):
 
 
 class SoftGate(layers.Layer):
-    """Computes with what it makes of its weights."""
+    """Computes with functions of its weights."""
 
     def build(self, input_shape):
         self.logits = self.add_weight("logits", input_shape[-1:], initializer="uniform")
@@ -274,7 +274,7 @@ def hard_sigmoid_torch(x):
 
 @dataclasses.dataclass
 class Steep:
-    """An activation with an option: an object without a hash."""
+    """An activation with an option: an object that is not hashable."""
 
     by: float
 
@@ -316,7 +316,7 @@ class Blur(layers.Layer):
 
 
 class PassesTrainingOn(layers.Layer):
-    """Hands `training` on by position, as some packages' layers do."""
+    """Passes `training` by position, like layers of some packages."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -331,7 +331,7 @@ class PassesTrainingOn(layers.Layer):
 
 
 class DropsInTraining(layers.Layer):
-    """Calls a layer in training alone, as an example in Keras' documentation, in one branch."""
+    """Calls a layer only in training, as in an example of Keras' documentation."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -404,7 +404,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
 
 
 class LateProjection(layers.Layer):
-    """A layer made in `build`, which Keras names like the one made before."""
+    """A layer created in `build`, which Keras gives the name of an earlier layer."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

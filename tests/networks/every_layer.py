@@ -1,4 +1,4 @@
-"""A small use of every layer class of Keras: shapes of the inputs, and what is called on them."""
+"""A small use of every Keras layer class: shapes of inputs, and arguments."""
 
 from collections.abc import Callable
 from typing import Any
@@ -65,7 +65,7 @@ SPECIAL: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 
 def example(name: str) -> Any:
-    """A model of that layer."""
+    """Returns a model of that layer."""
     if name == "MultiHeadAttention":
         x = keras.Input(SEQUENCE)
         return keras.Model(x, layers.MultiHeadAttention(2, 3)(x, x))

@@ -1,4 +1,4 @@
-"""Families of structures: the members of one are branches of one model, exported together."""
+"""Families of structures. The members of a family are branches of one model, exported together."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -16,14 +16,14 @@ Shape = tuple[int | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """Structures on the same inputs, and what is known of them.
+    """Structures on the same inputs, and facts about them.
 
     Args:
-        shapes: of the inputs.
-        structures: by name.
-        int8: whether the file has no operation in float.
-        sizes: of the inputs, where the shapes leave them open.
-        slow: whether it takes too long to run each time.
+        shapes: shapes of the inputs.
+        structures: structures by name.
+        int8: whether the file has no float operations.
+        sizes: sizes of the inputs, if the shapes have unknown sizes.
+        slow: whether it takes too long for every run.
     """
 
     shapes: Sequence[Shape]
@@ -33,12 +33,12 @@ class Family:
     slow: bool = False
 
     def model(self, without: Sequence[str] = ()) -> Any:
-        """A model with one output for each structure, in their order."""
+        """Returns a model with one output for each structure, in order."""
         made = [structure for name, structure in self.structures.items() if name not in without]
         return functional(*self.shapes, build=lambda *inputs: [make(*inputs) for make in made])
 
     def inputs(self, count: int = 64) -> list[np.ndarray]:
-        """Inputs for that model, each with a range of its own."""
+        """Returns inputs for that model, with a different range for each."""
         numbers = np.random.default_rng(7)
         return [
             ((1.5 + 0.7 * index) * numbers.normal(size=(count, *shape))).astype(np.float32)
@@ -46,17 +46,17 @@ class Family:
         ]
 
     def place(self, structure: str) -> int:
-        """Which output of the model is that of a structure."""
+        """Returns the index of a structure's output."""
         return list(self.structures).index(structure)
 
 
 def each_alone(shapes: Sequence[Shape], structures: Mapping[str, Structure]) -> dict[str, Family]:
-    """A family for each: in one model, what two of them have in common is computed once."""
+    """Returns a family for each structure. One model would compute equal operations once."""
     return {name: Family(shapes, {name: structure}) for name, structure in structures.items()}
 
 
 def chain(*parts: Callable[[], Any]) -> Structure:
-    """Layers (made when the structure is built, so each branch has its own) one after another."""
+    """Returns a structure of layers in sequence, which are created for each branch."""
 
     def build(x: Any) -> Any:
         for part in parts:

@@ -1,7 +1,6 @@
-"""Networks that sum up, compare or move many values: 10^3 to 10^6 values, 2,000 channels.
+"""Networks that sum, compare or move 10^3 to 10^6 values, and networks of 2,000 channels.
 
-Their inputs reach what accumulators have to hold: one example has the largest value everywhere, one
-the smallest.
+Their inputs test accumulators: one example has the largest value everywhere, one the smallest.
 """
 
 from collections.abc import Callable
@@ -23,7 +22,7 @@ LOWEST, LARGEST = -1.0, 3.0
 
 
 def reaching(shape: tuple[int, ...], model: Any) -> np.ndarray:
-    """One example of largest values, one of smallest, others random in between."""
+    """Returns an example of largest values, one of smallest, and random examples between them."""
     x = rng(0).uniform(LOWEST, LARGEST, (EXAMPLES, *shape)).astype(np.float32)
     x[0], x[1] = LARGEST, LOWEST
     x[2] *= 0.05
@@ -31,12 +30,12 @@ def reaching(shape: tuple[int, ...], model: Any) -> np.ndarray:
 
 
 def of(function: Callable[[Any], Any], *shape: int) -> Network:
-    """A function of one tensor."""
+    """Returns a network of a function of one tensor."""
     return Network(lambda: scramble(model_of(function, shape)), partial(reaching, shape))
 
 
 def of_layer(make: Callable[[], Any], *shape: int) -> Network:
-    """A layer, with random weights."""
+    """Returns a network of a layer with random weights."""
     return of(lambda x: make()(x), *shape)
 
 
@@ -107,7 +106,7 @@ ONES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 
 
 def of_ones(make: Callable[..., Any], *shape: int) -> Network:
-    """A layer with equal weights."""
+    """Returns a network of a layer with equal weights."""
     layer = partial(make, kernel_initializer="ones")
     return Network(lambda: model_of(lambda x: layer()(x), shape), partial(reaching, shape))
 

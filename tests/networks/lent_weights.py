@@ -1,4 +1,4 @@
-"""Models in which several operations or layers read one weight, or read weights of no layer."""
+"""Models in which several operations or layers read one weight, or weights belong to no layer."""
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,7 @@ IMAGES = rng().normal(size=(16, 8, 8, 1)).astype(np.float32)
 
 
 class TiedHead(layers.Layer):
-    """Logits by the transposed table of an embedding."""
+    """Computes logits by the transposed table of an embedding."""
 
     def __init__(self, embedding, **kwargs):
         super().__init__(**kwargs)
@@ -30,7 +30,7 @@ def language_model(head, **options):
 
 
 class Transposed(layers.Layer):
-    """A dense layer by the transposed kernel of another."""
+    """A dense layer with the transposed kernel of another layer."""
 
     def __init__(self, dense, **kwargs):
         super().__init__(**kwargs)
@@ -57,7 +57,7 @@ def inside_one_layer():
 
 
 class Subclassed(keras.Model):
-    """A model whose call reads a layer's weights, and which lends them to another layer."""
+    """A model whose call reads a layer's weights, and passes them to another layer."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -89,7 +89,7 @@ class Block(layers.Layer):
 
 
 class Masked(layers.Layer):
-    """PixelCNN as tutorials have it: a convolution whose kernel is masked in each call."""
+    """A PixelCNN as in tutorials: a convolution with a kernel that is masked in each call."""
 
     def __init__(self, sees_itself, **kwargs):
         super().__init__(name=kwargs.pop("name", None))
@@ -107,7 +107,7 @@ class Masked(layers.Layer):
 
 
 class Residual(layers.Layer):
-    """A masked convolution between two others."""
+    """A masked convolution between two other convolutions."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -139,7 +139,7 @@ def pixel_cnn():
 
 
 class WeightNorm(layers.Wrapper):
-    """Puts a normalized kernel in the layer inside, as TensorFlow Addons does."""
+    """Assigns a normalized kernel to its inner layer, like TensorFlow Addons."""
 
     def build(self, input_shape):
         self.layer.build(input_shape)
@@ -160,7 +160,7 @@ def normalized():
 
 
 class Twice(layers.Layer):
-    """One kernel in two convolutions, and one offset for both."""
+    """Uses one kernel in two convolutions, and one offset for both."""
 
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (3, 3, input_shape[-1], 4))
@@ -173,7 +173,7 @@ class Twice(layers.Layer):
 
 
 class Demodulated(layers.Layer):
-    """A convolution divided by the length of its kernels, of any size, as generators have it."""
+    """A convolution divided by the length of its kernels, of any size, as in generators."""
 
     def __init__(self, size=3, strides=2, **kwargs):
         super().__init__(**kwargs)
@@ -189,7 +189,7 @@ class Demodulated(layers.Layer):
 
 
 class Turned(Twice):
-    """One kernel, turned around."""
+    """Uses one kernel, and the same kernel transposed."""
 
     def call(self, inputs):
         turned = tf.reverse(self.kernel, [0, 1])
@@ -221,14 +221,14 @@ def picks_outside():
 
 
 class OwnTable(layers.Embedding):
-    """Subclasses Keras' layer, as many do."""
+    """A subclass of Keras' layer."""
 
     def call(self, inputs):
         return super().call(inputs) * 2.0
 
 
 class Entries(layers.Layer):
-    """Looks entries up that are no longer than `most`."""
+    """Looks up entries with a length of at most `most`."""
 
     def __init__(self, most=None):
         super().__init__()
@@ -246,7 +246,7 @@ class Entries(layers.Layer):
 
 
 class Graph(layers.Layer):
-    """Describes nodes that it knows by the sums of their neighbors; reads which node is asked."""
+    """Describes known nodes by the sums of their neighbours, given the requested node."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -263,7 +263,7 @@ class Graph(layers.Layer):
 
 
 def of(layer, data, units=3):
-    """A model of one layer, and a dense one after it."""
+    """Returns a model of one layer, and a dense layer after it."""
     inputs = keras.Input(data.shape[1:], dtype=data.dtype.name)
     return keras.Model(inputs, layers.Dense(units)(layer(inputs))), data
 

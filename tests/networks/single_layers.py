@@ -1,4 +1,4 @@
-"""Other layers, activations and operations, and chains of few of them: families that reach int8."""
+"""Families of other layers, activations and operations, and short chains of them, all in int8."""
 
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ _norm = layers.BatchNormalization
 
 
 def _one_dimension(make: Any) -> dict[str, Structure]:
-    """What every convolution along one axis can have around it."""
+    """Returns structures around every convolution along one axis."""
     kernel = partial(partial, make)
     return {
         "valid": chain(kernel()),
@@ -217,7 +217,7 @@ UNIT_NORM = {
 
 
 def _application_hard_swish(x: Any) -> Any:
-    # As keras.applications.mobilenet_v3 spells it.
+    # As in keras.applications.mobilenet_v3.
     return layers.Multiply()([x, layers.ReLU(6.0)(x + 3.0) * (1.0 / 6.0)])
 
 

@@ -1,4 +1,4 @@
-"""Small models that the tests quantize."""
+"""Small models for tests of quantization."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,14 @@ from tests.helpers import keras, layers
 
 
 def functional(*shapes: tuple[int, ...], build: Callable[..., Any], **kwargs: Any) -> Any:
-    """A functional model: `build` gets one tensor for each input shape."""
+    """Returns a functional model. `build` receives one tensor for each input shape."""
     inputs = [keras.Input(shape) for shape in shapes]
     keras.utils.set_random_seed(3)
     return keras.Model(inputs if len(inputs) > 1 else inputs[0], build(*inputs), **kwargs)
 
 
 def residual_net(seed: int = 3) -> Any:
-    """A bit of everything on 8x8 images: what most tests use."""
+    """Returns a network of many kinds of layers on 8x8 images, which most tests use."""
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((8, 8, 1), name="image")
     x = layers.Conv2D(6, 3, padding="same", use_bias=False, name="stem")(inputs)
@@ -33,7 +33,7 @@ def residual_net(seed: int = 3) -> Any:
 
 
 def tiny_net(units: int = 3) -> Any:
-    """Convolution, BatchNormalization, ReLU, dense: for tests that train a lot."""
+    """Returns convolution, BatchNormalization, ReLU and dense, for tests that train a lot."""
     keras.utils.set_random_seed(4)
     return keras.Sequential(
         [
@@ -49,7 +49,7 @@ def tiny_net(units: int = 3) -> Any:
 
 
 def out_of_order() -> Any:
-    """Two inputs and two outputs, neither of them in alphabetical order."""
+    """Returns a model of two inputs and two outputs, both not in alphabetical order."""
     left, right = keras.Input((4,), name="left"), keras.Input((6,), name="right")
     outputs = [
         layers.Dense(2, name="zebra")(right),

@@ -1,4 +1,4 @@
-"""Networks of other tests' tables, with inputs: other runtimes run them, too."""
+"""Networks of other tests' tables, with inputs, for tests of other runtimes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,9 +23,9 @@ from tests.networks.forms import (
 
 
 class Network(NamedTuple):
-    """Builds a float model, and gives its inputs: an array or a list of them.
+    """Builds a float model, and creates its inputs: an array or a list of arrays.
 
-    Layers that are `opened` stay in float otherwise, as they are more exact there.
+    Layers that are `opened` would otherwise stay in float, which is more accurate.
     """
 
     build: Callable[[], Any]
@@ -34,7 +34,7 @@ class Network(NamedTuple):
 
 
 def of_tensor(build: Callable[[Any], Any], shape: tuple[int | None, ...]) -> Network:
-    """A function of one tensor; sizes that are open are 12."""
+    """Returns a network of a function of one tensor. Unknown sizes are 12."""
     sizes = tuple(size or 12 for size in shape)
     return Network(lambda: scramble(model_of(build, shape)), lambda model: images(24, sizes))
 
@@ -48,7 +48,7 @@ def of_form(form: Form) -> Network:
 
 
 def behind_dense(ends: Callable[[], tuple[Any, Any]]) -> Any:
-    """A model of inputs and a tensor. Its weights are so small that no state is saturated."""
+    """Returns a model of inputs and a tensor. Its weights are too small to saturate states."""
     inputs, x = ends()
     model = scramble(keras.Model(inputs, layers.Dense(3)(x)))
     for weight in model.trainable_weights:

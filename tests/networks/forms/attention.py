@@ -1,4 +1,4 @@
-"""Attention with masks: integers, exact, and close to float."""
+"""Attention with masks: in integers, exact, and close to float."""
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,7 @@ SHAPES = {"padding": (STEPS,), "pairs": (STEPS, STEPS)}
 
 
 def data_of(*masks):
-    """A sequence, and masks of some type and shape; each step sees something."""
+    """Returns a sequence, and masks of some type and shape. Each step attends to some step."""
     numbers = rng(0)
     result = [numbers.normal(size=(16, STEPS, 8)).astype(np.float32)]
     for dtype, shape in masks:
@@ -47,7 +47,7 @@ MASKED = {
 
 
 def by_hand(mask):
-    """Attention as tutorials write it, with a mask that is 1 where there is nothing to see."""
+    """Returns attention as in tutorials, with a mask that is 1 for masked steps."""
 
     def build(x, hidden=None):
         queries, keys, values = (layers.Dense(6)(x) for _ in range(3))
@@ -87,7 +87,7 @@ CHOICES = {
 
 
 def of_two(mask, scores):
-    """As recommenders write it: the second mask has the size of what the first one gives."""
+    """Masks twice, as in recommenders: the second mask has the size of the first result."""
     chosen = tf.where(mask > 0, scores, tf.ones_like(scores) * -1e9)
     seen = tf.linalg.band_part(tf.ones_like(chosen[0]), -1, 0)
     seen = tf.tile(seen[None], [tf.shape(chosen)[0], 1, 1])
@@ -95,7 +95,7 @@ def of_two(mask, scores):
 
 
 def of_copies(mask, scores):
-    """As BART writes it: later steps in copies for each example, and sizes that are read."""
+    """Copies a causal mask for each example, and reads sizes, as in BART."""
     later = (1.0 - np.tri(STEPS, dtype=np.float32))[np.newaxis] * -1e8
     later = tf.tile(later, [tf.shape(scores)[0], 1, 1])
     scores += tf.cast(later + (1.0 - mask) * -1e8, scores.dtype)
@@ -152,7 +152,7 @@ def ignoring(reader):
 
 
 class Biased(layers.Layer):
-    """As T5's decoder: weights for each distance, and later steps hidden in the same tensor."""
+    """Adds a weight for each distance, and a causal mask in the same tensor, as in T5's decoder."""
 
     def build(self, shape):
         self.bias = self.add_weight("bias", (1, STEPS, STEPS), initializer="random_normal")

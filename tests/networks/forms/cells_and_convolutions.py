@@ -1,4 +1,4 @@
-"""Recurrent layers of cells, and of convolutions."""
+"""Recurrent layers of custom cells, and of convolutions."""
 
 import functools
 from typing import Any
@@ -36,7 +36,7 @@ class Minimal(layers.Layer):
 
 
 def translator(x):
-    """An encoder's states for a decoder, and another output that is a cell state."""
+    """Passes an encoder's states to a decoder, and also outputs a cell state."""
     _, *states = layers.LSTM(5, return_state=True, name="encoder")(x)
     decoder = layers.LSTM(5, return_state=True, return_sequences=True, name="decoder")
     y, _, cell = decoder(x, initial_state=states)
@@ -51,7 +51,7 @@ def both_ways(x):
 
 @keras.utils.register_keras_serializable("cells")
 class Filter(layers.Layer):
-    """As a Kalman filter: a state is a matrix, and the first one is not zero."""
+    """Has a matrix as state, with an initial state other than zero, like a Kalman filter."""
 
     state_size = (3, tf.TensorShape([3, 3]))
     output_size = 3
@@ -70,7 +70,7 @@ class Filter(layers.Layer):
 
 @keras.utils.register_keras_serializable("cells")
 class Image(Minimal):
-    """A state with several axes, which begins with zeros."""
+    """A state with several axes that begins with zeros."""
 
     def build(self, input_shape):
         self.state_size = tf.TensorShape([2, 2])
@@ -104,7 +104,7 @@ def tiny(x: Any) -> Any:
 
 
 def of_images(x: Any) -> Any:
-    """Each way of convolving, both directions, with what a layer may have."""
+    """Applies convolutional recurrent layers in both directions, with all options."""
     again = functools.partial(layers.ConvLSTM2D, return_sequences=True)
     x = again(3, 3, padding="same", strides=2, go_backwards=True, dropout=0.2)(x)
     both = layers.Bidirectional(again(2, (3, 2), recurrent_activation="sigmoid", use_bias=False))

@@ -63,7 +63,7 @@ OF_POSITIONS = {
 
 
 def added(function):
-    """Adds what an integer chooses, so that the result depends on it."""
+    """Adds a value that an integer selects, so the result depends on the integer."""
 
     def build(x):
         y = keras.layers.Dense(4)(x)
@@ -73,7 +73,7 @@ def added(function):
 
 
 def looked_up(function):
-    """Up to 6, for which TFLite's converter makes a ReLU6 of integers, and repeated ones."""
+    """Looks up indices up to 6, which TFLite's converter would clip by an integer ReLU6."""
     return lambda x: keras.layers.Embedding(12, 2)(function(x % 12 - 2))
 
 

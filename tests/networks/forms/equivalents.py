@@ -1,4 +1,4 @@
-"""Operations that are computed as what they can be written out in."""
+"""Operations that are computed by their expansions."""
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +23,7 @@ def of_three(x):
 
 
 def chosen(x):
-    """Of two branches, as selective kernels choose."""
+    """Selects between two branches, as in selective kernels."""
     both = tf.stack([x, 1.0 - x])
     weights = tf.nn.softmax(both, axis=0)
     return x * weights[0] + tf.nn.relu(x) * weights[1]
@@ -46,7 +46,7 @@ class SumsAWeight(layers.Layer):
 
 
 def lower_triangle(x):
-    """As DLRM keeps each product of two features once."""
+    """Keeps each product of two features once, as in DLRM."""
     products = tf.matmul(x, x, transpose_b=True)
     ones = tf.ones_like(products)
     mask = ones - tf.linalg.band_part(ones, 0, -1)
@@ -256,7 +256,7 @@ CASES = {
 EQUIVALENTS = forms(
     CASES,
     images(64, SHAPE),
-    # Quotients by next to nothing, and rows that another order of nearly equal values chooses.
+    # Quotients by tiny values, and rows selected by the order of nearly equal values.
     sqnr={"": 16, "math.divide_no_nan 0": -1, "argsort 1": 13},
 )
 FORMS = {"equivalents": EQUIVALENTS}

@@ -1,4 +1,4 @@
-"""A form: something that people write, its inputs, and how exact its file has to be."""
+"""A form: a network that people write, its inputs, and the required accuracy of its file."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -13,23 +13,23 @@ from tests.helpers import scramble
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A network that `tests/end_to_end/test_forms.py` leads from the float model to its file.
+    """A network that `tests/end_to_end/test_forms.py` tests from the float model to its file.
 
     Args:
-        build: a function of the tensors of all inputs, which returns the outputs.
-        data: an array for each input; or a function that makes them for a model, which `build`
-            returns then.
-        sqnr: the least signal-to-noise ratio of the quantized model, in decibels.
+        build: a function of the tensors of all inputs that returns the outputs.
+        data: an array for each input; or a function that creates them for a model. `build` then
+            returns the model.
+        sqnr: the minimum signal-to-noise ratio of the quantized model, in dB.
         recipe: the recipe.
         target: the target.
         in_float: whether some of it stays in float.
-        kernels: families of kernels in which each tensor is compared, in a slow test.
+        kernels: kernel families with which a slow test compares each tensor.
         is_random: whether it computes something else in training.
-        trains: whether all of its weights are trained before it is calibrated.
-        strips: whether the float model comes back from the quantized one.
-        lacks: operators that its file does not have.
-        scrambles: whether its weights become random numbers.
-        shape: of its input, if sizes of the data are open.
+        trains: whether all of its weights are trained before calibration.
+        strips: whether the float model can be restored from the quantized model.
+        lacks: operators that must not be in its file.
+        scrambles: whether its weights become random.
+        shape: shape of its input, if sizes of the data are unknown.
     """
 
     build: Callable[..., Any]
@@ -56,7 +56,7 @@ class Form:
         return scramble(model) if self.scrambles else model
 
     def inputs(self, model: Any) -> Any:
-        """Returns data as the model takes it: an array, or a list of several."""
+        """Returns data in the form that the model accepts: an array, or a list of several."""
         data = tf.nest.flatten(self.data(model) if callable(self.data) else self.data)
         return data if len(data) > 1 else data[0]
 
@@ -64,7 +64,7 @@ class Form:
 def forms(
     functions: Mapping[str, Callable[..., Any]], *data: Any, **options: Any
 ) -> dict[str, Form]:
-    """Returns forms that differ in their function only; `sqnr` may be a number for some names."""
+    """Returns forms that only differ in their function. `sqnr` may map names to values."""
     least = options.pop("sqnr", 30.0)
     return {
         name: Form(
@@ -78,7 +78,7 @@ def forms(
 
 
 def decibels(expected: Any, values: Any) -> float:
-    """Returns the signal-to-noise ratio of the output that has the lowest one."""
+    """Returns the lowest signal-to-noise ratio of all outputs, in dB."""
     pairs = zip(tf.nest.flatten(expected), tf.nest.flatten(values), strict=True)
     return min(_decibels(np.asarray(y, np.float64), np.asarray(z)) for y, z in pairs)
 

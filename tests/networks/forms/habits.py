@@ -1,4 +1,4 @@
-"""What layers of one's own do besides computing, as people write them."""
+"""Things that custom layers do besides computing."""
 
 import tensorflow as tf
 
@@ -7,7 +7,7 @@ from tests.networks.forms.form import Form, forms
 
 
 class Own(layers.Layer):
-    """A layer with one inside."""
+    """A layer with an inner layer."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -15,7 +15,7 @@ class Own(layers.Layer):
 
 
 class Beside(Own):
-    """Returns its input beside what it computes, and that twice."""
+    """Also returns its input, twice."""
 
     def call(self, x):
         y = tf.nn.relu(x)
@@ -23,14 +23,14 @@ class Beside(Own):
 
 
 class WithNone(Own):
-    """Returns None in the place of what was not asked for."""
+    """Returns None for results that were not requested."""
 
     def call(self, x):
         return self.dense(x), None
 
 
 class Checked(Own):
-    """Asserts what it is given."""
+    """Asserts properties of its input."""
 
     def call(self, x):
         tf.debugging.assert_equal(tf.shape(x)[-1], 4)
@@ -39,7 +39,7 @@ class Checked(Own):
 
 
 class Typed(Own):
-    """Refuses what is no tensor, and hands None on, as the models of transformers do."""
+    """Refuses inputs that are not tensors, and passes None on, like models of transformers."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -52,14 +52,14 @@ class Typed(Own):
 
 
 class Optional(Own):
-    """Adds a bias if there is one, and returns what would be kept, if anything is."""
+    """Adds a bias if there is one, and returns optional results, if any."""
 
     def call(self, inputs, bias=None):
         return self.dense(inputs if bias is None else inputs + bias), (bias,)
 
 
 class WithNoneInside(Own):
-    """Hands on what a layer inside returns, None too."""
+    """Passes on results of an inner layer, including None."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -73,7 +73,7 @@ class WithNoneInside(Own):
 
 
 class Heads(layers.Layer):
-    """Attention with weights for each head, whose last product is of three tensors."""
+    """Attention with weights for each head, and a final product of three tensors."""
 
     def build(self, shape):
         self.query = self.add_weight("query", (4, 2, 3))
@@ -86,14 +86,14 @@ class Heads(layers.Layer):
 
 
 class Sized(Own):
-    """Returns what Python knows beside what it computes, as SegFormer's layers do."""
+    """Also returns Python integers, like SegFormer's layers."""
 
     def call(self, x):
         return self.dense(x), x.shape[1], tf.constant(0.5)
 
 
 class OfSized(Own):
-    """Reads these numbers."""
+    """Reads these integers."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -105,7 +105,7 @@ class OfSized(Own):
 
 
 class Patches(layers.Layer):
-    """Returns tokens and, as numbers, how they stand in the image."""
+    """Returns tokens, and their arrangement in the image as integers."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -118,7 +118,7 @@ class Patches(layers.Layer):
 
 
 class Reduced(layers.Layer):
-    """Attention to an image of half the size, made of tokens, and a sum of two layers of it."""
+    """Attends to an image of half the size, and adds results of two layers."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -134,7 +134,7 @@ class Reduced(layers.Layer):
 
 
 class Doubled(Own):
-    """Resizes to a size that it computes, and fills with what sizes say."""
+    """Resizes to a computed size, and creates tensors of computed sizes."""
 
     def call(self, x):
         x = tf.image.resize(self.dense(x[..., None]), tf.shape(x)[1:3] * 2)
@@ -142,7 +142,7 @@ class Doubled(Own):
 
 
 class Sparsemax(layers.Layer):
-    """As TensorFlow Addons has it and TabNet uses it, with NaN where it is not defined."""
+    """Sparsemax of TensorFlow Addons, as in TabNet, with NaN for undefined results."""
 
     def call(self, x):
         logits = tf.reshape(x, [-1, 4])

@@ -1,4 +1,4 @@
-"""What stays in float, and the reason that `plan` states for it."""
+"""Networks with layers that stay in float, and the reason that `plan` states."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from tests.networks.forms.recurrent import Smoothed, small
 
 @dataclasses.dataclass(frozen=True)
 class FloatForm:
-    """A network of which something stays in float.
+    """A network with a layer that stays in float.
 
     Args:
-        reason: a part of the reason; a regular expression.
+        reason: a regular expression that matches the reason.
         build: a function of the tensors of all inputs.
-        shapes: of the inputs; those behind the first one are of integers.
+        shapes: shapes of the inputs. All inputs except the first are integers.
     """
 
     reason: str
@@ -44,7 +44,7 @@ class ComplexWeights(layers.Layer):
 
 
 class ConstantLoss(layers.Layer):
-    """Adds a loss that depends on no input."""
+    """Adds a loss that does not depend on an input."""
 
     def call(self, x):
         self.add_loss(tf.constant(1.0))
@@ -52,7 +52,7 @@ class ConstantLoss(layers.Layer):
 
 
 class Factors(layers.Layer):
-    """Multiplies by a factor, and does something else in training than to add noise."""
+    """Multiplies by a factor, and does more in training than adding noise."""
 
     def __init__(self, kind, **kwargs):
         super().__init__(**kwargs)

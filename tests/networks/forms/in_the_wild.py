@@ -1,4 +1,4 @@
-"""What models in the wild have: forms that failed once, from reading to the file."""
+"""Forms in public models that once failed, from reading to the file."""
 
 import numpy as np
 import tensorflow as tf
@@ -8,7 +8,7 @@ from tests.networks.forms.form import Form
 
 
 class Prior(keras.initializers.Initializer):
-    """Not registered with Keras."""
+    """An initializer that is not registered with Keras."""
 
     def __call__(self, shape, dtype=None, **kwargs):
         return tf.fill(shape, tf.constant(-0.1, dtype))
@@ -39,7 +39,7 @@ def old_resize(x):
 
 
 def heads(x):
-    """Tracing leaves a size open."""
+    """Tracing leaves a size unknown."""
     q = tf.reshape(tf.nn.relu(conv(x)), (tf.shape(x)[0], -1, 2, 2))
     q = tf.transpose(q, (0, 2, 1, 3)) * tf.constant([1.0, 0.5])
     return tf.einsum("bhnd,bhd->bhn", tf.nn.softmax(q, 2), tf.reduce_sum(layers.Dense(2)(q), 2))

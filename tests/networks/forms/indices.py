@@ -1,4 +1,4 @@
-"""Indices that are computed from float values, or are such: files without float have integers."""
+"""Indices as inputs or computed from float values. Files without float have integers for them."""
 
 import numpy as np
 import tensorflow as tf

@@ -70,7 +70,7 @@ AGAIN = {
 
 
 def again(form):
-    """The same mask hides scores, and replaces their logarithms."""
+    """The same mask hides scores and replaces their logarithms."""
 
     def build(x, seen):
         logs = tf.nn.log_softmax(AGAIN[form](seen, layers.Dense(SIZE)(x))[0])
@@ -87,7 +87,7 @@ LATER = {
 
 
 def added_later(form, mask):
-    """What is added to hidden numbers is not lost."""
+    """Values that are added to masked scores are not lost."""
 
     def build(x, seen):
         masked = LATER[form](MASKS[mask](seen, layers.Dense(SIZE)(x), -1e9), layers.Dense(SIZE)(x))
@@ -137,7 +137,7 @@ HELD_MASKS = {
 
 @keras.utils.register_keras_serializable("tests")
 class Attention(layers.Layer):
-    """Attention to what a mask shows, which a variable holds."""
+    """Attention with a mask in a variable."""
 
     def __init__(self, form, **kwargs):
         super().__init__(**kwargs)
@@ -168,7 +168,7 @@ class Windows(layers.Layer):
 
 
 class Within(layers.Layer):
-    """Attention that sees what a mask shows."""
+    """Attention with a mask from a variable of another layer."""
 
     def call(self, x, mask=None, offset=None):
         assert mask.get_shape() == (8, 8)
@@ -177,7 +177,7 @@ class Within(layers.Layer):
 
 
 def given_weights(x):
-    """A layer reads weights of another."""
+    """A layer reads weights of another layer."""
     windows = Windows()
     y = layers.Dense(4)(windows(x))
     return Within()(y, mask=windows.mask, offset=windows.offset)

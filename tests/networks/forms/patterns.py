@@ -1,4 +1,4 @@
-"""What several operations compute together is one layer."""
+"""Functions written with several operations, which become one layer."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def shares(e, axis=-1):
 
 
 def of_backend(x):
-    """As keras-self-attention."""
+    """Computes attention like keras-self-attention."""
     backend = keras.backend
     e = backend.exp(x - backend.max(x, axis=-1, keepdims=True))
     return e / (backend.sum(e, axis=-1, keepdims=True) + backend.epsilon())
@@ -50,7 +50,7 @@ def tanh(x):
 
 
 def value_transform(x):
-    """The inverse of the transform of MuZero's values."""
+    """Inverts the transform of MuZero's values."""
     roots = tf.sqrt(1 + 0.004 * (tf.abs(x) + 1.001)) - 1
     return tf.sign(x) * (tf.square(roots / 0.002) - 1)
 

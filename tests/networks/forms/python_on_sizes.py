@@ -1,4 +1,4 @@
-"""Python in custom layers that reads sizes, and TensorFlow's loops over known steps."""
+"""Custom layers with Python code that reads sizes, and TensorFlow's loops of known length."""
 
 import tensorflow as tf
 
@@ -57,7 +57,7 @@ def negative_numbers(layer, x):
 
 @habit
 def heads_beside_examples(layer, x):
-    """As BART has it: one axis of examples and heads, and steps that follow from the rest."""
+    """Merges examples and heads to one axis, and infers the steps, as in BART."""
     count, steps = tf.shape(x)[0], tf.shape(x)[1]
     heads = tf.transpose(tf.reshape(step(layer, x), (count, steps, 2, 1)), (0, 2, 1, 3))
     heads = tf.reshape(heads, (count * 2, -1, 1))
@@ -68,7 +68,7 @@ def heads_beside_examples(layer, x):
 
 @habit
 def table_of_all_heads(layer, x):
-    """As DeBERTa has it: positions copied for each example along one axis with the heads."""
+    """Copies positions for each example along one axis with the heads, as in DeBERTa."""
     heads = tf.reshape(tf.transpose(step(layer, x), (0, 2, 1)), (-1, 3, 1))
     table = tf.reshape(layer.weight, (2, 1, 2))
     table = tf.tile(table, [tf.shape(heads)[0] // 2, 1, 1])
@@ -77,21 +77,21 @@ def table_of_all_heads(layer, x):
 
 @habit
 def flat_grid(layer, x):
-    """As spatial transformers have it: all coordinates along one axis, for each example."""
+    """Flattens all coordinates along one axis for each example, as in spatial transformers."""
     count = tf.shape(x)[0]
     grid = tf.tile(tf.linspace(-1.0, 1.0, 10), tf.stack([count]))
     return tf.matmul(step(layer, x), tf.reshape(grid, tf.stack([count, 2, -1])))
 
 
 class Measuring(layers.Layer):
-    """Returns sizes beside a tensor, as the embeddings of vision transformers do."""
+    """Also returns sizes, like the embeddings of vision transformers."""
 
     def call(self, x):
         return 2.0 * x, (x.shape[1], tf.shape(x)[2] // 2, x.shape[1] > 2)
 
 
 class Comparing(layers.Layer):
-    """Computes otherwise for other sizes, which it is given."""
+    """Computes differently for different sizes, which it receives as arguments."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""Recurrent layers as steps in integers, with masks, activations and calls of their own."""
+"""Recurrent layers as steps in integers, with masks, activations and custom calls."""
 
 import functools
 from typing import Any
@@ -24,7 +24,7 @@ def small(x: Any) -> Any:
 
 
 def mixed(x: Any) -> Any:
-    """Each kind, both ways, with what a layer may have."""
+    """Applies each kind of layer in both directions, with all options."""
     x = layers.GRU(4, return_sequences=True, go_backwards=True, dropout=0.2)(x)
     hard = {"recurrent_activation": "hard_sigmoid", "return_sequences": True}
     both = layers.Bidirectional(layers.GRU(3, reset_after=False, **hard), "sum")
@@ -40,7 +40,7 @@ def lstm(**options: Any) -> Any:
 
 
 def all_merges(x: Any) -> Any:
-    """Each merge, of last steps and of sequences, and one that gives both tensors."""
+    """Applies each merge mode to last steps and to sequences, and one that returns both tensors."""
     result = []
     for merge in MERGES:
         for sequences in (False, True):
@@ -54,7 +54,7 @@ def all_merges(x: Any) -> Any:
 
 
 def nested(x: Any) -> Any:
-    """A model at each step: a state begins with zeros for each example and step."""
+    """Applies a model at each step. A state begins with zeros for each example and step."""
     sequence = keras.Input(SHAPE)
     y = layers.LSTM(6, return_sequences=True)(layers.Dense(5, activation="relu")(sequence))
     inner = keras.Model(sequence, layers.Dense(2)(layers.LSTM(3)(y)))
@@ -139,7 +139,7 @@ class Slope(layers.Layer):
 
 
 def named(x):
-    """Gives a layer a name, as of a function, and calls it by the name."""
+    """Names a layer like a function, and calls it by the name."""
     with keras.utils.custom_object_scope({"gated": layers.Activation(gated)}):
         return layers.Activation("gated")(layers.Dense(3, activation="gated")(x))
 
@@ -161,7 +161,7 @@ OWN_ACTIVATIONS = forms(
 
 
 def with_more(kind):
-    """Returns a subclass that scales what it reads and rectifies what it gives."""
+    """Returns a subclass that scales its input and applies a ReLU to its output."""
 
     class Own(kind):
         def call(self, inputs, mask=None, training=None, initial_state=None):
@@ -187,7 +187,7 @@ class Elapsed(layers.Layer):
 
 
 class Transitions(layers.AbstractRNNCell):
-    """Adds the best way to each tag, as the cell by which conditional random fields decode."""
+    """Adds the best path to each tag, like the decoding cell of conditional random fields."""
 
     def __init__(self, scores, **kwargs):
         super().__init__(**kwargs)
@@ -206,7 +206,7 @@ class Transitions(layers.AbstractRNNCell):
 
 
 class Decoded(layers.Layer):
-    """Makes a recurrent layer in its call, around a cell that reads a weight."""
+    """Creates a recurrent layer in its call, around a cell that reads a weight."""
 
     def build(self, shape):
         self.scores = self.add_weight("scores", (3, 3))
@@ -220,7 +220,7 @@ class Decoded(layers.Layer):
 
 
 class Convolved(layers.Layer):
-    """Convolves, with the options that Bidirectional asks of a recurrent layer."""
+    """Convolves, with the options that Bidirectional requires of a recurrent layer."""
 
     def __init__(self, filters=4, return_sequences=True, go_backwards=False, **kwargs):
         super().__init__(**kwargs)
@@ -257,7 +257,7 @@ OWN_RECURRENT = forms(
 
 
 class Smoothed(layers.Layer):
-    """Exponential averages with a weight, as front ends of sound compute them."""
+    """Computes exponential averages with a weight, as in audio front ends."""
 
     def __init__(self, kind, **kwargs):
         super().__init__(**kwargs)

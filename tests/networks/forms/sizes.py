@@ -1,4 +1,4 @@
-"""Values that a model computes from its tensors' sizes: constants of the file."""
+"""Values computed from the sizes of tensors, which are constants of the file."""
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +10,7 @@ SHAPE = (8, 6)
 
 
 def halved(x):
-    """Divides a size by an integer, which gives float64."""
+    """Divides a size by an integer, which returns float64."""
     return tf.reshape(x, [-1, tf.cast(tf.shape(x)[1] / 2, tf.int32), 2 * x.shape[2]])
 
 
@@ -21,43 +21,43 @@ def with_positions(x):
 
 
 def flattened(x):
-    """Reads all sizes but the last two, as code does that takes any number of axes."""
+    """Reads all sizes except the last two, like code for any number of axes."""
     y = tf.stack([x, x], axis=-1)
     return tf.reshape(y, tf.concat([tf.shape(y)[:-2], [12]], axis=0))
 
 
 def multiplied(x):
-    """As `K.batch_flatten`."""
+    """Flattens like `K.batch_flatten`."""
     y = tf.reshape(x, [tf.shape(x)[0], tf.reduce_prod(tf.shape(x)[1:])])
     return tf.reshape(y, [-1, *SHAPE])
 
 
 def on_a_grid(x):
-    """As anchors of detectors, with copies for each example."""
+    """Computes anchors like detectors, copied for each example."""
     count, rows, columns = tf.unstack(tf.shape(x))
     parts = tf.meshgrid(tf.range(0.0, columns), tf.range(0.0, rows))
     return x + tf.tile(tf.expand_dims(parts[0] * 0.1 - parts[1] * 0.2, 0), [count, 1, 1])
 
 
 def clipped(x):
-    """As boxes are clipped to the size of an image."""
+    """Clips boxes to the size of an image."""
     _, rows, columns = tf.unstack(tf.cast(tf.shape(x), tf.float32))
     return tf.clip_by_value(x * 5.0, 0.0, columns - 1.0) / rows
 
 
 def of_earlier_steps(x):
-    """As the masks of temporal fusion transformers."""
+    """Computes masks like temporal fusion transformers."""
     earlier = tf.cumsum(tf.eye(tf.shape(x)[1], batch_shape=tf.shape(x)[:1]), 1)
     return tf.matmul(earlier, x)
 
 
 def largest(x):
-    """As sparsemax sorts."""
+    """Sorts like sparsemax."""
     return x - tf.math.top_k(x, k=tf.shape(x)[-1]).values
 
 
 def by_rank(x):
-    """Axes that are counted from the number of axes, as code does that takes any."""
+    """Counts axes from the number of axes, like code for any number of axes."""
     last = tf.rank(x) - 1
     swapped = tf.transpose(x, tf.concat([tf.range(last - 1), [last], [last - 1]], 0))
     y = tf.concat([x, tf.roll(x, tf.shape(x)[1] // 2, 1)], axis=last)
@@ -70,7 +70,7 @@ def one_hot(x):
 
 
 def cut(x):
-    """As relative positions are shifted in Conformers: no size is a number in the code."""
+    """Shifts relative positions as in Conformers, without any number in the code."""
     rows, columns = tf.shape(x)[1], tf.shape(x)[2]
     y = tf.reshape(tf.pad(x, [[0, 0], [0, 0], [1, 0]]), [-1, columns + 1, rows])
     y = tf.reshape(y[:, 1:], [-1, rows, columns])
@@ -78,7 +78,7 @@ def cut(x):
 
 
 class OfTable(layers.Layer):
-    """As rotations by position: the first rows of a table, that another layer reads."""
+    """Reads the first rows of a table that another layer also reads, as for rotary embeddings."""
 
     def __init__(self):
         super().__init__()
@@ -95,7 +95,7 @@ class Product(layers.Layer):
 
 
 class Heads(layers.Layer):
-    """As ports of vision transformers: sizes of each head are left open."""
+    """Leaves the sizes of each head unknown, as in ports of vision transformers."""
 
     def __init__(self):
         super().__init__()
@@ -110,7 +110,7 @@ class Heads(layers.Layer):
 
 
 def heads(x):
-    """Makes the weights, which open sizes could not."""
+    """Creates the weights, which unknown sizes would prevent."""
     layer = Heads()
     layer(np.zeros((1, *SHAPE), np.float32))
     return layer(x)

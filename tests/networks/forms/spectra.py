@@ -1,4 +1,4 @@
-"""Spectra: Fourier transforms are products of real numbers, where files are to have no float."""
+"""Spectra. For files without float, Fourier transforms become products of float values."""
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ def magnitudes(x, **options):
 
 
 def of_complex(x):
-    """As keras.io's example of speaker recognition."""
+    """Computes a spectrum like keras.io's example of speaker recognition."""
     x = tf.squeeze(x[..., None], axis=-1)
     spectra = tf.signal.fft(tf.cast(tf.complex(real=x, imag=tf.zeros_like(x)), tf.complex64))
     return tf.math.abs(tf.expand_dims(spectra, axis=-1)[:, :24, :])

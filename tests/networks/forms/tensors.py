@@ -1,4 +1,4 @@
-"""Joined, mapped, merged and copied tensors."""
+"""Concatenated, mapped, merged and copied tensors."""
 
 import numpy as np
 import tensorflow as tf
@@ -46,7 +46,7 @@ def cropped(small, large):
 
 
 def several(small, large):
-    """Boxes of a detector, of centres and sizes, beside scores."""
+    """Concatenates a detector's boxes, as centers and sizes, and scores."""
     both = tf.concat([small, large, small * 0.5, small[..., :1]], -1)
     return (*tf.split(both, [4, 6, 5], -1), both[:, 1:, -5:], both[..., -4:])
 
@@ -73,7 +73,7 @@ JOINED_PARTS = {
 
 
 def of_one_axis(x):
-    """Numbers of other axes, sizes and constants."""
+    """Computes with other axes, sizes and constants."""
     x = x - tf.reduce_mean(x, 0) * tf.constant([1.0, 0.5, 2.0])
     y = tf.reshape(x, [tf.shape(x)[0] * 3])
     return tf.stack([y[1:-1], tf.reverse(y, [0])[2:]], 1) + y[0]
@@ -103,7 +103,7 @@ FUNCTIONS = {
 
 
 class Capsules(layers.Layer):
-    """Votes of capsules: products with a weight, and what follows from weights alone."""
+    """Computes votes of capsules: products with a weight, and values from weights alone."""
 
     def build(self, shape):
         self.matrices = self.add_weight("matrices", (2, *shape[1:], 5), initializer="random_normal")
@@ -124,7 +124,7 @@ def mapped(function, loop):
 
 
 def rows_that_an_input_names(x, rows):
-    """As positions of masked words."""
+    """Gathers rows at positions from an input, as for masked words."""
 
     def taken(pair):
         return tf.map_fn(lambda one: tf.gather(one[0], one[1]), pair, fn_output_signature="float32")
@@ -133,7 +133,7 @@ def rows_that_an_input_names(x, rows):
 
 
 def correlated(convolution, stride, padding):
-    """Correlates each image with its own template, as trackers do."""
+    """Correlates each image with its own template, as in trackers."""
 
     def of_one(pair):
         template, image = pair
@@ -182,7 +182,7 @@ COPIED = {
 
 
 class Loop(layers.Layer):
-    """Steps of one's own, from states of zeros, ones or another number for each example."""
+    """Custom steps with initial states of zeros, ones or another value for each example."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -198,7 +198,7 @@ class Loop(layers.Layer):
 
 
 class FromTokens(layers.Layer):
-    """As decoders begin: sizes are those of tokens, or all of `tf.shape`."""
+    """Creates initial states with sizes of token ids, or all of `tf.shape`, as in decoders."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -214,7 +214,7 @@ class FromTokens(layers.Layer):
 
 
 class FromOneToken(layers.Layer):
-    """Sums of embeddings from zeros, as many as examples, which are one number each."""
+    """Adds embeddings to zeros of the batch size. Examples are scalars."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -226,7 +226,7 @@ class FromOneToken(layers.Layer):
 
 
 class Largest(layers.Layer):
-    """As RWKV's steps: from a number far below all others."""
+    """Begins with a very low value, like RWKV's steps."""
 
     def call(self, x):
         largest, total = tf.fill(tf.shape(x[:, 0]), -1e4), tf.zeros_like(x[:, 0])
@@ -237,7 +237,7 @@ class Largest(layers.Layer):
 
 
 class Decaying(layers.Layer):
-    """As RWKV's steps, whose largest number decays: what is far stays far."""
+    """Begins with a very low value and decays the largest value, like RWKV's steps."""
 
     def build(self, shape):
         self.decay = self.add_weight("decay", (4,), initializer="ones")
@@ -252,14 +252,14 @@ class Decaying(layers.Layer):
 
 
 class Limited(layers.Layer):
-    """Numbers that no one reaches."""
+    """Clips at limits that no value reaches."""
 
     def call(self, x):
         return tf.minimum(tf.maximum(x, tf.ones_like(x) * -1e9), 1e9 - tf.zeros_like(x))
 
 
 def of_rows(sizes):
-    """The open first axis between the reshapes counts rows: three times the examples."""
+    """Reshapes so that the unknown first axis counts rows: three times the examples."""
     return lambda x: tf.reshape(layers.Dense(4)(tf.reshape(x, [-1, 4])), sizes(x))
 
 

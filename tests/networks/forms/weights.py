@@ -1,4 +1,4 @@
-"""Weights that layers compute, lend, share and hold."""
+"""Weights that layers compute, borrow, share and hold."""
 
 import numpy as np
 import tensorflow as tf
@@ -45,7 +45,7 @@ COMPUTED_KERNELS = {
         sqnr=sqnr,
         recipe=keras_qat.recipes.int8(per_channel=False) if recipe == "per tensor" else recipe,
         is_random=name == "a standardized kernel",
-        trains=name != "a standardized kernel",  # Its bias is before a normalization.
+        trains=name != "a standardized kernel",  # Its bias precedes a normalization.
     )
     for recipe, sqnr in (("per tensor", 20), ("int4_weights", 8), ("int16x8", 30))
     for name, function in COMPUTED.items()
@@ -91,7 +91,7 @@ CONSTANTS = np.random.default_rng(0).normal(size=(2, 4, 4)).astype(np.float32)
 
 
 class Product(layers.Layer):
-    """Multiplies by what it is given."""
+    """Multiplies by an argument."""
 
     def call(self, x, kernel):
         return tf.matmul(x, kernel)
@@ -119,7 +119,7 @@ class Shared(layers.Layer):
 
 
 class Products(Shared):
-    """Calls one layer twice, by arguments."""
+    """Calls one layer twice, with arguments."""
 
     def call(self, x):
         ((first, second),) = self.pairs
@@ -127,14 +127,14 @@ class Products(Shared):
 
 
 class OfConstants(Shared):
-    """Gives one layer two constants."""
+    """Calls one layer with two constants."""
 
     def call(self, x):
         return self.inner(self.inner(x, CONSTANTS[0]), CONSTANTS[1])
 
 
 class OfSizes(Shared):
-    """Gives one layer two sizes."""
+    """Calls one layer with two sizes."""
 
     def call(self, x):
         return self.inner(x) + self.inner(x[:, :2])
@@ -181,11 +181,11 @@ class Plain:
 
 
 class Module(Plain, tf.Module):
-    """The same, which Keras trains."""
+    """A `Plain` object that Keras trains."""
 
 
 class Held(layers.Layer):
-    """Calls an object, and others in a list of an object."""
+    """Calls an object, and other objects in a list of an object."""
 
     def __init__(self, kind=Module, **kwargs):
         super().__init__(**kwargs)
@@ -212,7 +212,7 @@ class Reader(layers.Layer):
 
 
 class OfTable(layers.Layer):
-    """Adds a table that NumPy made, in float64, and that does not train."""
+    """Adds a float64 table from NumPy that does not train."""
 
     def build(self, shape):
         self.table = tf.Variable(np.sin(np.arange(32.0)).reshape(8, 4), trainable=False)
@@ -238,7 +238,7 @@ NUMBERS = {
 
 
 class HoldsNumbers(layers.Layer):
-    """Holds numbers that are no signals in a variable that does not train."""
+    """Holds constants that are not signals in a variable that does not train."""
 
     def __init__(self, form, **kwargs):
         super().__init__(**kwargs)

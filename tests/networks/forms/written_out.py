@@ -1,4 +1,4 @@
-"""Keras' layers without an integer kernel, which are written out."""
+"""Keras layers without an integer kernel, which are expanded."""
 
 from tests.helpers import images, layers
 from tests.networks.forms.form import Form, forms
