@@ -1,7 +1,7 @@
-"""Processes that run TensorFlow from its start: with one thread, several devices, several workers.
+"""Processes that run TensorFlow from its start: with one thread, several devices or workers.
 
-The tests' own process has run it, so that none can be forked from it. These are forks of servers
-that have imported it and no more: importing it takes seconds.
+They are forks of servers that have only imported TensorFlow, because importing it takes seconds.
+The tests' process has run TensorFlow, so it cannot be forked.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FORKS.set_forkserver_preload(["tests.survival.training", "tests.distribute.progr
 
 
 def fork(function: Callable[..., None], *args: Any) -> Any:
-    """A process that runs a function of a module."""
+    """Returns a process that runs a function of a module."""
     process = FORKS.Process(target=function, args=args)
     process.start()
     return process
 
 
 def run_all(*processes: Any, seconds: float = 300.0) -> list[int | None]:
-    """Waits for processes; their exit codes, None for those that did not end."""
+    """Waits for processes. Returns their exit codes, None for those that did not end."""
     try:
         for process in processes:
             process.join(seconds)
@@ -59,7 +59,7 @@ for path in sys.stdin:
 
 @functools.cache
 def _programs() -> subprocess.Popen[str]:
-    # Importing tfmot in the tests sets a variable, with which TensorFlow imports `tf_keras`.
+    # Importing tfmot in tests sets a variable that makes TensorFlow import `tf_keras`.
     env = {key: value for key, value in os.environ.items() if key != "TF_USE_LEGACY_KERAS"}
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAMS],
@@ -72,7 +72,7 @@ def _programs() -> subprocess.Popen[str]:
 
 
 def run_program(path: Path) -> str:
-    """Runs a program as if in a new process; returns what it raises, "" if it comes to its end."""
+    """Runs a program as in a new process. Returns its error, or ""."""
     server = _programs()
     assert server.stdin is not None and server.stdout is not None
     print(path, file=server.stdin, flush=True)

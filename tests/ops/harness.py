@@ -1,4 +1,4 @@
-"""One operator by itself: its integer implementation against the interpreter's kernels."""
+"""Tests a single operator: its integer implementation against the interpreter's kernels."""
 
 import functools
 from typing import Any
@@ -40,7 +40,7 @@ LACKING = {("elu", "reference")}
 
 
 def random_params(numbers: np.random.Generator, bits: int, symmetric: bool = False) -> QuantParams:
-    """A range that holds zero: one-sided or not, from small to large."""
+    """Returns a range that includes zero: one-sided or not, and small to large."""
     size = 10.0 ** numbers.uniform(-2, 1.5)
     if symmetric:
         half = 2 ** (bits - 1)
@@ -55,7 +55,7 @@ def random_params(numbers: np.random.Generator, bits: int, symmetric: bool = Fal
 def random_weights(
     call: Call, op: Op, numbers: Any, per_channel: bool = True, bits: int = 8
 ) -> Weights:
-    """Weights of the shape of the layer's own, with a scale for each channel where there may be."""
+    """Returns weights of the layer's shape, with a scale for each channel if it supports that."""
     if op is LSTM:
         return random_recurrent_weights(call.layer.cell, numbers)
     if inner := op.inner(match(call).attributes):
@@ -75,7 +75,7 @@ def random_weights(
 
 
 def random_recurrent_weights(cell: Any, numbers: np.random.Generator) -> Weights:
-    """Those of a cell, with a scale for each of its four gates."""
+    """Returns weights of a cell, with a scale for each of its four gates."""
 
     def drawn(name: str, variable: Any, **more: Any) -> Weights:
         scales = np.float32(10.0 ** numbers.uniform(-3.5, -1.5, 4)).astype(np.float64)
@@ -90,7 +90,7 @@ def random_recurrent_weights(cell: Any, numbers: np.random.Generator) -> Weights
 def random_unrolled_weights(
     layer: Any, inner: dict[str, Any], numbers: Any, per_channel: bool
 ) -> Weights:
-    """Those of a layer, with a scale for each channel, and ranges for what is inside of a step."""
+    """Returns weights of a layer, with a scale for each channel, and the ranges inside a step."""
     given, own = get_biases(layer, tf.float64)
 
     def drawn(name: str, variable: Any, bias: Any, **more: Any) -> Weights:
@@ -114,9 +114,9 @@ def random_unrolled_weights(
 def node_of(
     op: Op, bits: int, seed: int, maximum: float | None = None, per_channel: bool = True
 ) -> tuple[Node, Any]:
-    """A node of a random example of an operator, and the random numbers to go on with."""
+    """Returns a node of a random example of an operator, and the random generator."""
     numbers = np.random.default_rng(seed)
-    if op.weights:  # Not always: it clears all of TensorFlow's kernels.
+    if op.weights:  # Not always, because it clears all of TensorFlow's kernels.
         keras.utils.set_random_seed(seed)
     example = EXAMPLES[op.name](numbers)
     dtypes = example.dtypes or ("float32",) * len(example.shapes)
@@ -132,7 +132,7 @@ def node_of(
 def make_node(
     call: Call, bits: int, numbers: Any, maximum: float | None = None, per_channel: bool = True
 ) -> Node:
-    """A call as a node with random quantization parameters."""
+    """Returns a call as a node with random quantization parameters."""
     op, attributes, reason = match(call)
     assert op is not None, reason
     shared = random_params(numbers, bits)
@@ -177,7 +177,7 @@ def make_node(
 def output_params(
     call: Call, op: Op, operands: list[Any], weights: Any, bits: int, numbers: Any
 ) -> QuantParams:
-    """A range like that of the real results, somewhat too small or too large."""
+    """Returns a range like the float results', but somewhat too small or too large."""
     real = []
     for operand in operands:
         if isinstance(operand, Tensor):
@@ -212,7 +212,7 @@ def output_params(
 
 
 def random_inputs(node: Node, numbers: Any) -> dict[str, np.ndarray]:
-    """Quantized values for each input, all of them if there is room."""
+    """Returns quantized values for each input, all of them if there is room."""
     result = {}
     for item in node.inputs:
         if isinstance(item, Tensor) and item.name not in result:
@@ -230,14 +230,14 @@ def random_inputs(node: Node, numbers: Any) -> dict[str, np.ndarray]:
 
 
 def sized(node: Node, batch: int) -> Node:
-    """The node for a batch of this size."""
+    """Returns the node for a batch of this size."""
     inputs = {item.name: item for item in node.inputs if isinstance(item, Tensor)}
     (node,) = set_batch_size(ResolvedGraph("", inputs, {}, (node,), {}, {}), batch).nodes
     return node
 
 
 def file_of(node: Node, batch: int | None = None, rewrite: Any = None) -> bytes:
-    """A file with this node alone. `rewrite` may change its operators, by default as for LiteRT."""
+    """Returns a file of this node. `rewrite` may change its operators, by default for LiteRT."""
     if batch is not None:
         node = sized(node, batch)
     builder, indices = Builder(), {}
@@ -251,20 +251,20 @@ def file_of(node: Node, batch: int | None = None, rewrite: Any = None) -> bytes:
 def in_the_interpreter(
     contents: bytes, inputs: dict[str, np.ndarray], kernels: Kernels
 ) -> list[np.ndarray]:
-    """The outputs of a file of one node, in order."""
+    """Returns the outputs of a file of one node, in order."""
     outputs = open_file(contents, kernels).run_once(inputs)
     return [outputs[name] for name in sorted(outputs, key=lambda name: int(name.split("_")[1]))]
 
 
 def in_integers(node: Node, inputs: dict[str, np.ndarray], family: str) -> list[np.ndarray]:
-    """What the operator's own implementation computes, as quantized values."""
+    """Returns the quantized values that the operator's implementation computes."""
     return [np.asarray(item) for item in in_integers_as_tensors(node, inputs, family)]
 
 
 def in_integers_as_tensors(node: Node, inputs: dict[str, Any], family: str) -> list[Any]:
-    """The same, also in graphs."""
+    """Like `in_integers`, also in graphs."""
 
-    @functools.cache  # A tensor that is read twice is one.
+    @functools.cache  # A tensor that is read twice is one tensor.
     def centred(tensor: Tensor) -> Any:
         if tensor.params is None:
             return tf.convert_to_tensor(inputs[tensor.name])
@@ -284,13 +284,13 @@ def in_integers_as_tensors(node: Node, inputs: dict[str, Any], family: str) -> l
 def assert_exact(
     op: Op, bits: int, family: str, seed: int, maximum: Any = None, per_channel: bool = True
 ) -> None:
-    """Asserts that file and implementation give the same values, all of them."""
+    """Asserts that file and implementation compute the same values."""
     node, numbers = node_of(op, bits, seed, maximum, per_channel)
     assert_same(node, random_inputs(node, numbers), family, f"seed {seed}")
 
 
 def assert_same(node: Node, inputs: dict[str, np.ndarray], family: str, label: str = "") -> None:
-    """Asserts that the file of a node and its implementation give the same values."""
+    """Asserts that the file of a node and its implementation compute the same values."""
     op = node.op
     assert op is not None
     kernels = "optimized" if (op.name, family) in LACKING else family

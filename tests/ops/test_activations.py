@@ -1,4 +1,4 @@
-"""Operators on one or two values at a time: halves, ends of domains, graphs, options."""
+"""Tests operators on one or two values: halves, ends of domains, graphs, options."""
 
 import dataclasses
 
@@ -46,7 +46,7 @@ def call_of(build, *shapes):
 
 
 def with_round_scales(node, numbers):
-    """A node whose scales are powers of two or nearly so: many results lie between two values."""
+    """Returns a node with scales near powers of two, so many results are halves."""
     made = {}
 
     def changed(tensor):
@@ -103,7 +103,7 @@ def test_a_new_operator_is_a_row(bits, family, monkeypatch):
 
 
 def computed(op, real, output, attributes=None):
-    """Real results of an operator for real inputs, which are multiples of 1/16."""
+    """Returns an operator's float results for float inputs, which are multiples of 1/16."""
     x = QuantParams(np.float32(1 / 16), 0).as_tensors()
     q = [tf.constant(np.float32(real) * 16)]
     given = Arguments("xnnpack", attributes or {}, q, [x], output.as_tensors(), None)
@@ -122,7 +122,7 @@ def test_what_is_not_in_the_domain_counts_as_its_end(op, expected):
 
 
 def test_a_product_of_one_tensor_and_itself_is_a_square():
-    """XNNPACK looks it up: the product of the two scales is never rounded."""
+    """XNNPACK looks up squares, and never rounds the product of both scales."""
     params = QuantParams(np.float32(0.00035065995), -128)
     output = QuantParams(np.float32(3.0494675e-05), -128)
     node = harness.make_node(call_of(lambda x: x * x, (6,)), 8, np.random.default_rng(0))

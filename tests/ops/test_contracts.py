@@ -1,4 +1,4 @@
-"""Every operator x bits x family of kernels on random examples, in float too, and their files."""
+"""Tests every operator, bit width and kernel family on random examples, and their files."""
 
 import dataclasses
 import math
@@ -38,7 +38,7 @@ MATCHING = [op for op in ROWS if op.name in LISTING | OF_PARTS]
 
 
 def is_slow(op, bits, family):
-    """Few bits are 8 with other ends, which one family of kernels shows."""
+    """Fewer than 8 bits are 8 bits with other ends. One kernel family is enough to test that."""
     if op.name in UNROLLED:
         return (op.name, bits, family) != ("gru", 8, "xnnpack")
     return bits == 5 and family != "xnnpack"
@@ -58,7 +58,7 @@ CASES = [
 
 
 def first_seeds(op, bits, family):
-    """Which examples are tried by default: another one for other bits and kernels."""
+    """Returns the examples to test by default, which differ between bits and kernels."""
     start = 3 * BITS.index(bits) + RUNNABLE.index(family)
     return range(start, start + 1)
 
@@ -143,7 +143,7 @@ def test_graphs_compute_the_same(op, bits, jit):
 
 
 def assert_written_as_computed(contents: bytes, kernels: str = "reference") -> None:
-    """Of each tensor the shape; of depthwise convolutions, too, how many channels they multiply."""
+    """Asserts that tensors have the written shapes, and depthwise convolutions their multiplier."""
     model, interpreter = unpack(contents), FileInterpreter(contents, kernels).interpreter
     (graph,) = model.subgraphs
     interpreter.allocate_tensors()
@@ -170,7 +170,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("name", ["conv", "depthwise_conv", "dense", "lstm"])
 def test_weights_have_no_zero_point(name):
-    """Kernels read none, whatever a file says."""
+    """Kernels do not read a zero point of weights."""
     model = unpack(file_of(node_of(op_named(name), 8, 1)[0], BATCH))
     (graph,) = model.subgraphs
     indices = [

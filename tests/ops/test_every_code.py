@@ -1,7 +1,7 @@
-"""All 256 and all 65 536 quantized values of each function of one number, over a grid of scales.
+"""Tests all 256 or 65,536 quantized values of each function of one value, over many scales.
 
-The file has to give the same codes. A table that is made wrong is wrong in the file too, so that
-results are compared with the real function as well.
+The file must compute the same values. An incorrect table would be in the file, too, so results are
+also compared with the float function.
 """
 
 import dataclasses
@@ -44,9 +44,9 @@ def computed_as_in_8_bits(case: Any) -> bool:
 
 
 def with_scales(node: Node, bits: int, scale: float, zero: float, width: float) -> Any:
-    """The node on all codes, with this scale and place of zero; the codes and the real results.
+    """Returns the node on all quantized values with this scale and zero, and the float results.
 
-    Results are of the numbers in float32 and of their neighbours: some functions jump.
+    Float results are for values in float32 and their neighbours, because some functions jump.
     """
     count = 2**bits
     codes = (np.arange(BATCH * (count // BATCH + 1)) % count - count // 2).reshape(BATCH, -1)
@@ -96,7 +96,7 @@ INTERPOLATED = {("sigmoid", 16): 1.25, ("tanh", 16): 2.5}
 
 
 def list_nodes(op: Any, bits: int) -> Iterator[Node]:
-    """Nodes of random examples, and of all calls that `test_options` has."""
+    """Yields nodes of random examples, and of all calls in `test_options`."""
     yield from (node_of(op, bits, seed)[0] for seed in range(2))
     for build, shapes, _ in OPTIONS.get(op.name, ()):
         yield make_node(last_call(build, shapes), bits, np.random.default_rng(0))
@@ -114,13 +114,13 @@ def list_nodes(op: Any, bits: int) -> Iterator[Node]:
     ],
 )
 def test_results_are_those_of_the_function(op, bits, family):
-    """Rounded once or twice, or as a kernel approximates it; where there are infinite many."""
+    """Results are rounded once or twice, or approximated by a kernel. Some are infinite."""
     for original in list_nodes(op, bits):
         for scale in SCALES[::2]:
             node, (inputs, real) = with_scales(original, bits, scale, 0.5, 1.0)
             params = node.output.params
             (codes,) = in_integers(node, inputs, family)
-            if params is None:  # Whole numbers.
+            if params is None:  # Integers.
                 low, high = np.min(real, 0), np.max(real, 0)
                 assert np.all((low <= codes) & (codes <= high)), (scale, node.attributes)
                 continue
@@ -136,7 +136,7 @@ def test_results_are_those_of_the_function(op, bits, family):
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("half", [0.5, 77.5, 110.5])
 def test_sigmoids_next_to_halves(half, family):
-    """So many steps above 1/2, where in other operations the last bits of float32 decide."""
+    """So many steps above 1/2, the last bits of float32 matter."""
     node, _ = node_of(op_named("sigmoid"), 8, 0)
     for q in (1, 6):
         scale = np.float32(np.log((128 + half) / (128 - half)) / q)
@@ -148,7 +148,7 @@ def test_sigmoids_next_to_halves(half, family):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
 def test_curves_in_fixed_point_next_to_halves(name):
-    """TFLite Micro's are some 1e-5 steps off, so that some halves are rounded the other way."""
+    """TFLite Micro's results are about 1e-5 steps off, which changes some halves."""
     node, numbers = node_of(op_named(name), 8, 0)
     for _ in range(8):
         half, q = numbers.integers(1, 100) + 0.5, numbers.integers(1, 60)
@@ -168,7 +168,7 @@ def test_curves_in_fixed_point_next_to_halves(name):
     ],
 )
 def test_scales_at_the_ends_of_what_hard_swish_takes(scale, ratio, has_kernel):
-    """Inputs up to 128 times as coarse as outputs and 512 times as fine; steps of 1.78814e-7."""
+    """Input scales up to 128 times or down to 1/512 of the output's; steps of 1.78814e-7."""
     (op,) = {case.values[0] for case in UNARY if case.values[0].name == "hard_swish"}
     for family in KERNELS:
         node, (inputs, _) = with_scales(node_of(op, 8, 0)[0], 8, scale, 0.5, 1.0)

@@ -1,6 +1,6 @@
-"""All 65 536 pairs of int8 values of each operator on two tensors, over a grid of scales.
+"""Tests all 65,536 pairs of int8 values of each operator on two tensors, over many scales.
 
-Results have to be the file's: interpreters take all pairs at once.
+Results must equal the file's. Interpreters compute all pairs at once.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ PAIRS = np.repeat(CODES, 256), np.tile(CODES, 256)
 
 
 def of_two(op: Any) -> Node:
-    """A node of an operator that takes two tensors, none of them a constant."""
+    """Returns a node of an operator with two tensors as inputs, none of them constant."""
     nodes = (node_of(op, 8, seed)[0] for seed in range(100))
     return next(node for node in nodes if len({*node.inputs}) == 2 and are_tensors(node.inputs))
 
@@ -63,7 +63,7 @@ def are_tensors(inputs: Any) -> bool:
 
 
 def with_params(node: Node, scales: tuple[Any, ...], zeros: tuple[int, ...]) -> Node:
-    """The node on two tensors of so many values, with these scales and zero points."""
+    """Returns the node on two tensors of all pairs, with these scales and zero points."""
     op, shape = node.op, (None, 2**16 // BATCH + 1)
     assert op is not None
     params: list[Any] = [
@@ -98,9 +98,9 @@ def test_every_pair(op, bits, family, scales):
 
 HALVES = [
     *((name, SCALES["halves"]) for name in ("add", "subtract", "multiply")),
-    # XNNPACK takes ratios from 2^-16 on, in which 255 * 128 is a half, and TFLite 255 * 129.
+    # XNNPACK supports ratios from 2^-16, for which 255 * 128 is a half. TFLite: 255 * 129.
     *(("multiply", (1.0, 1.0, 2.0 * product)) for product in (255 * 128, 255 * 129)),
-    # It takes sums with inputs that are from 2^-10 of the output's step to less than 2^8.
+    # It supports sums of inputs with scales from 2^-10 to less than 2^8 of the output's.
     *(("add", (0.5, 2.0**-10 * near, 1.0)) for near in (1, 1 - 2.0**-20)),
     *(("subtract", (2.0**-10 * near, 0.5, 1.0)) for near in (1, 1 - 2.0**-20)),
 ]
@@ -140,7 +140,7 @@ def test_every_mean_of_two(op, bits, family, scales):
     [
         ((0.02, 0.05, 0.02), (5, -7, 3), 0.54),
         ((3.0, 0.001, 100.0), (0, 127, 0), 0.56),
-        ((0.02, 0.05, 0.0002), (-128, -128, -128), 1.34),  # Most quotients are beyond the range.
+        ((0.02, 0.05, 0.0002), (-128, -128, -128), 1.34),  # Most quotients are out of range.
     ],
 )
 def test_quotients_are_near_the_real_ones(scales, zeros, steps):
@@ -149,7 +149,7 @@ def test_quotients_are_near_the_real_ones(scales, zeros, steps):
     inputs = {item.name: q for item, q in zip(node.inputs, pairs, strict=True)}
     (quotients,) = in_integers(node, inputs, "xnnpack")
     x, y = (scales[i] * (np.float64(pairs[i]) - zeros[i]) for i in range(2))
-    y[y == 0] = scales[1]  # By zero: as by one step.
+    y[y == 0] = scales[1]  # Dividing by zero is like dividing by one step.
     real = np.clip(x / y / scales[2] + zeros[2], -128, 127)
     assert np.abs(np.float64(quotients) - real).max() <= steps
 
@@ -158,7 +158,7 @@ def test_quotients_are_near_the_real_ones(scales, zeros, steps):
 @pytest.mark.parametrize("ratio", [2.0**6.5, 2.0**7.6, 2.0**14])
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
 def test_results_in_far_finer_steps_are_the_real_ones(name, ratio):
-    """Up to half a step; most are beyond the range."""
+    """Results differ by at most half a step. Most are outside of the range."""
     before = ratio**0.5 if name == "multiply" else ratio
     for zeros in ZEROS:
         node = with_params(of_two(op_named(name)), (before, before, 1.0), zeros)
@@ -173,7 +173,7 @@ def test_results_in_far_finer_steps_are_the_real_ones(name, ratio):
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_comparisons_are_those_of_the_real_numbers(name):
-    """But of those that are less than 128ths of the wider step apart."""
+    """Except values less than 1/128 of the larger scale apart."""
     original = of_two(op_named(name))
     pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
     for scales in ((0.1, 0.07), (0.01, 0.3)):

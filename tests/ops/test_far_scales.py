@@ -1,4 +1,4 @@
-"""Scales that lie far apart: kernels that overflow, refuse a file or end the process there."""
+"""Tests scales with a large ratio, for which kernels overflow, refuse a file or crash."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ OPS = (
 
 
 def finer(tensor: Any, factor: float) -> Any:
-    """A tensor with a scale so many times as wide, if it is quantized."""
+    """Returns a quantized tensor with its scale multiplied by a factor."""
     if tensor.params is None:
         return tensor
     scale = np.float32(tensor.params.scale * factor)
@@ -32,9 +32,9 @@ def finer(tensor: Any, factor: float) -> Any:
 
 
 def with_far_scales(node: Node, numbers: np.random.Generator) -> Node:
-    """A node whose output has a far finer scale; weights as folded.
+    """Returns a node with a far smaller output scale, and folded weights.
 
-    Of operators whose output has a fixed one it is the input: finer, or far coarser.
+    For operators with a fixed output scale, the input's scale is changed: smaller, or far larger.
     """
     factor = float(10.0 ** -numbers.integers(2, 7))
     assert node.op is not None
@@ -72,7 +72,7 @@ def test_results_are_those_of_the_interpreter(name, bits, family):
 @pytest.mark.parametrize("bits", [5, 8])
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
 def test_results_far_beyond_the_range(name, bits, maximum):
-    """Kernels overflow, or a ReLU6 that ends inside the range has few steps in a wider scale."""
+    """Kernels overflow, or a ReLU6 inside the range has few steps in a larger scale."""
     for seed in range(3):
         node, numbers = node_of(op_named(name), bits, seed)
         params = QuantParams(np.float32(12 / 2**bits), 2**bits // 3 - 128, bits)
@@ -92,7 +92,7 @@ def test_results_far_beyond_the_range(name, bits, maximum):
 
 
 def test_sums_are_computed_in_no_wider_steps_than_kernels_need():
-    """One input is zero, the other one as fine as the output: steps of 2^2.6 of those suffice."""
+    """One input is zero, the other has the output's scale. A scale of 2^2.6 times is enough."""
     node, numbers = node_of(op_named("add"), 8, 2)
     ends = [QuantParams(np.float32(scale), 0) for scale in (2.0**7.6, 1.0, 1.0)]
     *tensors, output = (
@@ -110,7 +110,7 @@ def test_sums_are_computed_in_no_wider_steps_than_kernels_need():
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("scale", [1e7, 1e8, 1e12])
 def test_hard_swish_of_a_diverged_network(scale, family):
-    """Its kernel shifts by more bits than there are from a step of 1e8 on: a table is written."""
+    """Its kernel shifts by too many bits for scales from 1e8. A table is written instead."""
     node, numbers = node_of(op_named("hard_swish"), 8, 1)
     ends = [finer(item, scale / item.params.scale) for item in (node.inputs[0], node.output)]
     node = dataclasses.replace(node, inputs=(ends[0],), outputs=(ends[1],))
@@ -121,7 +121,7 @@ def test_hard_swish_of_a_diverged_network(scale, family):
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
 @pytest.mark.parametrize("scale", [1.9, 2.0, 3.9, 4.0, 5.0, 7.9, 8.0, 30.0, 1e4])
 def test_wide_steps_in_tflite_micro(name, scale):
-    """All codes. It gave the lower end for 0, where its kernel was taken to give the middle."""
+    """TFLite Micro returned the lower end for 0, and was believed to return the middle."""
     node, (inputs, _) = with_scales(node_of(op_named(name), 8, 1)[0], 8, scale, 0.5, 1.0)
     assert_same(node, inputs, "tflm")
 
@@ -132,7 +132,7 @@ def relu_node() -> Node:
 
 
 def assert_requantizes(ratio: float, zero_point: int, family: str) -> None:
-    """Asserts that all codes in a scale so many times as wide are the interpreter's."""
+    """Asserts that all values in a scale with this ratio equal the interpreter's."""
     source = relu_node()
     x = dataclasses.replace(source.inputs[0], shape=(None, 128 + 5))
     every = np.resize(np.arange(-128, 128), (BATCH, 128 + 5)).astype(np.int8)
@@ -146,7 +146,7 @@ def assert_requantizes(ratio: float, zero_point: int, family: str) -> None:
 @pytest.mark.parametrize("family", [*KERNELS, "tflm"])
 @pytest.mark.parametrize("exponent", [-10, -9, -8.5, -8, -7.5, 6.5, 7, 8])
 def test_far_wider_scales_round_the_same_at_each_position(exponent, family):
-    """TFLite's vectorized QUANTIZE rounded halves otherwise than its own last elements."""
+    """TFLite's vectorized QUANTIZE rounds halves differently from the last elements."""
     for step in range(12):
         for zero_point in (-128, 5, 127):
             assert_requantizes(2.0 ** (exponent + step / 24), zero_point, family)
@@ -154,7 +154,7 @@ def test_far_wider_scales_round_the_same_at_each_position(exponent, family):
 
 @pytest.mark.parametrize("family", KERNELS)
 def test_ratios_that_are_a_half_in_256ths(family):
-    """XNNPACK rounds them up, where it computes in 256ths; others see what is missing."""
+    """XNNPACK rounds them up, because it computes in 256ths. Other kernels compute them exactly."""
     for whole in (1, 20, 120, 130):
         assert_requantizes(whole + 0.4985, 5, family)
 
@@ -163,7 +163,7 @@ def test_ratios_that_are_a_half_in_256ths(family):
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize(("name", "bits"), [("add", 8), ("add", 16), ("subtract", 16)])
 def test_sums_at_the_ends_of_what_kernels_take(name, bits, family):
-    """Around 2^5, 2^7 and 2^13 output steps for an input's, kernels get a wider output."""
+    """Near 2^5, 2^7 and 2^13 output steps per input step, kernels need a larger output scale."""
     node, numbers = node_of(op_named(name), bits, 1)
     widest = max(float(item.params.scale) for item in node.inputs)
     for exponent in (-9.5, 4.9, 5.1, 6.9, 7.1) if bits == 8 else (-9.5, 6.0, 12.9, 13.1, 14.5):
@@ -173,7 +173,7 @@ def test_sums_at_the_ends_of_what_kernels_take(name, bits, family):
 
 
 def test_slopes_that_xnnpack_leaves_to_tflite():
-    """Steeper than 128: halves of its 256ths would go up."""
+    """Slopes above 128, for which halves of its 256ths would be rounded up."""
     node, _ = node_of(op_named("leaky_relu"), 8, 1)
     shape, scale = (None, 5), node.inputs[0].params.scale
     for slope, zero_point in [(150.5, 127), (-150.5, -128), (128.5, 127)]:
@@ -201,7 +201,7 @@ def test_slopes_that_xnnpack_leaves_to_tflite():
     ],
 )
 def test_leaky_relus_at_the_ends_of_what_xnnpack_takes(ratio, slope):
-    """Between 2^-8 and 2^7 it multiplies by 256ths, on both sides of zero."""
+    """From 2^-8 to 2^7, it multiplies by 256ths above and below zero."""
     node, _ = node_of(op_named("leaky_relu"), 8, 1)
     every = np.arange(-128, 128).astype(np.int8)[None].repeat(BATCH, 0)
     for zeros in ((0, -128), (0, 127), (-128, -10), (127, 10)):
@@ -222,7 +222,7 @@ def test_leaky_relus_at_the_ends_of_what_xnnpack_takes(ratio, slope):
 
 @pytest.mark.parametrize("shapes", [((7, 5), (7, 5)), ((7, 5), (1, 5))])
 def test_the_last_values_of_sums_of_16_bits(shapes):
-    """Of tensors of one shape TFLite rounds the first ones, in sixteens, once; others twice."""
+    """For equal shapes, TFLite rounds blocks of 16 values once, and the remaining values twice."""
     node, _ = node_of(op_named("add"), 16, 0)
     inputs = tuple(
         dataclasses.replace(item, shape=(None, *shape))
@@ -232,7 +232,7 @@ def test_the_last_values_of_sums_of_16_bits(shapes):
     node, unlike = dataclasses.replace(node, inputs=inputs, outputs=(output,)), 0
     for seed in range(12):
         numbers = np.random.default_rng(seed)
-        # An input's step is 2^11 of the output's, so that the last bits of sums are seen.
+        # An input step is 2^11 output steps, so the last bits of sums matter.
         scales = 1.0, numbers.uniform(0.1, 1.0), 2.0**-11
         ends = [
             finer(x, s / x.params.scale) for x, s in zip((*inputs, output), scales, strict=True)
@@ -255,14 +255,14 @@ def test_the_last_values_of_sums_of_16_bits(shapes):
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
 def test_integers_of_all_sizes(dtype, bits, family):
-    """What lies beyond the range is cut off before it overflows, also at the ends of 32 bits."""
+    """Values outside of the range are clipped before they overflow, also at the ends of 32 bits."""
     nodes = (node_of(op_named("from_integers"), bits, seed)[0] for seed in range(99))
     node = next(node for node in nodes if node.inputs[0].dtype == dtype)
     ends = 2 ** np.arange(32)[:, None] + [-1, 0, 1]
     limits = np.iinfo("int32" if dtype == "int64" else dtype)
     every = np.unique(np.clip([ends, -ends], limits.min, limits.max)).astype(dtype)
     x = dataclasses.replace(node.inputs[0], shape=(None, every.size))
-    # With the last, 2^31 - 128 is rounded down and 2^31 - 1 is rounded up.
+    # With the last scale, 2^31 - 128 is rounded down and 2^31 - 1 is rounded up.
     for scale in (0.01, 0.7, 3.0, 2.0**15, 2.0**23, 2.0**25, 104755296.0):
         params = QuantParams(np.float32(scale), 0 if bits == 16 else -7, bits)
         output = dataclasses.replace(node.output, shape=x.shape, params=params)

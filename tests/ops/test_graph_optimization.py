@@ -1,7 +1,7 @@
-"""Graph optimization leaves the arithmetic of operators alone: it is as in eager code.
+"""Tests that graph optimization does not change the arithmetic of operators.
 
-Where it changes an operation on floats, some results in a million round differently: so seldom
-that random inputs hardly show it. That is why the optimized graphs are read here.
+If it changes a float operation, only some results in a million are rounded differently, which
+random inputs rarely show. The tests therefore read the optimized graphs.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ OTHER_PASSES = (
 
 
 def optimized(traced, inlines_only=False):
-    """The nodes of a traced function as they run."""
+    """Returns the nodes of a traced function as they run."""
     meta = tf.compat.v1.train.export_meta_graph(
         graph_def=traced.graph.as_graph_def(add_shapes=True), graph=traced.graph
     )
@@ -57,12 +57,12 @@ def optimized(traced, inlines_only=False):
 
 
 def arithmetic(nodes):
-    """The operations on floats that round: each with the operations that its inputs come from."""
+    """Returns the float operations that round, each with the operations that compute its inputs."""
     by_name = {node.name: node for node in nodes}
     kinds = {}
 
     def get_kind(name):
-        """What makes a tensor; "Const" of what is made of constants alone."""
+        """Returns the operation that computes a tensor; "Const" if only constants contribute."""
         left = [name]
         while left:
             node = by_name[left[-1].split(":")[0]]
@@ -93,7 +93,7 @@ def assert_left_alone(traced):
 
 
 def with_tensors(node):
-    """The node as inference reads it: its numbers are tensors."""
+    """Returns the node as inference reads it, with tensors as constants."""
     made = {}
 
     def number(value):
@@ -127,7 +127,7 @@ def with_tensors(node):
 
 
 def traced_for_inference(node, inputs, family):
-    """A node's computation as `predict` traces it: with known numbers."""
+    """Returns a node's computation as `predict` traces it, with known constants."""
     changed, kernels = with_tensors(node), kernel_family(family)
     store = PreparedStore(prepare_node(changed, kernels))
 
@@ -168,7 +168,7 @@ def test_of_ranges(bits):
 
 
 def test_of_a_symmetric_range():
-    """Zero lies halfway between two codes there, so that the last bit decides."""
+    """Zero is a tie, so the last bit matters."""
     traced = tf.function(lambda end: QuantParams.from_range(-end, end).zero_point)
     for end in np.float32(10.0 ** np.random.default_rng(0).uniform(-3, 3, 500)):
         number = tf.constant(end)

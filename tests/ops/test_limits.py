@@ -1,4 +1,4 @@
-"""Both sides of each scale from which on a file has other operators: what it has, and computes."""
+"""Tests both sides of each scale at which files change: their operators and results."""
 
 import dataclasses
 
@@ -58,7 +58,7 @@ LIMITS = [
 
 
 def with_scales(name, bits, scales):
-    """A node of a row with these scales; of ReLUs one that ends at 6."""
+    """Returns a node of an operator with these scales. ReLUs end at 6."""
     node, numbers = node_of(op_named(name), bits, 1)
     ends, scales = [], iter(scales)
     for tensor in (*node.inputs, *node.outputs):

@@ -1,4 +1,4 @@
-"""What moves, joins and pools values, beyond what its examples cover."""
+"""Tests operators that move, concatenate and pool values, beyond their examples."""
 
 import contextlib
 import dataclasses
@@ -28,13 +28,13 @@ from tests.ops.harness import BATCH, assert_same, file_of, make_node, random_inp
 
 
 def calls_of(build, *shapes):
-    """The calls of a function on Keras tensors."""
+    """Returns the calls of a function on Keras tensors."""
     inputs = [keras.Input(shape) for shape in shapes]
     return read_model(keras.Model(inputs, build(*inputs))).calls
 
 
 def check(build, *shapes, bits=8, families=KERNELS):
-    """Asserts that the last call of a function is exact, in both families; gives its operators."""
+    """Asserts that the last call of a function is exact in both families. Returns its operators."""
     numbers = np.random.default_rng(0)
     node = make_node(calls_of(build, *shapes)[-1], bits, numbers)
     inputs = random_inputs(node, numbers)
@@ -121,13 +121,13 @@ BY_CONVERTER = {
 @pytest.mark.parametrize("name", BY_CONVERTER)
 def test_what_the_converter_writes(name, bits):
     build, shape = BY_CONVERTER[name]
-    families = ("xnnpack",) if name == "repeat" else KERNELS  # The reference has no TILE.
+    families = ("xnnpack",) if name == "repeat" else KERNELS  # The reference kernels lack TILE.
     check(build, shape, bits=bits, families=families)
 
 
 @register
 class Shuffle(layers.Layer):
-    """Channels in another order, with a border of copies."""
+    """Reorders channels, and adds a border of copies."""
 
     def call(self, x):
         groups = tf.reshape(x, [-1, *x.shape[1:-1], 2, x.shape[-1] // 2])
@@ -138,7 +138,7 @@ class Shuffle(layers.Layer):
 
 @register
 class Scale(layers.Layer):
-    """No movement."""
+    """Not a movement."""
 
     def build(self, shape):
         self.factor = self.add_weight("factor", shape[1:])
@@ -149,7 +149,7 @@ class Scale(layers.Layer):
 
 @register
 class Frame(layers.Layer):
-    """A border of ones."""
+    """Adds a border of ones."""
 
     def call(self, x):
         return tf.pad(x, [[0, 0], [1, 1]], constant_values=1.0)
@@ -157,7 +157,7 @@ class Frame(layers.Layer):
 
 @register
 class Margin(layers.Layer):
-    """A border of zeros, which are a constant of the file."""
+    """Adds a border of zeros, which are a constant of the file."""
 
     def call(self, x):
         return tf.raw_ops.PadV2(input=x, paddings=[[0, 0], [1, 2]], constant_values=0.0)
@@ -191,7 +191,7 @@ def test_a_custom_layer_that_is_no_movement(registered):
 
 
 def chain(build, *shapes):
-    """A file of calls that all keep one range, and what they compute themselves."""
+    """Returns a file of calls that share one range, and their results."""
     inputs = [keras.Input(shape) for shape in shapes]
     graph = read_model(keras.Model(inputs, build(*inputs)))
     params, builder, indices = QuantParams(np.float32(0.1), 5), Builder(), {}
@@ -268,7 +268,7 @@ def test_a_mean_over_the_batch():
 
 
 def test_five_axes_are_turned_around_as_four_where_that_is_possible():
-    """TFLite Micro slices no more."""
+    """TFLite Micro cannot slice more axes."""
     written = [check(lambda x, axis=axis: tf.reverse(x, [axis]), (2, 3, 2, 2)) for axis in (2, 3)]
     assert written == [["RESHAPE", "STRIDED_SLICE", "RESHAPE"], ["STRIDED_SLICE"]]
 
@@ -282,7 +282,7 @@ def test_entries_of_the_batch():
 
 
 def test_means_of_more_values_than_float32_can_add():
-    """The sum of 2^18 values is 2 less than that of which the mean is rounded up."""
+    """The float sum of 2^18 values is 2 less than the sum whose mean is rounded up."""
     (call,) = calls_of(lambda x: tf.reduce_mean(x, 1), (2**18,))
     node = make_node(call, 8, np.random.default_rng(0))
     params = QuantParams(np.float32(1), -128, 8)

@@ -1,4 +1,4 @@
-"""Norms in whole numbers of 32 bits: as precise as in float between quantized tensors."""
+"""Tests that normalization in 32-bit integers is as precise as in float."""
 
 import re
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not RECENT, reason="this TensorFlow lacks a kern
 
 
 def in_integers(kind, recipe=None):
-    """The recipe that asks for integers for a class of layers."""
+    """Returns a recipe that quantizes a class of layers."""
     return (recipe or keras_qat.recipes.int8()).override(kind, quantize=True)
 
 
@@ -44,7 +44,7 @@ HARD = {
 @pytest.mark.parametrize("data", HARD)
 @pytest.mark.parametrize("groups", [None, 1, 3, -1])
 def test_hard_data(data, groups):
-    """Whatever the inputs, epsilon and the weights are, 32 bits hold what is between."""
+    """Intermediate results fit 32 bits, whatever the inputs, epsilon and weights are."""
     numbers = rng(0)
     x = HARD[data](numbers.normal(size=(64, 5, 24)), numbers).astype(np.float32)
     inputs = keras.Input((5, 24))
@@ -70,7 +70,7 @@ def test_an_offset_that_is_far_larger_than_the_factor():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 16, 100, 512, 3000, 43_000, 44_000, 10**6])
 def test_means_have_as_many_bits_as_there_is_room_for(size):
-    """Up to 7, so that gamma keeps its steps: of 32 bits, what 16 times the mean's error leaves."""
+    """Up to 7 fractional bits, which leaves enough steps for gamma."""
     bits = _bits_of_mean(size)
     room = LARGEST / (32767 * min((1.5 * size) ** 0.5, 255))
     assert 0 <= bits <= 7
@@ -86,7 +86,7 @@ def test_means_have_as_many_bits_as_there_is_room_for(size):
     ],
 )
 def test_integers_are_asked_for(layer, tmp_path):
-    """By an override, which the saved model keeps; by nothing else."""
+    """Only an override quantizes them, and the saved model keeps it."""
     inputs, path = keras.Input((6, 8)), str(tmp_path / "qat.keras")
     model = keras.Model(inputs, layers.Dense(3)(layer(inputs)))
     reason = keras_qat.plan(model).float_layers["norm"]
@@ -130,7 +130,7 @@ def test_two_groups_of_few_pixels(pixels):
 
 
 def test_an_epsilon_that_is_far_larger_than_the_variance():
-    """It leaves results that are small, and the largest of them come from few channels."""
+    """Results are small, and the largest come from few channels."""
     x = 1e-3 * np.float32(rng(0).choice([-128, 127], (64, 4), p=[0.75, 0.25]))
     model = build_model((4,), layers.LayerNormalization(epsilon=1.0))
     exported = export(model, x, recipe=in_integers("LayerNormalization"), strict=True)

@@ -1,4 +1,4 @@
-"""Options of calls, given in each way and at both ends: as rows read them, and in files."""
+"""Tests options of calls, in each form and at both ends: as operators read them, and in files."""
 
 import numpy as np
 import pytest
@@ -368,7 +368,7 @@ OPTIONS = {
 
 
 def last_call(build, shapes):
-    """The last call of a function of inputs with these shapes, or shapes and types."""
+    """Returns the last call of a function of inputs with these shapes, or shapes and types."""
     has_type = [isinstance(shape[-1], str) for shape in (one or (0,) for one in shapes)]
     inputs = [
         keras.Input(shape[0], dtype=shape[1]) if typed else keras.Input(shape)
@@ -380,7 +380,7 @@ def last_call(build, shapes):
 @pytest.mark.sample(15)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options(name):
-    """They are read right, and the file computes with them."""
+    """Operators read the options correctly, and files compute with them."""
     for place, (build, shapes, attributes) in enumerate(OPTIONS[name]):
         call, numbers = last_call(build, shapes), np.random.default_rng(place)
         op, known, reason = match(call)

@@ -1,4 +1,4 @@
-"""Scales of 16 bits that are powers of two, or next to one: TFLite has other kernels of them."""
+"""Tests 16-bit scales that are powers of two or close: TFLite has special kernels for them."""
 
 import dataclasses
 
@@ -13,14 +13,14 @@ pytestmark = pytest.mark.parametrize("family", RUNNABLE)
 
 
 def assert_exact_with(name, scale, family):
-    """Asserts it of a function, all values of its input being of that scale."""
+    """Asserts that all values of an input with this scale are exact."""
     node, _ = node_of(op_named(name), 16, 0)
     (x,), output, shape = node.inputs, node.output, (None, 2**16 // BATCH + 1)
     params = dataclasses.replace(x.params, scale=np.float32(scale))
     x = dataclasses.replace(x, shape=shape, params=params)
     outputs = (dataclasses.replace(output, shape=shape),)
     node = dataclasses.replace(node, inputs=(x,), outputs=outputs)
-    every = np.arange(BATCH * shape[1]).astype(np.int16)  # Over the end, and from the other one on.
+    every = np.arange(BATCH * shape[1]).astype(np.int16)  # Past one end, and from the other.
     assert_same(node, {x.name: every.reshape(BATCH, -1)}, family, f"scale {scale!r}")
 
 
@@ -36,7 +36,7 @@ def test_near_a_power_of_two(name, exponent, off, family):
 @pytest.mark.parametrize("side", [-1, 1])
 @pytest.mark.parametrize("exponent", [-12, -11])
 def test_where_what_counts_as_a_power_ends(exponent, side, family):
-    """At 0.001 of its logarithm in float32, of which some neighbours have the same."""
+    """The limit is 0.001 in the logarithm in float32, which some neighbours share."""
     end = np.float32(2.0 ** (exponent + 0.001 * side))
     for steps in range(-24, 25, 4):
         scale = (end.view(np.int32) + np.int32(steps)).view(np.float32)

@@ -1,4 +1,4 @@
-"""Calls without a kernel, next to those that `test_options` has."""
+"""Tests calls without a kernel that resemble calls in `test_options`."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Custom layers that users say the operators of: what they have to give, and for how long."""
+"""Tests `register_op` for custom layers: required arguments, and how long it lasts."""
 
 import pytest
 import tensorflow as tf
@@ -12,7 +12,7 @@ from tests.helpers import build_model
 
 
 class Pick(keras.layers.Layer):
-    """Softmax along an axis of its own name."""
+    """Softmax along an axis stored under another name."""
 
     dim = 2
 

@@ -1,7 +1,6 @@
-"""Sums beside each step of the output, and at the ends: file, implementation and plain integers.
+"""Tests sums next to each output step and at the ends: file, implementation and Python integers.
 
-An accumulator is realised as a bias, beside weights of zero. The plain integers are Python's, and
-share nothing with the library.
+A sum is set by a bias and weights of zero. The Python integers share no code with the library.
 """
 
 import dataclasses
@@ -51,7 +50,7 @@ def away(x: Fraction) -> int:
 
 
 def multiplier(factor: float, bits: int) -> tuple[int, int]:
-    """A factor as an integer of so many bits, and the bits that a product is shifted back by."""
+    """Returns a factor as an integer of `bits` bits, and the shift that follows a product."""
     mantissa, exponent = frexp(factor)
     whole = away(Fraction(mantissa) * 2**31)
     if whole == 2**31:
@@ -62,7 +61,7 @@ def multiplier(factor: float, bits: int) -> tuple[int, int]:
 
 
 def rounded_twice(x: int, factor: float) -> int:
-    """By 31 bits, halves up, and then by the rest, halves away from zero."""
+    """Rounds to 31 bits, halves up, then by the remaining bits, halves away from zero."""
     whole, bits = multiplier(factor, 31)
     left = max(31 - bits, 0)
     high = ((x << left) * whole + 2**30) >> 31
@@ -70,7 +69,7 @@ def rounded_twice(x: int, factor: float) -> int:
 
 
 def rounded_once(x: int, factor: float) -> int:
-    """By 15 bits, halves up."""
+    """Multiplies by 15 bits and rounds halves up."""
     whole, bits = multiplier(factor, 15)
     return (x * whole + 2 ** (bits - 1)) >> bits
 
@@ -96,7 +95,7 @@ SUMS = {
 
 
 def accumulators(factor: float, codes: range) -> list[int]:
-    """Sums beside each step from one code to the next, and the largest that files hold."""
+    """Returns sums next to each step, and the largest sums that files can hold."""
     steps = [floor((code + Fraction(1, 2)) / Fraction(factor)) for code in codes]
     near = {step + side for step in steps for side in (-1, 0, 1, 2)}
     ends = (2**24 - 1, 2**24, 2**31 - 128)
@@ -104,7 +103,7 @@ def accumulators(factor: float, codes: range) -> list[int]:
 
 
 def with_sums(kind: str, bits: int, factor: float, sums: list[int]) -> Node:
-    """A node whose output channels have these sums, for any input."""
+    """Returns a node whose output channels have these sums for any input."""
     count = len(sums)
     layer = layers.Dense(count) if kind == "dense" else layers.Conv2D(count, 1)
     *_, call = read_model(build_model((1,) if kind == "dense" else (1, 1, 1), layer)).calls
@@ -149,14 +148,14 @@ def test_sums_beside_each_step(kind, bits, family):
 
 
 def in_256ths(q: int, ratio: float) -> int:
-    """From 2^-8 to 2^7 by 256ths, halves up."""
+    """Multiplies by 256ths for ratios from 2^-8 to 2^7, rounding halves up."""
     if 2.0**-8 <= ratio <= 2.0**7:
         return (q * round(256 * Fraction(ratio)) + 128) >> 8
     return fine_steps(q, ratio)
 
 
 def fine_steps(q: int, ratio: float) -> int:
-    """Rounded twice; below 2^-8 from 128 steps for each one."""
+    """Rounds twice. For ratios below 2^-8, first converts to 128 steps per step."""
     steps = 128 if ratio < 2.0**-8 else 1
     return rounded_twice(q * steps, ratio / steps)
 
@@ -172,7 +171,7 @@ REQUANTIZED = {
     [pytest.param(name, marks=[pytest.mark.slow] * (name == "tflm")) for name in REQUANTIZED],
 )
 def test_all_values_with_another_scale(family):
-    """All differences of an int8 value and a zero point, -255 to 255."""
+    """Tests all differences of an int8 value and a zero point, -255 to 255."""
     for ratio in map(float, np.float32(RATIOS)):
         for zero_point in (-128, 127):
             before = QuantParams(np.float32(ratio), zero_point, 8)
@@ -198,7 +197,7 @@ how a product of cell and forget gate is rounded: one product of 32 768 does."""
 
 @pytest.mark.parametrize(("bits", "family"), [*((8, name) for name in RUNNABLE), (16, "tflm")])
 def test_products_in_an_lstm_that_are_rounded_once_or_twice(bits, family):
-    """The gates are realised as biases, beside weights of zero."""
+    """The gates are set by biases and weights of zero."""
     inputs = keras.Input((4, 1))
     layer = layers.LSTM(len(GATES), return_sequences=True)
     *_, call = read_model(keras.Model(inputs, layer(inputs))).calls
@@ -230,7 +229,7 @@ def test_products_in_an_lstm_that_are_rounded_once_or_twice(bits, family):
 def test_products_of_matrices_whose_scales_are_multiplied_in_double_precision(
     scales, total, family
 ):
-    """Sums beside a half: the product of the scales in float32 leads to another step."""
+    """For sums near a half, a product of scales in float32 would lead to another step."""
     node, numbers = node_of(op_named("matmul"), 8, 1)
     ends = [QuantParams(np.float32(scale), 0) for scale in scales]
     first, second, output = (

@@ -1,4 +1,4 @@
-"""Quotients by zero, numbers that are too large, and constants that strip puts back."""
+"""Tests quotients by zero, too large values, and constants that strip restores."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_large_integers_keep_their_value_and_larger_ones_the_end_of_the_range():
 
 @pytest.mark.legacy
 def test_this_version_runs_files_with_comparisons_and_quotients():
-    """Their numbers have 16 bits, which runtimes before 2.17 cannot make of int8."""
+    """They use 16 bits, which runtimes before 2.17 cannot convert from int8."""
     x = keras.Input((6,))
     y = keras.layers.Dense(6)(x)
     qat = keras_qat.quantize_model(keras.Model(x, tf.where(y > x, x, y / (tf.abs(x) + 1.0))))
@@ -43,7 +43,7 @@ def test_this_version_runs_files_with_comparisons_and_quotients():
     ],
 )
 def test_what_quantization_makes_zero_has_finite_values_and_slopes(function):
-    """1e-6 is less than a step of the sum: log(relu(x) + 1e-6) becomes log(0)."""
+    """1e-6 is less than a step of the sum, so log(relu(x) + 1e-6) becomes log(0)."""
     x = keras.Input((6,))
     hidden = function(tf.nn.relu(keras.layers.Dense(6)(x)) + 1e-6)
     model = keras.Model(x, keras.layers.Dense(2)(hidden))
@@ -64,7 +64,7 @@ def _banked(x):
 
 
 class Scaled(keras.layers.Layer):
-    """A weight that trains beside a constant that does not."""
+    """A trained weight beside a constant."""
 
     def build(self, input_shape):
         self.factor = self.add_weight("factor", (5,), initializer="ones")
@@ -119,7 +119,7 @@ def test_training_stays_finite_where_quantization_makes_zeros(function):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("compare", [tf.equal, tf.not_equal])
 def test_numbers_that_mark_what_is_missing_are_found(compare):
-    """-1.0 is between two steps of the range, and so is the number that it is compared with."""
+    """-1.0 and the constant lie between two steps of the range."""
     data = np.random.default_rng(0).uniform(0.1, 2.0, (16, 6)).astype(np.float32)
     data[:, 3:] = -1.0
     x = keras.Input((6,))
@@ -133,7 +133,7 @@ def test_numbers_that_mark_what_is_missing_are_found(compare):
 
 
 def test_zeros_are_found_among_small_numbers():
-    """The 0 that they are compared with had a range of 1, in which all of them were 0."""
+    """The range of the 0 that they are compared with was 1, so all of them were 0."""
     drawn = np.random.default_rng(1)
     data = 1e-3 * np.where(drawn.random((64, 12)) < 0.3, 0.0, drawn.normal(size=(64, 12)))
     model = build_model((12,), lambda x: tf.cast(x == 0.0, tf.float32))

@@ -1,4 +1,4 @@
-"""Softmax of all differences of two values, and of sums of few and many."""
+"""Tests softmax of all differences of two values, and of sums of few and many values."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from tests.ops.harness import BATCH, assert_same, in_integers, node_of
 
 
 def with_rows(bits, scale, rows):
-    """A softmax along the last axis with this scale, and rows of quantized values."""
+    """Returns a softmax along the last axis with this scale, and rows of quantized values."""
     node, _ = node_of(op_named("softmax"), bits, 0)
     rows = np.resize(rows, (BATCH, *rows.shape)).astype(f"int{bits}")
     ends = [
@@ -28,7 +28,7 @@ def with_rows(bits, scale, rows):
 
 
 def all_differences(bits, width):
-    """One value, and `width - 1` times another one that is lower by each number of steps."""
+    """Returns one value, and `width - 1` times another value that is lower by each difference."""
     below = np.arange(256) if bits == 8 else np.unique(np.r_[:700, :65536:211, 65535])
     top = 2 ** (bits - 1) - 1
     return np.stack([np.full_like(below, top), *[top - below] * (width - 1)], -1)
@@ -36,7 +36,7 @@ def all_differences(bits, width):
 
 @pytest.mark.parametrize(("shape", "axis"), [((3, 40, 7), -2), ((2, 4, 20, 20), -1), ((3, 9), -1)])
 def test_sums_are_rounded_in_order(shape, axis):
-    """Also with the batch size unknown, and after graph optimization."""
+    """Also with an unknown batch size, and after graph optimization."""
     x = np.exp(np.random.default_rng(0).normal(0, 5, shape)).astype(np.float32)
     expected = np.cumsum(np.moveaxis(x, axis, 0), 0, dtype=np.float32)[-1]
     spec = tf.TensorSpec([None, *shape[1:]], tf.float32)
@@ -63,7 +63,7 @@ def test_all_differences(bits, family):
     ],
 )
 def test_shares_are_near_the_real_ones(family, bits):
-    """To little more than half a step of 8 bits, and to some of 16."""
+    """Errors are little more than half a step of 8 bits, and a few steps of 16 bits."""
     scale = 0.04 * 2.0 ** (8 - bits)
     node, inputs = with_rows(bits, scale, all_differences(bits, 3))
     (q,), (codes,), params = inputs.values(), in_integers(node, inputs, family), node.output.params

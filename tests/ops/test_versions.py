@@ -1,4 +1,4 @@
-"""Versions of operators are those of TensorFlow, which reads a file and writes it anew."""
+"""Tests that versions of operators equal those in files that TensorFlow reads and writes again."""
 
 import dataclasses
 from typing import Any
@@ -21,13 +21,13 @@ LOWER = "DEPTH_TO_SPACE"
 
 
 def versions(contents: bytes) -> dict[str, int]:
-    """The highest version of each operator: TensorFlow writes no other."""
+    """Returns the highest version of each operator. TensorFlow writes no other."""
     codes: list[Any] = sorted(unpack(contents).operatorCodes, key=lambda code: code.version)
     return {OPERATORS[operator_code(code)]: code.version for code in codes}
 
 
 def oldest_runtime(contents: bytes) -> list[int]:
-    """The version of TensorFlow Lite that a file says it needs."""
+    """Returns the TensorFlow Lite version that a file requires."""
     model = unpack(contents)
     (buffer,) = (entry.buffer for entry in model.metadata if entry.name == b"min_runtime_version")
     text = bytes(model.buffers[buffer].data).rstrip(b"\0").decode()
@@ -42,7 +42,7 @@ def has_int16(contents: bytes) -> bool:
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("op", MATCHING, ids=lambda op: op.name)
 def test_versions_are_tensorflows(op, bits):
-    """Where TensorFlow makes one operator of two, there is nothing to compare."""
+    """Skips examples in which TensorFlow merges two operators."""
     if op.has_kernel_for(bits):
         assert_tensorflows(file_of(node_of(op, bits, 0)[0]))
 
@@ -74,7 +74,7 @@ LATER = {"QUANTIZE": [2, 2, 0], "HARD_SWISH": [2, 0, 0], "LEAKY_RELU": [2, 3, 0]
 def assert_tensorflows(contents: bytes) -> None:
     written = bytes(mlir_sparsify(contents))
     ours, theirs = versions(contents), versions(written)
-    if ours == theirs:  # Version 1.14 is the first one with int8.
+    if ours == theirs:  # Version 1.14 is the first with int8.
         least = max([1, 14, 0], oldest_runtime(written))
         later = [LATER[name] for name in ours.keys() & LATER]
         assert least <= oldest_runtime(contents) <= max([least, *later])
@@ -103,7 +103,7 @@ class Moves(keras.layers.Layer):
 
 @register
 class Begins(keras.layers.Layer):
-    """One movement that TFLite's converter writes as SLICE."""
+    """A movement that TFLite's converter writes as SLICE."""
 
     def call(self, x):
         return tf.slice(x, 0 * tf.shape(x), tf.shape(x) - 1)
@@ -149,9 +149,9 @@ def test_options_that_raise_a_version(name, maximum):
     ],
 )
 def test_operators_of_16_bits(name, seed, version, runtime):
-    """TensorFlow lowers the version of what it takes for a difference by its other scales.
+    """TensorFlow lowers the version of an operator that it mistakes for a difference.
 
-    It gives convolutions version 8, which is for biases of another type than int64.
+    It uses version 8 for convolutions, which is for biases of other types than int64.
     """
     (op,) = (op for op in MATCHING if op.name == name)
     contents = file_of(node_of(op, 16, seed)[0])

@@ -1,4 +1,4 @@
-"""Weighted operators where the generated examples do not lead: large sums, forms, open sizes."""
+"""Tests weighted operators beyond the examples: large sums, variants, unknown sizes."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def with_weights(node, **changes):
 
 
 def operations(node):
-    """Names of the operators of a node's file, and the file."""
+    """Returns the operators of a node's file, and the file."""
     builder, indices = Builder(), {}
     ends = {tensor.name: get_tensor_index(builder, indices, tensor) for tensor in node.inputs}
     write_node(builder, node, indices)
@@ -68,7 +68,7 @@ def operations(node):
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("channels", [1, 5, 8, 19])
 def test_transposed_convolutions_of_a_known_number_of_images(channels, family):
-    """XNNPACK takes these, with a scale for each channel."""
+    """XNNPACK computes these, with a scale for each channel."""
     for seed in range(4):
         for bits in (8, 16):
             layer = layers.Conv2DTranspose(channels, 3, strides=2, padding="same")
@@ -118,7 +118,7 @@ LARGE = {
 @pytest.mark.parametrize("kind", LARGE)
 @pytest.mark.parametrize("of", ["weights", "bias"])
 def test_sums_and_biases_past_what_float32_holds(kind, of, family):
-    """All the same way, so that sums grow; or a bias near 2^30 with next to nothing added."""
+    """All products have the same sign, so sums grow; or a bias near 2^30 dominates."""
     layer, shape = LARGE[kind]
     node, numbers = node_of(layer(), shape)
     weights = node.weights
@@ -154,7 +154,7 @@ LONG = {
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("kind", LARGE | LONG)
 def test_large_sums_that_a_bias_takes_away(kind, family):
-    """What is left is as small as what float32 would lose; of transposed ones at some pixels."""
+    """The remainder is as small as float32 errors; in transposed convolutions at some pixels."""
     layer, shape = (LARGE | LONG)[kind]
     node, numbers = node_of(layer(), shape)
     q = numbers.integers(100, 128, node.weights.q.shape).astype(np.float64)
@@ -174,7 +174,7 @@ def test_large_sums_that_a_bias_takes_away(kind, family):
 
 
 def assert_same_in_graph(node, inputs, family, **how):
-    """Weights as tensors give what arrays do."""
+    """Asserts that weights as tensors and as arrays have the same results."""
 
     @tf.function(autograph=False, **how)
     def compute(x, q, scale, bias):
@@ -231,7 +231,7 @@ def test_dense_is_one_operator():
     "kind", [layers.Conv2D, layers.Conv2DTranspose], ids=lambda kind: kind.__name__
 )
 def test_halves_of_each_channel(kind, filters, family):
-    """TFLite rounds the channels of transposed convolutions in eights, and the last ones apart."""
+    """TFLite rounds channels of transposed convolutions in eights, and the rest separately."""
     node, numbers = node_of(kind(filters, 1), (4, 3, 5))
     (x,), output, q = node.inputs, node.output, numbers.integers(-2, 3, node.weights.q.shape)
     scale = np.full_like(node.weights.scale, 2.0**-4)
@@ -271,7 +271,7 @@ def test_elements_of_open_sizes_are_refused():
 
 
 def test_embeddings_in_their_output_s_parameters():
-    """Entries with its scale are rows of the file's table, whatever the scale."""
+    """Entries with the output's scale are rows of the file's table, whatever the scale is."""
     for seed in range(20):
         node, numbers = node_of(layers.Embedding(10, 4), (6,), seed=seed, dtype="int32")
         params = node.output.params
@@ -311,7 +311,7 @@ INT4 = {
 @pytest.mark.parametrize("family", RUNNABLE)
 @pytest.mark.parametrize("name", INT4)
 def test_weights_of_four_bits(name, family):
-    """Other kernels than those of int8 compute them, each with a rounding of its own."""
+    """Kernels for 4-bit weights differ from int8 kernels, and each rounds differently."""
     layer, shape = INT4[name]
     for seed in range(3):
         node, numbers = node_of(layer(), shape, seed=seed)
@@ -324,7 +324,7 @@ def test_weights_of_four_bits(name, family):
 
 def test_weights_of_more_bits_are_not_packed():
     node, _ = node_of(layers.Dense(6), (10,))
-    node = with_weights(node, q=np.ones_like(node.weights.q))  # Which 4 bits would hold.
+    node = with_weights(node, q=np.ones_like(node.weights.q))  # They would fit in 4 bits.
     assert not pack_node(node).weights.packed
     assert pack_node(with_weights(node, bits=4, divisor=1)).weights.packed
 

@@ -1,4 +1,4 @@
-"""Options of layers with weights and of norms, what rows refuse, and how much they multiply."""
+"""Tests options of weighted and normalization layers, refusals, and multiply-accumulates."""
 
 import pytest
 import tensorflow as tf
@@ -40,7 +40,7 @@ OPTIONS = [
         STEPS,
         {},
     ),
-    # Of one step, a bias for each step is one for each channel.
+    # With one step, a bias for each step is a bias for each channel.
     (
         "einsum_dense_per_tensor",
         layers.EinsumDense("abc,cd->abd", (1, 4), bias_axes="bd"),
@@ -62,9 +62,9 @@ PLAIN = {"backwards": False, "sequences": False, "keeps": False}
 
 
 def of_sequence(kind, *options, shape=STEPS, count=1, outputs=1, masked=False, **more):
-    """A call of a recurrent layer, which is not built, on so many tensors of one shape.
+    """Returns a call of an unbuilt recurrent layer on `count` tensors of one shape.
 
-    The first one may have a mask.
+    The first tensor may have a mask.
     """
     given = more.pop("initial_state", None)
     values = [

@@ -1,6 +1,6 @@
-"""What pages mean by "your model" and "your data": names that their programs find.
+"""Defines what pages mean by "your model" and "your data": names that their programs use.
 
-A page that is not listed stands on its own.
+Pages that are not listed define all names.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Names = dict[str, Any]
 
 
 def make_model() -> Any:
-    """A classifier of 8x8 images."""
+    """Returns a classifier of 8x8 images."""
     return keras.Sequential(
         [
             keras.Input((8, 8, 1), name="image"),
@@ -31,7 +31,7 @@ def make_model() -> Any:
 
 
 def data() -> Names:
-    """Random images and labels, and what every page has imported."""
+    """Returns random images and labels, and the imports of every page."""
     numbers = np.random.default_rng(0)
     x = numbers.uniform(size=(48, 8, 8, 1)).astype(np.float32)
     y = numbers.integers(0, 3, 48)
@@ -50,19 +50,19 @@ def data() -> Names:
 
 
 def float_model() -> Names:
-    """A float model."""
+    """Returns a float model."""
     return data() | {"model": make_model()}
 
 
 def calibrated() -> Names:
-    """A float model, and the quantization-aware one with ranges."""
+    """Returns a float model, and the quantization-aware model with ranges."""
     names = float_model()
     qat = quantize_on(names["model"], names["x_train"])
     return names | {"qat": qat}
 
 
 def compiled() -> Names:
-    """The same, ready to train on batches that never end."""
+    """Returns compiled models, to train on batches that never end."""
     names = calibrated()
     names["qat"].compile("sgd", names["loss"])
     batches = tf.data.Dataset.from_tensor_slices((names["x_train"], names["y_train"])).batch(8)
@@ -70,7 +70,7 @@ def compiled() -> Names:
 
 
 def own_layers() -> Names:
-    """Layers that keras_qat does not know."""
+    """Returns custom layers."""
 
     class MyDense(layers.Dense):
         pass
@@ -89,7 +89,7 @@ def own_layers() -> Names:
 
 
 def of_keras_3() -> Names:
-    """A model of Keras 3, saved."""
+    """Returns a model of Keras 3, saved."""
     keras_3 = pytest.importorskip("keras")
     model = keras_3.Sequential([keras_3.Input((8, 8, 1)), keras_3.layers.Flatten()])
     model.add(keras_3.layers.Dense(3, activation="softmax"))
@@ -98,25 +98,25 @@ def of_keras_3() -> Names:
 
 
 def for_micro() -> Names:
-    """What is for microcontrollers needs their interpreter."""
+    """Skips pages about microcontrollers if TFLite Micro is missing."""
     pytest.importorskip("tflite_micro")
     return float_model()
 
 
 def with_litert() -> Names:
-    """What runs files needs an interpreter."""
+    """Skips pages that run files if there is no interpreter."""
     pytest.importorskip("ai_edge_litert")
     return calibrated()
 
 
 def for_servers() -> Names:
-    """Also what writes ONNX."""
+    """Skips pages that also write ONNX if its package is missing."""
     pytest.importorskip("tf2onnx")
     return with_litert()
 
 
 def for_onnx() -> Names:
-    """What is exported to ONNX needs its package."""
+    """Skips pages about ONNX if its package is missing."""
     pytest.importorskip("tf2onnx")
     return calibrated()
 

@@ -1,7 +1,7 @@
-"""The programs of README and docs: those of a page run one after the other, as they are written.
+"""Runs the programs of README and docs. Those of a page run one after the other, unchanged.
 
-A block tagged `python` runs; `py` is a sketch that cannot run by itself (another framework, several
-machines) and only has to be Python. Outputs and commands have other tags, or none.
+Blocks with the tag `python` run. A `py` block cannot run alone (another framework, several
+machines), and only has to be valid Python. Outputs and commands have other tags, or none.
 """
 
 import ast
@@ -26,7 +26,7 @@ QUICK = {"README.md"}
 
 
 def blocks(page: str) -> list[tuple[str, int, str]]:
-    """Tag, line and text of each block of a page."""
+    """Returns the tag, line and text of each block of a page."""
     text = PAGES[page].read_text()
     result = re.finditer(r"^( *)```(.*?)\n(.*?)^\1```$", text, flags=re.M | re.S)
     return [
@@ -36,7 +36,7 @@ def blocks(page: str) -> list[tuple[str, int, str]]:
 
 
 def without_numbers(text: str) -> list[str]:
-    """The words of an output: accuracies, and the spaces around them, depend on the machine."""
+    """Returns the words of an output. Accuracies and spaces around them depend on the machine."""
     return re.sub(r"[\d.]+", "0", text).split()
 
 
@@ -46,7 +46,7 @@ def programs(page: str) -> list[tuple[str, int]]:
 
 @pytest.fixture
 def undone(monkeypatch):
-    """What a page registers is taken back, and its policy."""
+    """Reverts registrations and the policy of a page."""
     undo: list[Any] = []
     policy = keras.mixed_precision.global_policy()
 
@@ -81,7 +81,7 @@ def test_programs_of_a_page(page, tmp_path, monkeypatch, undone, capsys):
     keras.utils.set_random_seed(1)
     names = {"__name__": "__main__"} | PRELUDES.get(page, dict)()
     for program, line in programs(page):
-        # Lines are counted as on the page: a traceback leads there.
+        # Lines are counted as on the page, for tracebacks.
         exec(compile("\n" * line + program, str(PAGES[page]), "exec"), names)
     if page == "README.md":
         shown = next(text for tag, _, text in blocks(page) if text.startswith("float 0."))

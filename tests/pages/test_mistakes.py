@@ -1,6 +1,6 @@
-"""Mistakes that once passed in silence: a user's program each, and what the page says of it.
+"""Tests mistakes that once had no error: a program for each, and its entry on a page.
 
-docs/accuracy-drops.md has a table of them, with words of the answers.
+docs/accuracy-drops.md has a table of them, with words of the messages.
 """
 
 import logging
@@ -23,7 +23,7 @@ X = rng().uniform(0, 1, (64, 6, 6, 1)).astype(np.float32)
 
 
 def network(dead: bool = False, fresh: bool = False, *last: Any) -> Any:
-    """A model whose BatchNormalization has the statistics of `X`."""
+    """Returns a model whose BatchNormalization has the statistics of `X`."""
     keras.utils.set_random_seed(3)
     bias = keras.initializers.Constant(-99.0 * dead)
     model = keras.Sequential(
@@ -179,6 +179,6 @@ def test_the_page_has_all_of_them():
 
 def test_a_program_without_mistakes_is_told_nothing(monkeypatch, caplog):
     monkeypatch.setattr(messages, "_SHOWN", set())
-    qat = calibrated(X)  # A warning would be an error.
+    qat = calibrated(X)  # A warning would fail the test.
     verdict = keras_qat.verify(qat, keras_qat.export_tflite(qat), X).verdict
     assert verdict.is_good and not caplog.messages

@@ -1,4 +1,4 @@
-"""The pages: words that readers know, tables that fit, links and commands that are right."""
+"""Tests the text of pages: known words, tables that fit, correct links and commands."""
 
 import re
 import runpy
@@ -11,7 +11,7 @@ PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
 
 
 def width(table):
-    """The least width of a table, as each column is as wide as its longest word."""
+    """Returns the minimum width of a table, with columns as wide as their longest word."""
     rows = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in table.splitlines()]
     texts = [[re.sub(r"`[^`]*`", "12345678", cell) for cell in row] for row in rows[:1] + rows[2:]]
     plain = [[re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell) for cell in row] for row in texts]
@@ -29,14 +29,14 @@ def list_tables():
 
 
 def test_rows_have_the_cells_of_their_head():
-    """A vertical bar within a cell would begin another one: it is written with a backslash."""
+    """A vertical bar within a cell starts a new cell, unless a backslash precedes it."""
     for page, table in list_tables():
         counts = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
         assert len(counts) == 1, (page, table)
 
 
 def test_no_sentence_becomes_a_heading():
-    """As one does whose line happens to begin with the number of an issue."""
+    """A line that begins with the number of an issue becomes a heading."""
     for page in PAGES:
         prose = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.M | re.S)
         assert re.findall(r"^#+[^# ].*$", prose, flags=re.M) == [], page
@@ -47,7 +47,7 @@ LINKED = [page for glob in GLOBS for page in ROOT.glob(glob)]
 
 
 def anchors(page):
-    """What links to a page's headings may name, as GitHub makes them."""
+    """Returns the targets of links to a page's headings, as GitHub creates them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.M)
     words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {word.strip().replace(" ", "-") for word in words}
@@ -70,7 +70,7 @@ def test_links():
 
 
 def test_reference_has_all_that_is_public():
-    """A new public name gets a line in a page of docs/reference."""
+    """A new public name needs a line in a page of docs/reference."""
     pages = "\n".join(page.read_text() for page in ROOT.glob("docs/reference/*.md"))
     named = set(re.findall(r"^(?:::: |      heading: )keras_qat\.(\w+)$", pages, flags=re.M))
     assert set(keras_qat.__all__) - {"__version__", "keras"} == named & set(keras_qat.__all__)
@@ -86,7 +86,7 @@ WHEN = re.compile(r"\b(November|December) 20\d\d|\b20\d\d-\d\d-\d\d|\bversion \d
 
 
 def sections(text):
-    """Yields the text below each heading, and all below the headings above it and its own."""
+    """Yields the text below each heading, with the headings above it."""
     above, lines, is_program = {}, [], False
     for line in [*text.splitlines(), "# end"]:
         is_program ^= line.startswith("```")
@@ -101,7 +101,7 @@ def sections(text):
 
 
 def tables_of_figures(text):
-    """The tables of which most cells behind the first column are figures."""
+    """Returns the tables in which most cells after the first column are figures."""
     for table in re.findall(r"(?:^\|.*(?:\n|$))+", text, flags=re.M):
         rows = [re.split(r"(?<!\\)\|", row)[2:-1] for row in table.splitlines()[2:]]
         cells = [cell.strip(" *") for row in rows for cell in row if cell.strip()]
@@ -110,7 +110,7 @@ def tables_of_figures(text):
 
 
 def figures(page):
-    """Each table of figures of a page, with the text that may tell where it is from."""
+    """Returns each table of figures of a page, with the text that may state its source."""
     for below, all_above in sections(page.read_text()):
         for table in tables_of_figures(below):
             yield table, all_above

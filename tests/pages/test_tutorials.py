@@ -1,4 +1,4 @@
-"""The tutorials run, and their notebooks are what they give: `make notebooks` writes them."""
+"""Tests that tutorials run, and that their notebooks (`make notebooks`) are up to date."""
 
 import json
 import os
@@ -17,7 +17,7 @@ TUTORIALS = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: pro
 
 
 def cells(program: Path) -> list[tuple[str, str]]:
-    """Kind and text of each cell of a program, as jupytext reads its percent format."""
+    """Returns kind and text of each cell of a program, as jupytext reads its percent format."""
     result = []
     for part in re.split(r"^# %%", program.read_text(), flags=re.M)[1:]:
         head, text = part.split("\n", 1)
@@ -42,7 +42,7 @@ def test_notebook_is_of_its_program(program):
 @pytest.mark.skipif(keras.__name__ != "tf_keras", reason="tutorials import tf_keras")
 @TUTORIALS
 def test_tutorial(program, tmp_path):
-    """They assert what they say. Each has a process of its own: one configures devices."""
+    """Tutorials assert their statements. Each runs in a new process: one configures devices."""
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "error::UserWarning:__main__",

@@ -1,4 +1,4 @@
-"""Files that end inside the model: outputs= of quantize_model, and where plan asks for it."""
+"""Tests files that end inside the model: outputs= of quantize_model, and advice of plan."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ PARTS = ["boxes", "scores"]
 
 
 def detector(model_class=keras.Model):
-    """Boxes in pixels and scores in 0 to 1, joined as many detectors do."""
+    """Returns a detector that concatenates boxes in pixels and scores from 0 to 1."""
     keras.utils.set_random_seed(0)
     image = keras.Input(X.shape[1:], name="image")
     features = layers.Conv2D(8, 3, strides=2, padding="same", activation="relu")(image)
@@ -35,7 +35,7 @@ def qat():
 
 @pytest.mark.slow
 def test_verify_says_that_scores_are_drowned(qat):
-    """The signal to noise ratio of all numbers together is that of the boxes."""
+    """The signal-to-noise ratio of the whole output is determined by the boxes."""
     whole = keras_qat.quantize_model(detector())
     with pytest.warns(UserWarning, match=r"shares one range, .*outputs=\[\.\.\.\]"):
         keras_qat.calibrate(whole, X)
@@ -61,7 +61,7 @@ def test_the_file_ends_at_the_named_tensors(qat):
 
 
 def test_the_model_decodes_what_the_file_gives(qat):
-    """What follows the outputs of the file is computed in float, on the same quantized values."""
+    """Later layers compute in float, on the quantized values of the file."""
     contents = keras_qat.export_tflite(qat, output_dtype="float32")
     boxes, scores = keras_qat.TFLiteModel(contents).predict(X)
     centers, sizes = boxes[..., :2] * 8 + PRIORS, np.exp(boxes[..., 2:]) * 16
@@ -89,7 +89,7 @@ def test_the_kernels_of_the_model_are_those_of_its_file(qat):
 
 
 class Weighted(keras.Model):
-    """A loss of its own, on the joined outputs."""
+    """A custom loss on the concatenated outputs."""
 
     def train_step(self, data):
         x, y = data
@@ -133,7 +133,7 @@ def half_precision_detector():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("build", [detector, half_precision_detector])
 def test_files_end_inside_of_layers_at_all_tensors_that_plan_lists(build):
-    """A part of a layer, such as the logits of a sigmoid, is named as `plan` names it."""
+    """A sub-operation of a layer, such as the logits of a sigmoid, has the name in `plan`."""
     model = build()
     names = ["classes_before_activation", "offsets"]
     assert set(names) <= {row.tensor for row in keras_qat.plan(model).rows}
@@ -179,7 +179,7 @@ def test_plan_names_what_is_joined_in_one_range():
 
 
 def test_like_parts_may_be_joined():
-    """Boxes of two sizes of feature maps, along the axis of boxes, are alike."""
+    """Boxes of two image sizes have similar ranges. They are concatenated along their axis."""
     image = keras.Input((8, 8, 3))
     levels = [layers.Conv2D(4, 1, strides=size)(image) for size in (1, 2)]
     boxes = layers.Concatenate(axis=1)([layers.Reshape((-1, 4))(level) for level in levels])

@@ -1,4 +1,4 @@
-"""docs/layers.md says of every layer of Keras what `plan` does with it."""
+"""Tests that docs/layers.md states for every Keras layer how `plan` treats it."""
 
 import functools
 import re
@@ -30,13 +30,13 @@ BEFORE_THE_MODEL = {
 
 
 def table() -> dict[str, str]:
-    """Layer -> what the page says it becomes."""
+    """Returns layer -> what the page says about it."""
     rows = re.findall(r"^\| (`[A-Z].*?) \| (.*?) \|", PAGE.read_text(), flags=re.M)
     return {name: verdict for names, verdict in rows for name in re.findall(r"`(\w+)`", names)}
 
 
 def operations() -> dict[str, str]:
-    """Operation -> what the page says it becomes."""
+    """Returns operation -> what the page says about it."""
     rows = re.findall(r"^\| (`tf\..*?) \| (.*?) \|", PAGE.read_text(), flags=re.M)
     return {name: verdict for names, verdict in rows for name in re.findall(r"`(tf[\w.]+)`", names)}
 
@@ -157,7 +157,7 @@ CALLS: dict[str, Any] = {
 
 
 def operation_model(name: str) -> Any:
-    """A convolution, the operation, and what takes its place in a model."""
+    """Returns a convolution, the operation, and its replacement in a model."""
     x = keras.Input((6, 6, 4))
     y = keras.layers.Conv2D(4, 1)(x)
     function = functools.reduce(getattr, name.split(".")[1:], tf)

@@ -1,4 +1,4 @@
-"""Other settings for some layers, by name, pattern and type; strict mode; saved rules."""
+"""Tests overrides for some layers by name, pattern and type; strict mode; saved recipes."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def two_heads() -> Any:
 
 
 def bits(model: Any) -> dict[str, int]:
-    """Bits of each weight."""
+    """Returns the bits of each weight."""
     quantizer = keras_qat.quantizers(model)
     return {item.quantizes[0]: item.spec.bits for item in quantizer if "/kernel" in item.name}
 
@@ -69,7 +69,7 @@ SKIPPED: dict[str, Any] = {
 @pytest.mark.parametrize("recipe", ["int8", "int16x8"])
 @pytest.mark.parametrize("name", SKIPPED)
 def test_what_is_skipped_is_in_float_in_the_file(name, recipe, tmp_path):
-    """As training computes it: the converter would quantize it, in ranges of its own."""
+    """In training, too. The converter would quantize it with its own ranges."""
 
     def build(x: Any) -> Any:
         x = layers.Conv2D(4, 1, name="first")(x)

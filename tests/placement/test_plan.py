@@ -1,4 +1,4 @@
-"""Which tensors get which quantizer, and why: what `plan` says and the model then has."""
+"""Tests which tensors have quantizers, and why: in `plan`, and in the model."""
 
 import json
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.legacy
 
 
 def specs(plan) -> dict:
-    """Tensor -> its specification."""
+    """Returns tensor -> its specification."""
     return {row.tensor: row.spec for row in plan.rows}
 
 
@@ -32,7 +32,7 @@ def test_residual_net():
         "logits/kernel",
         "logits",
     }
-    # Pooling and flattening move values; what is inside one kernel never exists at run time.
+    # Pooling and flattening move values. Tensors inside a kernel do not exist at run time.
     assert isinstance(result["pool"], SharedSpec)
     assert isinstance(result["flatten"], SharedSpec)
     for inside in ("stem", "stem_bn", "depthwise", "depthwise_bn", "project", "merge"):
@@ -106,7 +106,7 @@ def test_reasons_name_what_has_no_rule():
 
 @pytest.mark.parametrize("build", [tiny_net, residual_net])
 def test_all_names_are_a_scope(build):
-    """Also those of inputs, and of layers that others take in."""
+    """Includes names of inputs, and of layers that are fused into others."""
     model = build()
     plan = keras_qat.plan(model, scope=[layer.name for layer in model.layers])
     assert plan.float_layers == keras_qat.plan(model).float_layers

@@ -1,4 +1,4 @@
-"""Layers in float, which plans report, and targets and `strict=True` without any."""
+"""Tests float layers in plans, and targets and `strict=True` without float."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_norms_are_in_integers(options, tmp_path):
     assert not report.float_operations
     again = save_and_load(qat, tmp_path / "qat.keras")
     assert keras_qat.export_tflite(again) == contents
-    keras_qat.quantize_model(again, **options)  # A copy: it is quantized with the same recipe.
+    keras_qat.quantize_model(again, **options)  # A copy, which is quantized with the same recipe.
 
 
 @pytest.mark.sample(1)
@@ -114,7 +114,7 @@ def test_targets_with_float_have_norms_in_float():
 
 
 class Unknown(layers.Layer):
-    """A layer that no rule knows."""
+    """A layer without an operator."""
 
     def call(self, inputs):
         return tf.math.xlogy(inputs, 3.0)

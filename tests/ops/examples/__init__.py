@@ -1,4 +1,4 @@
-"""Random calls of each built-in operator, from which its tests are made: name of its row -> one."""
+"""Random calls of each built-in operator, for its tests: name of the operator -> example."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Operators on each number, on two of them, and along the last axis."""
+"""Examples of operators on one value, on two values, and along the last axis."""
 
 import functools
 
@@ -23,7 +23,7 @@ def _quotient(x, numerator):
 
 
 def _of_two(layer, function, axes=4):
-    """Two tensors, now and then of different shapes; one tensor twice; or one and a constant."""
+    """Two tensors, sometimes of different shapes; one tensor twice; or a tensor and a constant."""
 
     def example(numbers):
         shape = sizes(numbers, 1, 7, numbers.integers(1, axes + 1))
@@ -68,7 +68,7 @@ def _softmax(numbers):
 
 
 def _softmax_of_many(numbers):
-    """Of 600 numbers that are nearly equal, exponentials add up to more than 512."""
+    """Exponentials of 600 nearly equal values add up to more than 512."""
     shape = int(numbers.integers(1, 4)), int(numbers.choice([7, 300, 600]))
     return Example(SoftmaxOfMany(int(numbers.choice([-1, 1, 2]))), (shape,))
 
@@ -87,7 +87,7 @@ def _mask_scores(numbers):
 
 @keras.utils.register_keras_serializable("tests")
 class LayerNorm(_layers.LayerNormalization):
-    """Computed in 16 bits."""
+    """A LayerNormalization that computes in 16 bits."""
 
 
 keras_qat.register_op(
@@ -99,7 +99,7 @@ keras_qat.register_op(
 
 @keras.utils.register_keras_serializable("tests")
 class GroupNorm(_layers.GroupNormalization):
-    """Likewise."""
+    """A GroupNormalization that computes in 16 bits."""
 
 
 keras_qat.register_op(

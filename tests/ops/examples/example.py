@@ -1,4 +1,4 @@
-"""A random call of an operator, and what makes one."""
+"""A random call of an operator, and functions that create one."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,12 +14,12 @@ BATCH = 3
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """One call to test an operator with.
+    """A call for testing an operator.
 
     Args:
-        build: from a Keras tensor for each input to the result.
-        shapes: of the inputs, without the batch.
-        dtypes: of the inputs, float32 by default. Integers are small ones.
+        build: a function of a Keras tensor for each input that returns the result.
+        shapes: shapes of the inputs, without the batch.
+        dtypes: types of the inputs, float32 by default. Integers are small.
     """
 
     build: Callable[..., Any]
@@ -28,17 +28,17 @@ class Example:
 
 
 def sizes(numbers: np.random.Generator, low: int, high: int, count: Any) -> tuple[int, ...]:
-    """`count` whole numbers from `low` to below `high`."""
+    """Returns `count` integers from `low` to below `high`."""
     return tuple(int(number) for number in numbers.integers(low, high, count))
 
 
 def chosen(numbers: np.random.Generator, *given: Any) -> Any:
-    """One of several."""
+    """Returns one of several values."""
     return given[numbers.integers(len(given))]
 
 
 def anew(build: Callable[..., Any]) -> Callable[..., Any]:
-    """The same; of a layer another one, with a name of its own: a model may have two of them."""
+    """Returns `build`, or a new layer like it with a new name: a model may have two of them."""
     if not isinstance(build, keras.layers.Layer):
         return build
     config = {name: option for name, option in build.get_config().items() if name != "name"}
@@ -46,17 +46,17 @@ def anew(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def one_of(*builds: Callable[..., Any], shape: tuple[int, ...] = (4, 5, 6)) -> Any:
-    """Examples with one of several calls."""
+    """Returns a function that creates examples with one of several calls."""
     return lambda numbers: Example(anew(chosen(numbers, *builds)), (shape,))
 
 
 def of_any_shape(*builds: Callable[..., Any]) -> Any:
-    """Examples with one of several calls, of a random shape."""
+    """Returns a function that creates examples with one of several calls, of a random shape."""
     return with_options(*(lambda numbers, build=item: anew(build) for item in builds))
 
 
 def with_options(*makes: Callable[[np.random.Generator], Callable[..., Any]]) -> Any:
-    """The same of calls whose options are random too."""
+    """Like `of_any_shape`, for calls with random options."""
 
     def example(numbers: np.random.Generator) -> Example:
         shape = sizes(numbers, 1, 7, numbers.integers(1, 5))

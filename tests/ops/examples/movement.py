@@ -1,4 +1,4 @@
-"""Operators that move, pool, join and resize."""
+"""Examples of operators that move, pool, concatenate and resize."""
 
 import numpy as np
 import tensorflow as tf
@@ -268,7 +268,7 @@ EXAMPLES = {
         lambda x: tf.split(x, [2, -1], axis=3),
         lambda x: tf.split(x, [3, 3], axis=-1),
         lambda x: tf.split(x, 1, axis=1),
-        lambda x: tf.split(x, [x.shape[1]], axis=1),  # TensorFlow computes [-1] in graphs alone.
+        lambda x: tf.split(x, [x.shape[1]], axis=1),  # TensorFlow only computes [-1] in graphs.
     ),
     "unstack": one_of(*(lambda x, axis=axis: tf.unstack(x, axis=axis) for axis in (1, 2, -1))),
     "gather": _gather,

@@ -1,4 +1,4 @@
-"""Products of two tensors."""
+"""Examples of products of two tensors."""
 
 import re
 

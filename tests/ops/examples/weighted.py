@@ -1,4 +1,4 @@
-"""Operators with weights."""
+"""Examples of operators with weights."""
 
 from keras_qat.helper_layers.keras_variants import WITH_MASK_INPUT
 from keras_qat.helper_layers.operations import Indices, OnGrid, WeightTensor
@@ -9,7 +9,7 @@ _layers = keras.layers
 
 
 def _options(numbers, axes, equal):
-    """Strides or dilation, of which Keras takes one at a time, and whether there is a bias."""
+    """Returns options: strides or dilation, of which Keras supports one at a time, and a bias."""
     strides, dilation = (list(sizes(numbers, 1, 4, axes)) for _ in range(2))
     if equal:
         strides = strides[:1] * axes
@@ -76,7 +76,7 @@ def _dense(numbers):
 
 
 def _einsum_dense(*equations):
-    """Of equations, each with the output's shape, the input's and choices of bias axes."""
+    """Returns examples of equations, with their output shape, input shape and bias axes."""
 
     def example(numbers):
         equation, output, shape, biases = chosen(numbers, *equations)
@@ -144,7 +144,7 @@ def _lstm(numbers):
 
 
 def _unrolled(kind, **others):
-    """Of a recurrent layer that is unrolled, perhaps with a state; `others` are its own options."""
+    """Returns an unrolled recurrent layer, perhaps with a state. `others` are its options."""
 
     def example(numbers):
         names = ("return_sequences", "go_backwards", "use_bias")
