@@ -26,6 +26,9 @@ from keras_qat_cli.options import OutputFile
 )
 @click.option("--max-drop", type=click.FloatRange(0), default=0.5, help="Budget in points.")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), default=10, help="Time limit.")
+@click.option("--max-size", type=options.COUNT, help="Bytes that the file may have.")
+@click.option("--min-bits", type=click.IntRange(4, 8), help="Fewest bits of weights to try.")
+@click.option("--directory", type=click.Path(file_okay=False), help="Where to save all attempts.")
 @options.target
 @options.json_output
 @click.pass_obj

@@ -134,7 +134,7 @@ def multiply(
 
 
 def _overflow(x: tf.Tensor) -> tf.Tensor:
-    """Wrap integers at 32 bits, as if sums of a kernel overflowed."""
+    """Wrap integers at 32 bits, like kernels with sums that overflow."""
     return tf.cast(tf.cast(x, tf.int32), tf.int64)
 
 

@@ -151,7 +151,7 @@ def _compute_output_masks(
 
 
 def _restore_constants(argument: Any) -> Any:
-    """Convert lists of scalar tensors, which Keras creates from lists of floats, back to floats.
+    """Convert lists of scalar tensors, which Keras creates from lists of scalars, back to scalars.
 
     Keras also creates such lists when it loads arrays. Nested lists become arrays again.
     """

@@ -70,7 +70,8 @@ def without_times(result):
 
 def test_ranges_from_data_are_enough_for_an_easy_model(classifier, tmp_path, capsys):
     before = values(classifier.weights)
-    result = keras_qat.tune(classifier, TRAIN, VALIDATION, max_drop=100)
+    options = {"max_drop": 100, "directory": tmp_path / "search"}
+    result = keras_qat.tune(classifier, TRAIN, VALIDATION, **options)
     assert result.is_met
     assert [attempt.outcome for attempt in result.attempts] == ["kept"]
     assert result.metric == "accuracy"
@@ -82,6 +83,16 @@ def test_ranges_from_data_are_enough_for_an_easy_model(classifier, tmp_path, cap
     accuracy = np.mean(result.model.predict(VALIDATION[0], verbose=0).argmax(-1) == VALIDATION[1])
     assert accuracy == pytest.approx(result.best.value)
     assert_all_equal(values(classifier.weights), before)
+    again = keras_qat.tune(classifier, TRAIN, VALIDATION, **options, verbose=0)
+    assert again.attempts == result.attempts
+    # The directory may hold attempts of other models.
+    other = keras.models.clone_model(classifier)
+    other.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
+    for model, labels in ((classifier, 1 - Y[160:]), (other, Y[160:])):
+        apart = keras_qat.tune(model, TRAIN, (X[160:], labels), **options, verbose=0)
+        accuracy = np.mean(apart.model.predict(X[160:], verbose=0).argmax(-1) == labels)
+        assert apart.best.value == pytest.approx(accuracy)
+        assert apart.best.value != result.best.value
 
 
 def test_the_whole_ladder_is_tried_for_a_budget_that_cannot_be_met(whole_search):
@@ -120,22 +131,39 @@ def test_without_labels_the_float_model_is_the_reference(classifier):
 
 
 @pytest.mark.slow
-def test_a_search_that_is_interrupted_returns_the_best_attempt(regressor, whole_search):
-    calls = 0
+def test_smaller_files(classifier, easy_search):
+    size = easy_search.best.size
+    options = {"max_drop": 100, "max_size": size - 1, "verbose": 0}
+    result = keras_qat.tune(classifier, TRAIN, VALIDATION, **options)
+    assert result.best.size < size
+    assert len(result.export(None)) == result.best.size
+    sizes = [attempt.size for attempt in result.smallest]
+    assert sizes == sorted(sizes)
+
+
+@pytest.mark.slow
+def test_a_search_that_was_interrupted_continues(regressor, whole_search, tmp_path):
+    calls, limit = 0, 3 * 21
 
     def interrupted(labels, predictions):
         nonlocal calls
         calls += 1
-        if calls > 3 * 21:
+        if calls > limit:
             raise KeyboardInterrupt
         return measure_nearness(labels, predictions)
 
-    result = keras_qat.tune(*regressor, metric=interrupted, max_drop=0, verbose=0)
-    assert result.interrupted
-    attempts = without_times(result)
-    assert attempts == without_times(whole_search)[: len(attempts)]
-    assert 0 < len(attempts) < len(whole_search.attempts)
-    assert result.best in result.attempts and result.model.predict(X[:2], verbose=0).size
+    def search():
+        options = {"max_drop": 0, "verbose": 0, "directory": tmp_path / "search"}
+        return keras_qat.tune(*regressor, metric=interrupted, **options)
+
+    first = search()
+    assert first.interrupted
+    assert 0 < len(first.attempts) < len(whole_search.attempts)
+    limit = 10**9
+    second = search()
+    assert not second.interrupted
+    assert without_times(second) == without_times(whole_search)
+    np.testing.assert_array_equal(second.model(X), whole_search.model(X))
 
 
 @pytest.mark.slow
@@ -148,10 +176,24 @@ def test_the_search_ends_within_the_budget_even_if_the_interval_is_wide(classifi
     assert result.best == result.attempts[1]
 
 
+@pytest.mark.slow
+def test_memory_counts_for_microcontrollers(classifier):
+    pytest.importorskip("tflite_micro")
+    result = keras_qat.tune(classifier, TRAIN, VALIDATION, target="tflm", max_drop=100, verbose=0)
+    report = keras_qat.verify(result.model, result.export(None), VALIDATION[0])
+    assert result.best.arena == report.arena_size
+    larger = dataclasses.replace(result.best, size=result.best.size - 1, arena=10**6)
+    worse = dataclasses.replace(larger, size=result.best.size)
+    both = dataclasses.replace(result, attempts=(result.best, larger, worse))
+    assert both.smallest == (larger, result.best)
+
+
 MISTAKES = {
     "is quantized already": lambda m: {"model": keras_qat.quantize_model(m)},
     "max_drop=-1": lambda m: {"max_drop": -1},
     "minutes=0": lambda m: {"minutes": 0},
+    "max_size=0": lambda m: {"max_size": 0},
+    "min_bits=1": lambda m: {"min_bits": 1},
     "80 of 80 validation examples": lambda m: {"train": VALIDATION},
     "is empty": lambda m: {"validation": (X[:0], Y[:0])},
     "80 examples but 79 labels": lambda m: {"validation": (X[160:], Y[161:])},

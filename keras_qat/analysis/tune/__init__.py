@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
+import tempfile
 from collections.abc import Callable
+from operator import le
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from keras_qat.analysis.tune.build import Builder, Data, Settings, read_data
 from keras_qat.analysis.tune.score import Judge, Metric
-from keras_qat.analysis.tune.search import Attempt, Search, climb
+from keras_qat.analysis.tune.search import Attempt, Search, climb, shrink
 from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
@@ -29,14 +33,16 @@ class TuneResult:
     """The result of `tune`. Prints as a table of attempts.
 
     Args:
-        model: the best quantized model, calibrated or trained.
+        model: the best quantized model, calibrated or trained, not compiled.
         attempts: all attempts and skipped steps, in order.
         best: the attempt that returned `model`.
         metric: the name of the metric.
         float_value: the float model's metric.
         max_drop: the budget, in points.
         interrupted: whether Ctrl-C ended the search early.
+        directory: the directory with the models of all attempts.
         describe: function that formats a value of the metric.
+        temporary: object that deletes the temporary directory; None if you passed a directory.
     """
 
     model: QuantizedModel
@@ -46,12 +52,22 @@ class TuneResult:
     float_value: float
     max_drop: float
     interrupted: bool
+    directory: str
     describe: Callable[[float], str] = dataclasses.field(repr=False, default=str)
+    temporary: Any = dataclasses.field(repr=False, default=None)
 
     @property
     def is_met(self) -> bool:
         """Whether the best model is within the budget."""
         return self.best.drop is not None and self.best.drop <= self.max_drop
+
+    @property
+    def smallest(self) -> tuple[Attempt, ...]:
+        """The attempts that no other attempt beats in all of drop, size and arena, by size."""
+        made = [a for a in reversed(self.attempts) if a.drop is not None]
+        by_cost = {(a.size or 0, a.drop or 0.0, a.arena or 0): a for a in made}
+        beaten = [a for a in by_cost for b in by_cost if a != b and all(map(le, b, a))]
+        return tuple(by_cost[cost] for cost in sorted(by_cost.keys() - beaten))
 
     def export(self, path: str | os.PathLike[str], **options: Any) -> bytes:
         """Writes the best model to a TFLite file, as `export_tflite` does."""
@@ -91,6 +107,9 @@ def tune(
     target: str | Target | None = None,
     recipe: str | Recipe | None = None,
     minutes: float = 10,
+    max_size: int | None = None,
+    min_bits: int | None = None,
+    directory: str | os.PathLike[str] | None = None,
     seed: int = 0,
     verbose: int = 1,
 ) -> TuneResult:
@@ -117,6 +136,12 @@ def tune(
         target: the device or runtime for the file, as in `quantize_model`.
         recipe: the recipe for the first step; by default the target's, or "int8".
         minutes: time budget. When it is used up, the current step is finished, but training stops.
+            A second call with the same `directory` repeats a training that was stopped.
+        max_size: maximum bytes of the file. If the file is larger, `tune` also tries 4-bit weights.
+        min_bits: minimum bits of weights, 4 or 8. With 4, `tune` continues to the smallest file
+            within the budget.
+        directory: where to save the model of each attempt. A second call with the same arguments
+            continues there. It can hold several searches. By default, a temporary directory.
         seed: the seed for training and for learned rounding.
         verbose: 1 prints each attempt. A terminal also shows the current attempt.
 
@@ -140,23 +165,33 @@ def tune(
         )
     if not minutes > 0:
         raise ValueError(f"minutes={minutes}: pass a time above 0, such as 10.")
+    if max_size is not None and max_size <= 0:
+        raise ValueError(f"max_size={max_size}: pass the maximum bytes of the file.")
+    if min_bits not in (None, 4, 8):
+        raise ValueError(f"min_bits={min_bits}: pass 4 or 8. Files store other bits in a byte.")
     train_data, held_out = read_data(model, train), read_data(model, validation)
     _check_held_out(train_data, held_out)
     chosen, _, known_target = read_settings(recipe, None, target)
     judge = Judge(model, held_out.x, held_out.y, metric)
     builder = Builder(model, known_target, train_data, judge, seed, minutes)
-    search = Search(builder, Settings(chosen), max_drop, verbose)
+    temporary = None if directory else tempfile.TemporaryDirectory(prefix="keras_qat_tune_")
+    folder = Path(temporary.name if temporary else os.fspath(directory or ""))
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = _identify_search(builder, held_out, judge.name)
+    search = Search(builder, Settings(chosen), max_drop, folder, identity, verbose)
     interrupted = False
     try:
         climb(search)
+        if max_size is not None or (min_bits or 8) < 8:
+            shrink(search, max_size)
     except KeyboardInterrupt:
         interrupted = True
     if search.best_score is None:
         raise KeyboardInterrupt("tune was interrupted before its first attempt ended.")
-    best = search.choose()
+    best = search.choose(max_size, smallest=min_bits is not None)
     return TuneResult(
-        search.models[best], tuple(search.attempts), best, judge.name, judge.float_value, max_drop,
-        interrupted, judge.describe,
+        search.load(best), tuple(search.attempts), best, judge.name, judge.float_value, max_drop,
+        interrupted, str(folder), judge.describe, temporary,
     )  # fmt: skip
 
 
@@ -174,3 +209,15 @@ def _check_held_out(train: Data, held_out: Data) -> None:
 def _hash_examples(data: Data) -> list[int]:
     examples = zip(*data.x, strict=True)
     return [hash(b"".join(np.asarray(x).tobytes() for x in example)) for example in examples]
+
+
+def _identify_search(builder: Builder, held_out: Data, metric: str) -> str:
+    """Return a digest of the model's weights, the data, and the arguments."""
+    arrays = [x for data in (builder.train, held_out) for x in (*data.x, *(data.y or ()))]
+    target = builder.target and builder.target.name
+    digest = hashlib.sha256(repr((builder.model.name, target, metric, builder.seed)).encode())
+    for array in (*builder.model.get_weights(), *arrays):
+        digest.update(repr((array.dtype, array.shape)).encode())
+        is_text = array.dtype == object
+        digest.update(repr(array.tolist()).encode() if is_text else array.tobytes())
+    return digest.hexdigest()

@@ -42,6 +42,7 @@ class Settings:
         corrects_bias: whether `bias_correction` is called.
         learns_rounding: whether `learn_rounding` is called, which also corrects biases.
         outputs: names of the tensors that the file returns; () for the model's outputs.
+        packs: whether files store two 4-bit weights in a byte.
         epochs: number of epochs of training at the end.
     """
 
@@ -50,6 +51,7 @@ class Settings:
     corrects_bias: bool = False
     learns_rounding: bool = False
     outputs: tuple[str, ...] = ()
+    packs: bool = False
     epochs: int = 0
 
     def describe(self) -> str:
@@ -57,6 +59,9 @@ class Settings:
         steps = [] if self.recipe.name == "int8" else [self.recipe.name]
         overrides = self.recipe.overrides
         steps += [f"{one.layers} in float" for one in overrides if one.quantize is False]
+        if self.packs:
+            ends = ", 8 bits in the first and last layers" if self.recipe.end_bits else ""
+            steps.append(f"4-bit weights{ends}")
         steps += [f"outputs={list(self.outputs)}"] if self.outputs else []
         steps.append("calibrate" if self.method == "minmax" else f"calibrate({self.method!r})")
         steps += ["bias_correction"] * self.corrects_bias
@@ -139,12 +144,17 @@ class Builder:
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + 60 * self.minutes
+        self.is_cut_short = False
+        """Whether training of the last model was stopped early."""
 
     def build(self, settings: Settings) -> QuantizedModel:
         """Return a quantized model with these settings."""
+        self.is_cut_short = False
         outputs = settings.outputs or None
         qat = quantize_model(self.model, settings.recipe, target=self.target, outputs=outputs)
         calibrate(qat, self.train.take(CALIBRATED), method=settings.method)
+        if settings.packs:
+            qat.pack_int4 = True
         if settings.learns_rounding:
             learn_rounding(qat, self.train.take(ROUNDED), seed=self.seed)
         if settings.corrects_bias:
@@ -170,6 +180,7 @@ class Builder:
             labels = self.model.predict(unwrap(x), BATCH, verbose=0)
         qat.fit(unwrap(x), labels, BATCH, epochs, verbose=0, callbacks=callbacks)
         qat.set_weights(best.weights)
+        self.is_cut_short = best.is_cut_short
 
     def _make_optimizer(self, steps: int) -> keras.optimizers.Optimizer:
         """Return a new optimizer like the float model's, with a smaller learning rate."""
@@ -190,11 +201,12 @@ class KeepBest(keras.callbacks.Callback):
         super().__init__()
         self.qat, self.judge, self.deadline = qat, judge, deadline
         self.drop, self.weights = judge.score(qat).drop, qat.get_weights()
+        self.is_cut_short = False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
         """Stop training if the deadline has passed."""
         if time.monotonic() > self.deadline:
-            self.model.stop_training = True
+            self.model.stop_training = self.is_cut_short = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Keep the weights if their score is the best so far."""

@@ -1,14 +1,19 @@
-"""The search of `tune`: tries settings in order."""
+"""The search of `tune`: tries settings in order, and stores the results."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import hashlib
+import json
 import shutil
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +24,12 @@ from keras_qat.analysis.tune.build import Builder, Settings
 from keras_qat.analysis.tune.score import Score
 from keras_qat.config import recipes
 from keras_qat.export import export_tflite
+from keras_qat.io.atomic_files import write_contents
+from keras_qat.keras2.backend import keras
 from keras_qat.messages import silent
 from keras_qat.rewriting.quantized_model import QuantizedModel
+from keras_qat.tflite.interpreter import Refusal
+from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 EPOCHS = 5
 """Numbers of epochs of training."""
@@ -28,6 +37,8 @@ EPOCHS = 5
 
 ENOUGH = 256
 """Number of examples without labels that is enough for training, and to find sensitive layers."""
+
+DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
 NOTABLE = 0.5
 """Minimum difference of the SQNR, in dB, to prefer one of two attempts with equal metrics."""
@@ -40,12 +51,13 @@ class Attempt:
     Args:
         step: the name of the step.
         settings: the calls of the attempt.
-        value: the metric; None, like the next three, if the step was skipped.
+        value: the metric; None, like the next four, if the step was skipped.
         drop: how much worse it is than the float model's, in points.
         margin: half of the 95 % confidence interval of the drop.
         size: bytes of the file.
+        arena: bytes of memory in use when TFLite Micro runs the file; None if it cannot.
         seconds: duration of the attempt.
-        outcome: "kept" with a reason, "not better", or why the step was skipped.
+        outcome: "kept" with a reason, "not better", "smaller", or why the step was skipped.
     """
 
     step: str
@@ -54,6 +66,7 @@ class Attempt:
     drop: float | None = None
     margin: float | None = None
     size: int | None = None
+    arena: int | None = None
     seconds: float = 0.0
     outcome: str = ""
 
@@ -75,20 +88,30 @@ class Search:
         builder: creates models from settings.
         first: the settings of the first attempt.
         max_drop: maximum drop of the metric, in points.
+        directory: where attempts are saved.
+        identity: a digest of the model, the data and the arguments, for the names of files.
         verbose: 1 prints each attempt, and on a terminal the current one while it runs.
     """
 
-    def __init__(self, builder: Builder, first: Settings, max_drop: float, verbose: int) -> None:
+    def __init__(
+        self,
+        builder: Builder,
+        first: Settings,
+        max_drop: float,
+        directory: Path,
+        identity: str,
+        verbose: int,
+    ) -> None:
         self.builder, self.first, self.max_drop = builder, first, max_drop
         self.model, self.target = builder.model, builder.target
-        self.verbose = verbose
+        self.directory, self.identity, self.verbose = directory, identity, verbose
         self.shows_progress = bool(verbose) and sys.stdout.isatty()
         self.attempts: list[Attempt] = []
         self.best = first
         self.best_score: Score | None = None
         self.best_attempt: Any = None
         """The attempt with the best settings so far."""
-        self.models: dict[Attempt, QuantizedModel] = {}
+        self._saved: dict[Attempt, Path] = {}
 
     @functools.cached_property
     def concatenated_tensors(self) -> tuple[str, ...]:
@@ -104,34 +127,67 @@ class Search:
     @property
     def is_late(self) -> bool:
         """Whether the time is used up. It is False before the first attempt."""
-        return bool(self.models) and time.monotonic() > self.builder.deadline
+        return bool(self._saved) and time.monotonic() > self.builder.deadline
+
+    def load(self, attempt: Attempt) -> QuantizedModel:
+        """Return the model of an attempt."""
+        return keras.models.load_model(self._saved[attempt], compile=False)
 
     def skip(self, step: str, reason: str) -> None:
         """Record a step that was not tried."""
         self._record(Attempt(step, "", outcome=reason))
 
-    def attempt(self, step: str, settings: Settings) -> None:
-        """Build and score a model, and record it as an attempt of a step."""
+    def attempt(self, step: str, settings: Settings, outcome: str = "") -> Attempt:
+        """Build, score and save a model, or read the result of an earlier call.
+
+        Args:
+            step: the name of the step.
+            settings: what to build.
+            outcome: the outcome to record; by default the comparison with the best attempt.
+        """
         self._show_progress(step, settings)
         start = time.monotonic()
-        with silent(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            qat = self.builder.build(settings)
-            score, contents = self.builder.judge.score(qat), export_tflite(qat)
-        seconds, outcome = round(time.monotonic() - start, 1), self._compare(score, settings)
+        key = hashlib.sha256(f"{self.identity}{settings!r}".encode()).hexdigest()[:16]
+        model_path, data_path = self.directory / f"{key}.keras", self.directory / f"{key}.json"
+        if data_path.exists():
+            figures = json.loads(data_path.read_text("utf-8"))
+        else:
+            with silent(), warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)
+                qat = self.builder.build(settings)
+                score, contents = self.builder.judge.score(qat), export_tflite(qat)
+                qat.save(model_path)
+            seconds = round(time.monotonic() - start, 1)
+            arena = _measure_arena(qat, contents)
+            figures = {"score": score, "size": len(contents), "arena": arena, "seconds": seconds}
+            if not self.builder.is_cut_short:  # A second call repeats training that was cut short.
+                write_contents(json.dumps(figures), data_path)
+        score = Score(*figures.pop("score"))
+        outcome = outcome or self._compare(score, settings)
         margin = score.margin if np.isfinite(score.margin) else None
         scored = settings.describe(), score.value, score.drop, margin
-        attempt = Attempt(step, *scored, len(contents), seconds, outcome)
-        self.models[attempt] = qat
+        attempt = Attempt(step, *scored, outcome=outcome, **figures)
+        self._saved[attempt] = model_path
         if outcome.startswith("kept"):
             self.best, self.best_score, self.best_attempt = settings, score, attempt
         self._record(attempt)
+        return attempt
 
-    def choose(self) -> Attempt:
-        """Return the first attempt within the budget, or else the one with the smallest drop."""
-        attempts: list[Any] = list(self.models)
-        within = [attempt for attempt in attempts if attempt.drop <= self.max_drop]
-        return within[0] if within else min(attempts, key=lambda attempt: attempt.drop)
+    def choose(self, max_size: int | None, smallest: bool) -> Attempt:
+        """Return the best attempt.
+
+        Args:
+            max_size: maximum size of the file in bytes, or None.
+            smallest: whether the smallest file within the budget is the best.
+        """
+        attempts: list[Any] = list(self._saved)
+        if max_size is not None:
+            fitting = [a for a in attempts if a.size <= max_size]
+            return min(fitting, key=DROP) if fitting else min(attempts, key=SIZE)
+        within = [a for a in attempts if a.drop <= self.max_drop]
+        if not within:
+            return min(attempts, key=DROP)
+        return min(within, key=SIZE) if smallest else within[0]
 
     def _compare(self, score: Score, settings: Settings) -> str:
         """Return an attempt's outcome. If metrics are equal within the noise, the SQNR decides."""
@@ -162,6 +218,15 @@ class Search:
             print("\r\033[K", end="")
         if self.verbose:
             print(attempt.format(self.builder.judge.describe), flush=True)
+
+
+def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
+    """Return a file's memory in TFLite Micro; None if that is missing or cannot run the file."""
+    if qat.kernels != MicroInterpreter.kernels:
+        return None
+    with contextlib.suppress(ImportError, Refusal, ValueError):
+        return MicroInterpreter(contents).arena_size()
+    return None
 
 
 Propose = Callable[[Search], Iterable[Settings]]
@@ -223,7 +288,7 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 def _spare_layers(search: Search) -> Iterator[Settings]:
     """Propose to leave the layers with the largest drops of the SQNR in float: one, then all."""
     base, x = search.best, search.builder.train.take(ENOUGH)
-    layers = list(diagnose(search.models[search.best_attempt], x).layers)
+    layers = list(diagnose(search.load(search.best_attempt), x).layers)
     for count in sorted({1, len(layers)}) if layers else ():
         recipe = base.recipe
         for name in layers[:count]:
@@ -264,3 +329,25 @@ def climb(search: Search) -> None:
             search.attempt(rung.name, settings)
             if search.is_met or search.is_late:
                 break
+
+
+def shrink(search: Search, max_size: int | None) -> None:
+    """Try 4-bit weights with learned rounding, first in all but the first and last layers."""
+    base = search.best
+    for end_bits in (8, None):
+        step = "4-bit weights, 8 bits in the first and last layers" if end_bits else "4-bit weights"
+        if search.is_late:
+            search.skip(step, "no time is left")
+            return
+        weights = dataclasses.replace(base.recipe.weights, bits=4)
+        recipe = dataclasses.replace(
+            base.recipe, weights=weights, end_bits=end_bits, unpacked_bits=8
+        )
+        changes: dict[str, Any] = {**ROUNDED, "packs": True, "epochs": 0}
+        smaller = dataclasses.replace(base, recipe=recipe, **changes)
+        attempt: Any = search.attempt(step, smaller, "smaller")
+        trains = attempt.drop > search.max_drop and not _explain_training(search)
+        if trains and not search.is_late:
+            attempt = search.attempt(step, dataclasses.replace(smaller, epochs=EPOCHS), "smaller")
+        if attempt.drop > search.max_drop if max_size is None else attempt.size <= max_size:
+            return
