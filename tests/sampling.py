@@ -1,4 +1,4 @@
-"""Which cases run by default, and which slow tests belong to a part of the rotation."""
+"""Selects the cases that run by default, and the slow tests of each part of the rotation."""
 
 import collections
 import zlib
@@ -11,12 +11,12 @@ from benchmarks.rotation import find_part
 
 
 def fraction_of(text: str) -> float:
-    """A number from 0 to 1 that looks random and is the same for the same text."""
+    """Returns a value from 0 to 1 that looks random and is the same for the same text."""
     return zlib.crc32(text.encode()) / 2**32
 
 
 def representative(cases: Sequence[pytest.Item], count: int) -> list[pytest.Item]:
-    """So many cases of a test, whose parameters together take as many values as possible."""
+    """Returns `count` cases of a test whose parameters together have as many values as possible."""
     rest = sorted(cases, key=lambda case: fraction_of(case.name))
     used: collections.Counter[Any] = collections.Counter()
     kept: list[pytest.Item] = []
@@ -29,7 +29,7 @@ def representative(cases: Sequence[pytest.Item], count: int) -> list[pytest.Item
 
 
 def _values(case: Any) -> list[Any]:
-    """The parameters of a case with their values, as something that can be counted."""
+    """Returns the parameters of a case with their values, in countable form."""
     return [
         (name, value if isinstance(value, str | int | float | bool | None) else id(value))
         for name, value in case.callspec.params.items()
@@ -37,7 +37,7 @@ def _values(case: Any) -> list[Any]:
 
 
 def leave_the_rest_to_slow(items: Iterable[pytest.Item]) -> None:
-    """Marks as slow all cases of a test with `pytest.mark.sample(count)` but a sample of them."""
+    """Marks all cases of a test with `pytest.mark.sample(count)` as slow, except a sample."""
     cases: dict[Any, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
@@ -52,9 +52,9 @@ def leave_the_rest_to_slow(items: Iterable[pytest.Item]) -> None:
 
 
 def keep_part(items: list[pytest.Item], part: int) -> list[pytest.Item]:
-    """Removes slow tests of other parts of the rotation, and returns what it removed.
+    """Removes slow tests of other parts of the rotation, and returns them.
 
-    Cases that share what they export, a family of layers end to end, stay together.
+    Cases that share exports, such as a family of layers, stay together.
     """
     left_out = []
     for item in items:

@@ -1,6 +1,6 @@
-"""Stable names keep their arguments: docs/promises.md.
+"""Tests that stable names keep their arguments: docs/promises.md.
 
-`python -m tests.test_api` writes the names and arguments of a release anew.
+`python -m tests.test_api` writes the names and arguments of a release again.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def experimental() -> set[str]:
 
 
 def arguments(item: Any) -> list[str]:
-    """The arguments of a function or a class: `name` or `name=`, behind `*` by keyword only."""
+    """Returns the arguments of a function or class: `name` or `name=`, keyword-only after `*`."""
     try:
         parameters = inspect.signature(item).parameters.values()
     except (TypeError, ValueError):
@@ -46,7 +46,7 @@ def public(module: ModuleType = keras_qat, prefix: str = "") -> Iterator[tuple[s
     for name in sorted(set(module.__all__) - (experimental() if not prefix else set())):
         item = getattr(module, name)
         if not isinstance(item, ModuleType):
-            # Keras changes the arguments of a model's class when the first model is made.
+            # Keras changes the arguments of a model's class when the first model is created.
             is_model = isinstance(item, type) and issubclass(item, keras.Model)
             yield f"{prefix}{name}", arguments(item) if callable(item) and not is_model else []
         elif name in MODULES:
@@ -70,7 +70,7 @@ def test_stable_names_take_what_they_took():
             assert {item.rstrip("=") for item in before} <= {item.rstrip("=") for item in taken}
             continue
         positional = list(itertools.takewhile(lambda item: not item.startswith("*"), before))
-        renamed = zip(taken, positional, strict=False)  # The old name stays a keyword for a time.
+        renamed = zip(taken, positional, strict=False)  # The old name is still a keyword.
         assert all(new == old or new not in before for new, old in renamed), name
         assert set(before) <= set(taken), name
         new = [item for item in taken if item not in before]
@@ -78,13 +78,13 @@ def test_stable_names_take_what_they_took():
 
 
 def documented(item: Any, name: str) -> bool:
-    """Whether an argument has an entry under `Args:` that says more than where to look."""
+    """Returns whether an argument has an entry under `Args:` with more than a reference."""
     entry = re.search(rf"^    +(?:\w+, )*{name}(?:, \w+)*: (.*)$", inspect.getdoc(item) or "", re.M)
     return bool(entry) and not re.match(r"as (in|of|for) ", entry[1])
 
 
 def test_arguments_are_described_where_they_are_taken():
-    """Each entry stands by itself: an IDE shows no other docstring. Nobody makes the layers."""
+    """IDEs show no other docstring. Layers are excluded, because users do not create them."""
     modules = (getattr(keras_qat, name) for name in MODULES if name != "layers")
     items = {
         f"{module.__name__}.{name}": getattr(module, name)
@@ -104,7 +104,7 @@ def test_arguments_are_described_where_they_are_taken():
 
 
 def test_returns_are_sentences():
-    """The reference takes what stands before a colon for a type."""
+    """In the API reference, text before a colon would be shown as a type."""
     firsts = {
         name: re.findall(
             r"^Returns:\n    (.*)$", inspect.getdoc(getattr(keras_qat, name)) or "", re.M

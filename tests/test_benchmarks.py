@@ -1,4 +1,4 @@
-"""The table of accuracies, in small: digits for clothes, one seed, two networks, some rows."""
+"""Tests the benchmark of accuracies in small: digits, one seed, two networks, some rows."""
 
 import json
 import re
@@ -23,10 +23,10 @@ def test_the_table_in_small(tmp_path, monkeypatch, capsys):
     for name in ("DS-CNN", "LeNet"):
         parsed = json.loads((tmp_path / f"{name}-0.json").read_text())
         assert set(parsed) == {"float", *ROWS}
-        assert parsed["float"] > 70  # The digits of the test are by other people.
+        assert parsed["float"] > 70  # Other people wrote the digits of the test data.
         for label in ROWS:
             assert parsed[label] >= parsed["float"] - 2, (name, label, parsed)
-    accuracy.main()  # Nothing is left to do.
+    accuracy.main()  # Nothing remains to be done.
     assert capsys.readouterr().out.startswith("| | DS-CNN | LeNet |")
 
 
@@ -49,7 +49,7 @@ def test_recurrent_networks_in_small(monkeypatch, capsys):
 
 
 def found(share, floating=()):
-    """What `benchmarks.zoo --codes` notes of a file."""
+    """Returns the line that `benchmarks.zoo --codes` writes for a file."""
     return {"float_operations": dict.fromkeys(floating, 1), **{key: share for key, _ in zoo.CODES}}
 
 
@@ -104,9 +104,9 @@ def test_operations_of_a_graph_as_on_a_gpu():
     counts = operations.count(operations.optimized_graph(run))
     computed = {"AssignAddVariableOp", "Max", "Mul", "Relu", "FakeQuantWithMinMaxVars"}
     assert set(counts.operations) == {*computed, "AssignVariableOp", "Reshape"}
-    if tf.test.is_built_with_cuda():  # Else TensorFlow knows no kernels of GPUs.
+    if tf.test.is_built_with_cuda():  # Otherwise TensorFlow has no kernels for GPUs.
         assert set(counts.launches) == computed
-        # The constant too: a GPU has it in its own memory.
+        # The constant, too: a GPU has it in its own memory.
         assert dict(counts.host_reads) == {"FakeQuantWithMinMaxVars": 2}
         assert counts.bytes == 8 + (32 + 4) + 3 * 4 + (32 + 32) + (32 + 32)
 
@@ -117,7 +117,7 @@ def test_numbers_asked_for_around_a_step():
 
 
 def commands():
-    """Page, benchmark and options of each command that a page names for its figures."""
+    """Yields page, benchmark and options of each command that a page states for its figures."""
     root = Path(__file__).parent.parent
     for page in [
         root / "README.md",

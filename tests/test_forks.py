@@ -1,4 +1,4 @@
-"""Processes that are forks of one in which TensorFlow has run."""
+"""Tests processes that are forks of a process in which TensorFlow has run."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""What the log says once, and what it does not say."""
+"""Tests what is logged once, and what is not logged."""
 
 import logging
 import re
@@ -17,12 +17,12 @@ X = images(16, (6, 6, 2))
 
 
 def list_messages(caplog):
-    """Return what keras_qat logged. TensorFlow warns of what other tests left in its graph."""
+    """Returns the log messages of keras_qat. Other tests may cause warnings of TensorFlow."""
     return [record.getMessage() for record in caplog.records if record.name == "keras_qat"]
 
 
 def test_no_warnings_of_retracing(caplog):
-    """Functions of models are made by `backend.traced`; TensorFlow warns of the fifth one."""
+    """`backend.traced` creates functions of models. TensorFlow would warn of the fifth."""
     with caplog.at_level(logging.WARNING, "tensorflow"):
         for number in range(7):
             make_tf_function(lambda x: x + 1)(tf.constant(number))

@@ -1,4 +1,4 @@
-"""A model that nobody holds any more is freed, whatever was done with it."""
+"""Tests that a model without references is freed, whatever was done with it."""
 
 import gc
 import weakref

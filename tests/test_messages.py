@@ -1,4 +1,4 @@
-"""Mistakes of users, and what they are told: which layer, what happened, what to do."""
+"""Tests messages for users' mistakes: which layer, what happened, what to do."""
 
 import numpy as np
 import pytest
@@ -146,7 +146,7 @@ def test_float_models(verb):
     [("m.tflite", "export_tflite"), ("m.onnx", "export_onnx"), ("m.cc", "export_c")],
 )
 def test_saving_what_is_exported(name, verb, tmp_path):
-    """Keras would make a directory of that name."""
+    """Keras would create a directory of that name."""
     qat = keras_qat.quantize_model(tiny_net())
     with pytest.raises(ValueError, match=rf"call keras_qat\.{verb}\(model, '.*{name}'\)"):
         qat.save(tmp_path / name)
@@ -162,7 +162,7 @@ def test_saving_what_is_exported(name, verb, tmp_path):
     ],
 )
 def test_weights_of_the_float_model(name, options, tmp_path):
-    """Keras would load what it can of a checkpoint, nothing by name, and say nothing."""
+    """From a checkpoint, Keras would silently load some weights, and none by name."""
     model = tiny_net()
     (model.save if name == "whole.h5" else model.save_weights)(str(tmp_path / name))
     qat = keras_qat.quantize_model(model)
@@ -177,7 +177,7 @@ def test_weights_of_the_float_model(name, options, tmp_path):
 
 
 def test_training_data_with_nan():
-    """It is not the training that diverged."""
+    """The training data contains NaN. Training has not diverged."""
     qat = keras_qat.quantize_model(tiny_net())
     x = X.copy()
     x[3, 0, 0, 0] = np.nan
@@ -261,7 +261,7 @@ def test_shapes_that_are_not_known():
 
 @pytest.mark.slow
 def test_converter_of_tflite():
-    """What users of tfmot call first."""
+    """Users of tfmot call it first."""
     qat = observe(keras_qat.quantize_model(tiny_net()), X)
     converter = tf.lite.TFLiteConverter.from_keras_model(qat)
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
@@ -298,7 +298,7 @@ def test_calibration_where_nothing_is_quantized():
 
 
 def test_configuration_begins_with_how_to_load_it():
-    """Keras 3 shows it at the beginning of its error, of which the rest are thousands of signs."""
+    """Keras 3 shows it at the beginning of an error of thousands of characters."""
     qat = keras_qat.quantize_model(tiny_net())
     name, code = next(iter(qat.get_config().items()))
     assert (name, code.split(";")[0]) == ("load_with", "import keras_qat")

@@ -1,4 +1,4 @@
-"""What a release says of itself in several files agrees."""
+"""Tests that several files state the same about a release."""
 
 import re
 from pathlib import Path

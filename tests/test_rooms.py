@@ -1,4 +1,4 @@
-"""The layout of the house: which room may import which, and what is known in one room only."""
+"""Tests the layout of the package: imports between rooms, and facts that belong to one room."""
 
 import ast
 import functools
@@ -39,7 +39,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 @pytest.fixture(scope="module", autouse=True)
 def collect_garbage():
-    gc.collect()  # Large garbage that is collected while Python 3.11 parses makes `ast` fail.
+    gc.collect()  # If large garbage is collected while Python 3.11 parses, `ast` fails.
 
 
 @functools.cache
@@ -48,13 +48,13 @@ def parse(module: Path) -> ast.Module:
 
 
 def room(module: Path) -> str:
-    """The folder of a module; "" for the root, which imports from all and which none imports."""
+    """Returns the folder of a module; "" for the root, which no room imports."""
     parts = module.relative_to(PACKAGE).with_suffix("").parts
     return parts[0] if len(parts) > 1 or parts[0] in ORDER else ""
 
 
 def imported_rooms(module: Path) -> Iterator[str]:
-    """The rooms that a module imports from, also within functions and for annotations only."""
+    """Yields the rooms that a module imports from, including imports in functions and for types."""
     for node in ast.walk(parse(module)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: imports are absolute"
@@ -90,7 +90,7 @@ KNOW_KERAS = ("keras2", "graph", "tracing", "imports", "training/steps")
 
 
 def list_modules(*known: str) -> list[Path]:
-    """The modules but those whose paths begin with one of some names."""
+    """Returns the modules, except those whose paths begin with some names."""
     return [path for path in MODULES if not str(path.relative_to(PACKAGE)).startswith(known)]
 
 
@@ -100,7 +100,7 @@ def test_private_attributes_of_keras_are_read_in_few_rooms():
 
 
 def test_warnings_name_the_line_of_the_user():
-    """`warn_caller` finds it; a number of frames is wrong as soon as a function calls another."""
+    """`warn_caller` finds it. A fixed number of frames breaks if a function calls another."""
     warning = [path.name for path in MODULES if "warnings.warn(" in path.read_text("utf-8")]
     assert warning == ["messages.py"]
 
@@ -112,23 +112,23 @@ def test_contrib_is_known_by_its_name_in_the_recipes_only():
 
 
 def displayed(node: ast.expr) -> list[ast.expr]:
-    """The entries of a tuple, list or set that is written out; of others the expression itself."""
+    """Returns the entries of a tuple, list or set; for others the expression itself."""
     return node.elts if isinstance(node, (ast.Tuple, ast.List, ast.Set)) else [node]
 
 
 def called(node: ast.expr) -> str:
-    """The last part of a name, "" for other expressions."""
+    """Returns the last component of a name, "" for other expressions."""
     return getattr(node, "id", getattr(node, "attr", ""))
 
 
 def text_of(node: ast.expr) -> str:
-    """A string that is written out, "" for other expressions."""
+    """Returns a string constant, "" for other expressions."""
     is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
     return node.value if is_text else ""
 
 
 def compared(tree: ast.AST) -> Iterator[ast.expr]:
-    """What a module compares something with, in `==`, `is`, `in` or `case`."""
+    """Yields the expressions that a module compares with, in `==`, `is`, `in` or `case`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             for operand in (node.left, *node.comparators):
@@ -138,7 +138,7 @@ def compared(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def test_families_are_asked_for_their_fields():
-    """A comparison with a family's name would be one more thing that a new family has to change."""
+    """Every comparison with a family's name would need a change for a new family."""
     constants = {name.upper() for name in FAMILIES}
     for module in list_modules("arithmetic/kernel_families.py"):
         operands = list(compared(parse(module)))
@@ -168,7 +168,7 @@ ROW_MODULES = [
 
 @functools.cache
 def row_constants() -> frozenset[str]:
-    """The names that modules give to rows."""
+    """Returns the names that modules give to operators."""
     modules = [vars(importlib.import_module(name)) for name in ROW_MODULES]
     return frozenset(
         name for module in modules for name, value in module.items() if isinstance(value, Op)
@@ -176,7 +176,7 @@ def row_constants() -> frozenset[str]:
 
 
 def asked_by_name(tree: ast.AST) -> Iterator[str]:
-    """What a module asks an operator or a layer for, if that is which one it is."""
+    """Yields expressions of a module that ask which operator or layer it is."""
     constants = row_constants()
     names, classes = (
         {op.name for op in ROWS},
@@ -193,6 +193,6 @@ def asked_by_name(tree: ast.AST) -> Iterator[str]:
 
 
 def test_operators_are_asked_for_the_fields_of_their_rows():
-    """Whoever asks which operator it is knows something that the row does not say."""
+    """Code that asks which operator it is knows something that the operator does not state."""
     for module in list_modules(*KNOW_OPERATORS):
         assert not {*asked_by_name(parse(module))}, module

@@ -1,4 +1,4 @@
-"""The rotation of slow checks: a cycle of CI runs covers everything, failed parts come first."""
+"""Tests the rotation of slow checks: CI runs cover everything in turn, failed parts first."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ NAMES = [f"tests/ops/test_{file}.py::test_{case}" for file in range(9) for case 
 
 
 def make_item(nodeid, slow=True, **params):
-    """What `keep_part` reads of a test."""
+    """Returns an object with the attributes that `keep_part` reads of a test."""
     return SimpleNamespace(
         nodeid=nodeid,
         path=Path(nodeid.partition("::")[0]),
@@ -23,7 +23,7 @@ def make_item(nodeid, slow=True, **params):
 
 
 def run(commits, failed=()):
-    """The slow tests and commands of a CI run, in order."""
+    """Returns the slow tests and commands of a CI run, in order."""
     found = []
     for part in rotation.choose_parts(commits, failed):
         items = [make_item(name) for name in NAMES]

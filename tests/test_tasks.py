@@ -1,4 +1,4 @@
-"""The tasks of benchmarks.tasks: their metrics on known answers, and each of them in small."""
+"""Tests the tasks of benchmarks.tasks: their metrics on known answers, and each in small."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ def small(task: Task, train: int = 64, test: int = 32) -> Task:
 
 
 def truth_of(data: Data) -> np.ndarray:
-    """Returns what a detector gives that knows the answers."""
+    """Returns the outputs of a detector that knows the answers."""
     outputs = np.zeros((len(data.y_test), detection.CELLS**2, 4 + detection.CLASSES))
     for output, drawn in zip(outputs, data.y_test, strict=True):
         for cell, (kind, box) in enumerate(drawn):
@@ -30,7 +30,7 @@ def test_mean_average_precision():
     data = detection.detection_data(rng(), 2, 40)
     outputs = truth_of(data)
     assert set(detection.mean_average_precision(outputs, data).values()) == {100.0}
-    outputs[..., :4] += 1.5  # Pixels, of boxes of 10 to 24.
+    outputs[..., :4] += 1.5  # In pixels, of boxes of 10 to 24.
     figures = detection.mean_average_precision(outputs, data)
     assert figures["mAP50"] > 90 > figures["mAP75"] > figures["mAP90"] == 0
 
@@ -40,7 +40,7 @@ def test_average_precision_counts_a_shape_once_and_false_alarms():
     outputs = np.zeros((1, 3, 7))
     outputs[0, :, :4] = [box, (30, 30, 44, 44), (9, 8, 25, 24)]
     outputs[0, :, 4] = [0.6, 0.9, 0.5]
-    # The false alarm has the highest score; the second hit overlaps the first and is suppressed.
+    # The false alarm has the highest score. The second hit overlaps the first and is suppressed.
     assert detection.average_precision(outputs, [[(0, box)]], 0, 0.5) == pytest.approx(0.5)
 
 

@@ -1,4 +1,4 @@
-"""What a type checker, and so an editor, sees of the library in a user's script."""
+"""Tests what a type checker, and thus an editor, knows about the library in a user's script."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ MISTAKES = {
 
 @pytest.fixture(scope="module")
 def check(tmp_path_factory):
-    """Checks a script strictly, with the library as it is installed; returns what is found."""
+    """Returns a function that checks a script strictly against the library, and returns errors."""
     pytest.importorskip("mypy")
     folder = tmp_path_factory.mktemp("types")
 

@@ -1,10 +1,9 @@
-"""What training computes, beside the integers of the resolved graph.
+"""Compares the integers of a resolved graph with what training computes.
 
-Model, file and simulation read one resolved graph, so that a wrong number in it moves all three
-alike. Training does not know that graph: it computes each layer in float, with fake-quantized
-weights. Here every layer of the model gets the real numbers that the integers before it stand for.
-The integers behind it have to be the codes next to what it gives: half a step away from it, and
-what kernels round on the way.
+Model, file and simulation read one resolved graph, so an incorrect value in it changes all of them.
+Training does not read that graph: it computes each layer in float, with fake-quantized weights.
+Here, each layer of the model receives the float values of the integers upstream. Its integer
+outputs must be close to its float outputs: within half a step, plus the rounding inside kernels.
 """
 
 from typing import Any
@@ -72,14 +71,14 @@ MEAN = {8: 8.0, 16: 64.0}
 
 
 def assert_alike_in_training(graph: ResolvedGraph, inputs: list[np.ndarray]) -> None:
-    """Asserts that values, levels and weights are those of training."""
+    """Asserts that values, levels and weights are the same as in training."""
     assert_levels_are_those_of_training(graph)
     assert_weights_are_those_of_training(graph)
     assert_values_are_those_of_training(graph, inputs)
 
 
 def assert_values_are_those_of_training(graph: ResolvedGraph, inputs: list[np.ndarray]) -> None:
-    """Asserts that all codes are next to what training computes from the codes before them."""
+    """Asserts that all quantized values are close to what training computes from their inputs."""
     family = graph.origin.family
     computed = run_batch(graph, inputs, family, prepare(graph, family))
     known = {x for value, x in graph.tensors.items() if graph.values.get(x) is value}
@@ -87,7 +86,7 @@ def assert_values_are_those_of_training(graph: ResolvedGraph, inputs: list[np.nd
     differing: list[str] = []
 
     def forced(value: Value, real: Any) -> Any:
-        """Returns what the integers of a value stand for; of another value what training gives."""
+        """Returns the float values of a value's integers, or training's result for others."""
         tensor = graph.tensors.get(value)
         if tensor not in known or tensor.params is None or graph.values[tensor] is not value:
             return real
@@ -119,17 +118,17 @@ def assert_values_are_those_of_training(graph: ResolvedGraph, inputs: list[np.nd
 
 
 def is_undefined_somewhere(node: Node | None) -> bool:
-    """Whether training has a number of its batch where a function is infinite, kernels an end."""
+    """Returns whether a node's function can be infinite: training and kernels then differ."""
     return node is not None and type(node.call.layer).__module__ == elementwise_functions.__name__
 
 
 def allowed_steps(
     tensor: Tensor, makers: dict[Tensor, Node], known: set[Tensor], family: KernelFamily
 ) -> float:
-    """How far codes may be from what training computes from `known` tensors, in steps.
+    """Returns how many steps a value may be from what training computes from `known` tensors.
 
-    Half a step, and what is rounded besides: biases, constants, tensors in between, and weights
-    where kernels do not take those of training.
+    It is half a step, plus the rounding of biases, constants and tensors in between, and of weights
+    that kernels store differently.
     """
     node, params = makers.get(tensor), tensor.params
     if node is None or node.op is None or params is None:
@@ -155,22 +154,22 @@ def allowed_steps(
         products = node.weights.count / (node.weights.scale.size if node.weights.name else 1)
         rounded += 0.5 * source.scale * scale
         rounded += node.weights.rounding * scale * largest(source) * products
-        steps += 1.0 if bits == 16 else 0.0  # Multipliers of 15 bits: see `fold_weights`.
+        steps += 1.0 if bits == 16 else 0.0  # Multipliers have 15 bits: see `fold_weights`.
     return steps + rounded / float(params.scale)
 
 
 def ends_of(params: QuantParams) -> np.ndarray:
-    """The real values of the lowest and the highest code."""
+    """Returns the float values of the lowest and the highest quantized value."""
     return params.dequantize(np.array([params.lowest, params.highest]))
 
 
 def largest(params: QuantParams) -> float:
-    """The largest magnitude in a range."""
+    """Returns the largest magnitude in a range."""
     return float(np.abs(ends_of(params)).max())
 
 
 def name_of(tensor: Tensor, makers: dict[Tensor, Node]) -> str:
-    """The name of the operator that a tensor comes from, before it was rounded again."""
+    """Returns the name of the operator that computes a tensor, before it was rounded again."""
     node = makers.get(tensor)
     if node is None or node.op is None:
         return "input" if node is None else "float"
@@ -179,7 +178,7 @@ def name_of(tensor: Tensor, makers: dict[Tensor, Node]) -> str:
 
 
 def unrounded(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Computes a call as in training, but for the quantizer of its output."""
+    """Computes a call as in training, but without the quantizer of its output."""
     layer = call.layer
     if isinstance(layer, Quantize):
         return args[0]
@@ -193,7 +192,7 @@ def unrounded(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def assert_levels_are_those_of_training(graph: ResolvedGraph) -> None:
-    """Asserts that the codes of each tensor stand for the levels that training rounds it to."""
+    """Asserts that the quantized values of each tensor represent the levels of training."""
     for tensor, value in graph.values.items():
         quantizer, params = quantizer_of(value), tensor.params
         if quantizer is not None and params is not None:
@@ -204,14 +203,14 @@ def assert_levels_are_those_of_training(graph: ResolvedGraph) -> None:
 
 
 def quantizer_of(value: Value | None) -> Any:
-    """Returns what quantizes a value in training, or None."""
+    """Returns the quantizer of a value in training, or None."""
     layer = None if value is None or value.producer is None else value.producer.layer
     is_one = isinstance(layer, Quantize)
     return layer.quantizer if is_one else getattr(layer, "output_quantizer", None)
 
 
 def assert_weights_are_those_of_training(graph: ResolvedGraph) -> None:
-    """Asserts that quantized weights are what training multiplies with, biases what it adds."""
+    """Asserts that quantized weights and biases are those that training uses."""
     for node in graph.nodes:
         op, weights = node.op, node.weights
         if op is None or weights is None or not op.is_weighted or op.is_table:
@@ -227,7 +226,7 @@ def assert_weights_are_those_of_training(graph: ResolvedGraph) -> None:
 
 
 def _assert_sums_are_those_of_training(node: Node, weights: Weights) -> None:
-    """Compares sums of products with random numbers, which are alike if all weights are."""
+    """Compares sums of products with random values, which are equal if all weights are."""
     wrapper, source = node.layer, node.inputs[0]
     assert isinstance(source, Tensor) and source.params and node.output.params
     numbers = np.random.default_rng(0)

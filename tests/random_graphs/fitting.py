@@ -1,4 +1,4 @@
-"""Tensors brought to the shapes that a step of a random model takes."""
+"""Converts tensors to the shapes that a step of a random model needs."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ __all__ = ["fitted"]
 
 
 def fitted(x: Any, shape: tuple[int, ...]) -> Any:
-    """A tensor of that shape, made of another one."""
+    """Returns a tensor of that shape, computed from another tensor."""
     if tuple(x.shape[1:]) == tuple(shape):
         return x
     if None in x.shape[1:]:

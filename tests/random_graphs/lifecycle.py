@@ -1,4 +1,4 @@
-"""What a user does with a model, from quantizing to running the file, with what has to hold."""
+"""The steps of a user with a model, from quantizing to running the file, with assertions."""
 
 import warnings
 from pathlib import Path
@@ -31,14 +31,14 @@ SOME = 16
 
 
 class Refused(Exception):
-    """What no library can do: NaN after training, layers that TensorFlow or Keras refuses."""
+    """Raised for models that nothing can handle: NaN after training, layers that Keras refuses."""
 
 
 def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> None:
     """Plans, quantizes, trains, saves, loads, calibrates, exports, verifies and simulates.
 
     Raises:
-        AssertionError: if model, file and simulation differ where the plan says integers.
+        AssertionError: if model, file and simulation differ in integer layers of the plan.
         Refused: if there is nothing to compare.
     """
     qat = quantized(model, recipe, None)
@@ -78,7 +78,7 @@ def live(model: Any, inputs: list[np.ndarray], recipe: Recipe, folder: Path) -> 
 def assert_examples_are_independent(
     qat: Any, inputs: list[np.ndarray], options: dict[str, Any]
 ) -> None:
-    """Asserts that examples in another order, in other batches, give what they gave before."""
+    """Asserts that outputs do not depend on the order and the batches of examples."""
 
     def outputs(arrays: list[np.ndarray], size: int) -> dict[str, Any]:
         x = arrays if len(arrays) > 1 else arrays[0]
@@ -93,7 +93,7 @@ def assert_examples_are_independent(
 
 
 def quantized(model: Any, recipe: Recipe, target: Target | None) -> Any:
-    """Plans and quantizes; of a model that stays in float `quantize_model` says so."""
+    """Plans and quantizes. If the model stays in float, `quantize_model` must report that."""
     planned = keras_qat.plan(model, recipe, target=target)
     str(planned)
     if any(row.spec for row in planned.rows):
@@ -106,19 +106,19 @@ def quantized(model: Any, recipe: Recipe, target: Target | None) -> Any:
 def live_on(target: Target, model: Any, inputs: list[np.ndarray], recipe: Recipe) -> None:
     """Plans and quantizes for a target, calibrates, exports, verifies and simulates.
 
-    Its file runs with the kernels that the target rounds as, which for TFLite Micro's takes a file
-    of its operators alone, and in LiteRT's reference kernels.
+    Its file runs with the target's kernels, and in LiteRT's reference kernels. For TFLite Micro,
+    all operators of the file must be available.
 
     Raises:
-        AssertionError: if model, file and simulation differ where the plan says integers, or
-            `problems` finds none in a file that TFLite Micro refuses, or some in one that it takes.
+        AssertionError: if model, file and simulation differ in integer layers of the plan, or if
+            `problems` and TFLite Micro disagree whether the file runs.
         Refused: if there is nothing to compare.
     """
     qat = quantized(model, recipe, target)
     given = inputs if len(inputs) > 1 else inputs[0]
     try:
         keras_qat.calibrate(qat, given)
-        with warnings.catch_warnings():  # Of what does not run: that it is so is asserted below.
+        with warnings.catch_warnings():  # Warnings about missing operators are checked below.
             warnings.filterwarnings("ignore", f"target {target.name}: operators missing")
             contents = keras_qat.export_tflite(qat)
     except ValueError as error:
@@ -128,7 +128,7 @@ def live_on(target: Target, model: Any, inputs: list[np.ndarray], recipe: Recipe
     families: tuple[Kernels, ...] = tuple(dict.fromkeys((target.kernels, "reference")))
     if target.kernels == "tflm" and not runs_in_tflite_micro(contents, qat, inputs):
         families = ("reference",)
-    if problems(contents, "xnnpack"):  # LSTM of 16 bits, which LiteRT has not.
+    if problems(contents, "xnnpack"):  # LiteRT has no 16-bit LSTM.
         families = tuple(family for family in families if family == "tflm")
     if not families:
         return
@@ -137,7 +137,7 @@ def live_on(target: Target, model: Any, inputs: list[np.ndarray], recipe: Recipe
 
 
 def runs_in_tflite_micro(contents: bytes, qat: Any, inputs: list[np.ndarray]) -> bool:
-    """Whether TFLite Micro takes a file, which has to be what `problems` says."""
+    """Returns whether TFLite Micro runs a file, which `problems` must predict."""
     lacking = problems(contents, TFLM)
     one = {name: array[:1] for name, array in zip(qat.input_names, inputs, strict=True)}
     refusal = ""
@@ -150,7 +150,7 @@ def runs_in_tflite_micro(contents: bytes, qat: Any, inputs: list[np.ndarray]) ->
 
 
 def train_a_step(qat: Any, inputs: list[np.ndarray]) -> None:
-    """Gradient descent on the squares of the outputs, by a loop of the user's own."""
+    """Runs gradient descent on the squares of the outputs, in a custom loop."""
     x = inputs if len(inputs) > 1 else inputs[0]
     with tf.GradientTape() as tape:
         outputs = [
@@ -168,7 +168,7 @@ def train_a_step(qat: Any, inputs: list[np.ndarray]) -> None:
 
 
 def with_kernels(contents: bytes, families: tuple[Kernels, ...]) -> tuple[Kernels, ...]:
-    """Those of the families that LiteRT has all kernels of: ELU is not among the reference ones."""
+    """Returns the families whose kernels LiteRT has. ELU has no reference kernel."""
     try:
         open_file(contents, "reference")
     except Refusal:
@@ -177,7 +177,7 @@ def with_kernels(contents: bytes, families: tuple[Kernels, ...]) -> tuple[Kernel
 
 
 def values_of(output: Any) -> np.ndarray:
-    """An output of a simulation as numbers."""
+    """Returns an output of a simulation as float values."""
     return output if isinstance(output, np.ndarray) else output.codes
 
 
@@ -190,8 +190,8 @@ def compare(
 ) -> None:
     """Asserts that model, file and simulation agree on every value computed in integers.
 
-    The model rounds as the first of the families of kernels. Models of `recipes.contrib` round as
-    in training: what their page promises is asserted.
+    The model rounds like the first kernel family. Models of `recipes.contrib` round like in
+    training, as their page states.
     """
     families = with_kernels(contents, families)
     if not families:
@@ -235,12 +235,12 @@ def compare(
 
 
 def exact_outputs(graph: ResolvedGraph) -> set[str]:
-    """Names of the outputs that integer computations alone give."""
+    """Returns the names of outputs that only integer operators compute."""
     return {name for name, output in graph.outputs.items() if is_exact(graph, output)}
 
 
 def is_exact(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Whether a tensor depends on integer computations alone, from quantized inputs on."""
+    """Returns whether only integer operators compute a tensor from quantized inputs."""
     makers = {output: node for node in graph.nodes for output in node.outputs}
     wanted, seen = [tensor], set()
     while wanted:
@@ -260,16 +260,16 @@ def is_exact(graph: ResolvedGraph, tensor: Tensor) -> bool:
 
 
 def on_grid(values: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """The real values that an input of the file stands for, those next to the given ones."""
+    """Returns the float values of quantized inputs, which are next to the given values."""
     params = tensor.params
     return values if params is None else params.dequantize(params.quantize(values))
 
 
 def as_trained(graph: ResolvedGraph) -> set[Tensor]:
-    """Tensors of integer kernels that read nothing but what training had quantized, too.
+    """Returns the tensors of integer kernels that only read values that training quantizes, too.
 
-    Those are inputs, the outputs of quantizers, and what only moves their values, not beside those
-    of a constant, which training has in float; the weights are those of training.
+    These values are inputs, outputs of quantizers, and moved values, without constants, which are
+    float in training. Weights are the same as in training.
     """
     exact, result = set(graph.inputs.values()), set()
     for node in graph.nodes:

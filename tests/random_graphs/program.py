@@ -1,4 +1,4 @@
-"""A random model that fails, as a program that needs nothing of the tests."""
+"""Prints a random model that fails as a program without the tests."""
 
 import base64
 import io
@@ -35,13 +35,13 @@ print(report)
 def as_program(
     model: Any, inputs: list[np.ndarray], recipe: Recipe, scale: float, target: str | None = None
 ) -> str:
-    """The source of a program that quantizes a model, exports it and verifies the file.
+    """Returns the source of a program that quantizes a model, exports it and verifies the file.
 
     Args:
         model: a float model.
-        inputs: what `random_inputs` gave for it.
-        recipe: how it is quantized.
-        scale: of the inputs.
+        inputs: the result of `random_inputs` for it.
+        recipe: the recipe.
+        scale: scale of the inputs.
         target: a target's name.
     """
     archive = io.BytesIO()

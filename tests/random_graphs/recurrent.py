@@ -1,4 +1,4 @@
-"""Random recurrent layers: all kinds, by themselves and in others, with states given and read."""
+"""Random recurrent layers of all kinds, alone and nested, with states as inputs and outputs."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ UNITS = 3
 
 
 def recurrent(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """One layer, or several that share states or are one layer called twice."""
+    """Applies one layer, or several that share states, or one layer twice."""
     return chosen(numbers, _alone, _alone, _with_states, _translated, _twice)(tensors, numbers)
 
 
 def _said(numbers: np.random.Generator, *names: str) -> dict[str, bool]:
-    """Options that are true or not."""
+    """Returns random booleans for options."""
     return {name: bool(numbers.random() < 0.5) for name in names}
 
 
 def _drawn(kind: Any, numbers: np.random.Generator, **options: Any) -> Any:
-    """A layer for sequences."""
+    """Returns a random layer for sequences."""
     own = _said(numbers, "use_bias", "go_backwards")
     if kind is layers.GRU:
         own |= _said(numbers, "reset_after")
@@ -36,7 +36,7 @@ def _drawn(kind: Any, numbers: np.random.Generator, **options: Any) -> Any:
 
 
 def _of_images(numbers: np.random.Generator, **options: Any) -> Any:
-    """A ConvLSTM and the shape that it takes."""
+    """Returns a ConvLSTM and the input shape that it needs."""
     axes = int(numbers.integers(1, 3))
     layer = (layers.ConvLSTM1D, layers.ConvLSTM2D)[axes - 1](
         UNITS,
@@ -51,7 +51,7 @@ def _of_images(numbers: np.random.Generator, **options: Any) -> Any:
 
 
 def _alone(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """One layer, in both directions, for each of several sequences, or just so."""
+    """Applies one layer, in both directions, to each of several sequences, or plainly."""
     options = _said(numbers, "return_sequences")
     if numbers.random() < 0.4:
         layer, shape = _of_images(numbers, **options)
@@ -67,7 +67,7 @@ def _alone(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 
 def _with_states(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """A layer whose state is given, or read, or both; of an LSTM in float."""
+    """Applies a layer with a state as input or output or both. An LSTM then stays in float."""
     kind = chosen(numbers, layers.GRU, layers.GRU, layers.SimpleRNN, layers.SimpleRNN, layers.LSTM)
     options = _said(numbers, "return_sequences", "return_state")
     x, given = fitted(tensors[0], (4, 3)), {}
@@ -79,7 +79,7 @@ def _with_states(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 
 def _translated(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """An encoder, whose states a decoder begins with; both ways or one."""
+    """Applies an encoder and a decoder that begins with its states, in one or both directions."""
     kinds = [chosen(numbers, layers.GRU, layers.SimpleRNN) for _ in range(2)]
     both = numbers.random() < 0.4
     first, second = (
@@ -94,7 +94,7 @@ def _translated(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 
 def _twice(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """One layer, called on two tensors."""
+    """Calls one layer on two tensors."""
     if numbers.random() < 0.3:
         layer, shape = _of_images(numbers)
     else:
@@ -104,7 +104,7 @@ def _twice(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 
 def _some_of(found: list[Any], numbers: np.random.Generator) -> Any:
-    """One of several outputs, or all of them together."""
+    """Returns one of several outputs, or all of them concatenated."""
     if numbers.random() < 0.5:
         return found[numbers.integers(len(found))]
     return layers.Concatenate()([layers.Flatten()(item) for item in found])

@@ -1,7 +1,7 @@
-"""Random models, as data: what hypothesis draws, makes smaller where it fails, and prints.
+"""Random models as data, which hypothesis draws, reduces if they fail, and prints.
 
-A step reads tensors that were made before and adds one. Most are random calls of operators, from
-the examples of their rows; the rest are what networks are made of.
+A step reads earlier tensors and adds one. Most steps are random calls of operators, from their
+examples. The rest are typical structures of networks.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ INTEGERS = 3
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Something that is computed.
+    """A step of a computation.
 
     Args:
         what: a name in `STEPS`.
-        seed: of its random options.
-        reads: which tensors, counted from the last one that was made.
+        seed: seed of its random options.
+        reads: indices of the tensors to read, counted from the latest.
     """
 
     what: str
@@ -45,13 +45,13 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """A model.
+    """A random model.
 
     Args:
-        shapes: of its float inputs, None for open sizes.
-        steps: what it computes.
-        outputs: how many of the last tensors it gives.
-        scale: of its inputs' values.
+        shapes: shapes of its float inputs, None for unknown sizes.
+        steps: its steps.
+        outputs: how many of the last tensors it returns.
+        scale: scale of its inputs' values.
     """
 
     shapes: tuple[tuple[int | None, ...], ...]
@@ -60,7 +60,7 @@ class Sketch:
     scale: float = 1.0
 
 
-# What a step makes of tensors, with random numbers for its options.
+# Functions of tensors and random numbers that return a step's result.
 Make = Callable[[list[Any], np.random.Generator], Any]
 
 
@@ -69,7 +69,7 @@ def _positive(x: Any) -> Any:
 
 
 def _example(name: str) -> Make:
-    """A random call of an operator, on tensors that are brought to the shapes that it takes."""
+    """Returns a step with a random call of an operator, on tensors of suitable shapes."""
 
     def make(tensors: list[Any], numbers: np.random.Generator) -> Any:
         example = EXAMPLES[name](numbers)
@@ -90,14 +90,14 @@ OF_POSITIVES = ("log", "sqrt", "rsqrt", "reciprocal")
 
 
 def _image(x: Any, channels: int = 4) -> Any:
-    """An image of so many channels: one that is there, or a small one."""
+    """Returns an image of so many channels: an existing tensor, or a small one."""
     if len(x.shape) == 4:
         return x if x.shape[-1] == channels else layers.Conv2D(channels, 1)(x)
     return fitted(x, (5, 4, channels))
 
 
 def _block(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """Convolution, BatchNormalization, activation."""
+    """Applies convolution, BatchNormalization, activation."""
     x = layers.Conv2D(4, int(numbers.integers(1, 4)), padding="same", use_bias=False)(
         _image(tensors[0])
     )
@@ -113,14 +113,14 @@ def _activated(x: Any, numbers: np.random.Generator) -> Any:
 
 
 def _residual(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """A block added to what it reads, with a ReLU behind or none."""
+    """Adds a block to its input, with an optional ReLU."""
     x = _image(tensors[0])
     y = layers.Add()([x, _block([x], numbers)])
     return layers.ReLU()(y) if numbers.random() < 0.5 else y
 
 
 def _inverted(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """As in MobileNet: wide, depthwise, narrow."""
+    """Applies a wide, a depthwise and a narrow convolution, as in MobileNet."""
     x = _image(tensors[0])
     y = layers.ReLU(6.0)(layers.BatchNormalization()(layers.Conv2D(8, 1, use_bias=False)(x)))
     y = layers.DepthwiseConv2D(3, padding="same", activation="relu")(y)
@@ -128,7 +128,7 @@ def _inverted(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 
 def _squeezed(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """Squeeze and excite."""
+    """Applies squeeze and excite."""
     x = _image(tensors[0])
     y = layers.GlobalAveragePooling2D(keepdims=True)(x)
     y = layers.Conv2D(4, 1, activation="sigmoid")(layers.Conv2D(2, 1, activation="relu")(y))
@@ -136,21 +136,21 @@ def _squeezed(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 
 def _attended(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """Attention of a sequence to itself, added to it, and a part for each place."""
+    """Adds self-attention of a sequence, and a position embedding."""
     x = fitted(tensors[0], (4, 6))
     x = layers.Add()([x, layers.MultiHeadAttention(2, 3)(x, x)])
     return layers.LayerNormalization()(x) if numbers.random() < 0.5 else layers.Dense(6)(x)
 
 
 def _shared(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """One layer on two tensors, whose results are joined."""
+    """Applies one layer to two tensors, and concatenates the results."""
     layer = layers.Dense(4, activation="relu") if numbers.random() < 0.5 else layers.Dense(4)
     first, second = (layer(fitted(x, (6,))) for x in (tensors[0], tensors[-1]))
     return _joined([first, second], numbers)
 
 
 def _nested(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """A model inside, called on two tensors."""
+    """Calls a nested model on two tensors."""
     inner = keras.Input((5, 4, 4))
     y = _residual([inner], numbers) if numbers.random() < 0.5 else _block([inner], numbers)
     model = keras.Model(inner, layers.GlobalAveragePooling2D()(y))
@@ -178,7 +178,7 @@ def _activation(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 
 def _any_layer(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """Any layer of Keras, in a model of its own."""
+    """Applies any Keras layer, in a nested model."""
     model = every_layer.example(str(numbers.choice(LAYERS)))
     given = []
     for place, x in enumerate(model.inputs):
@@ -197,7 +197,7 @@ LAYERS = sorted(
 
 
 def _masked(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """Layers that leave out what a mask says."""
+    """Applies layers that skip masked steps."""
     if numbers.random() < 0.5:
         x = layers.Embedding(INTEGERS, 4, mask_zero=True)(keras.Input((5,), dtype="int32"))
     else:
@@ -214,7 +214,7 @@ def _masked(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 
 def _dead(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """What training has switched off: a ReLU, or channels."""
+    """Applies a dead ReLU, or a layer with dead channels."""
     if numbers.random() < 0.5:
         off = keras.initializers.Constant(-100.0)
         return layers.Dense(4, activation="relu", bias_initializer=off)(fitted(tensors[0], (6,)))
@@ -223,12 +223,12 @@ def _dead(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 
 def _as_it_is(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """A tensor once more, so that outputs may be inputs, or the same one twice."""
+    """Returns a tensor unchanged, so outputs may be inputs, or the same tensor twice."""
     return tensors[0]
 
 
 def _in_float(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """What has no integer kernel."""
+    """Applies a layer without an integer kernel."""
     return tf.math.sin(tensors[0])
 
 
@@ -256,13 +256,13 @@ REFUSALS = (ValueError, TypeError, AttributeError, NotImplementedError, tf.error
 
 
 def built(sketch: Sketch) -> Any:
-    """The model. Steps that no model of a batch can take are passed over."""
+    """Returns the model. It skips steps that do not fit its tensors."""
     keras.utils.set_random_seed(len(sketch.steps))
     tensors = [keras.Input(shape) for shape in sketch.shapes]
     for step in sketch.steps:
         numbers = np.random.default_rng(step.seed)
         read = [tensors[-1 - place % len(tensors)] for place in step.reads]
-        # What an example asks for may be more than these tensors allow.
+        # An example may need more than these tensors have.
         with contextlib.suppress(*REFUSALS):
             made = STEPS[step.what](read, numbers)
             if is_of_a_batch(made):
@@ -275,7 +275,7 @@ def built(sketch: Sketch) -> Any:
 
 
 def is_of_a_batch(x: Any) -> bool:
-    """Whether a tensor has a finite, moderate result for each example, whatever the others are."""
+    """Returns whether a tensor has finite, moderate values for each example by itself."""
     if not keras.backend.is_keras_tensor(x) or not x.shape.rank or x.shape[0] is not None:
         return False
     if x.dtype.is_bool or x.dtype.is_complex:
@@ -290,7 +290,7 @@ def is_of_a_batch(x: Any) -> bool:
 
 
 def _inputs_of(x: Any) -> list[Any]:
-    """The inputs of the model that a tensor depends on."""
+    """Returns the inputs of the model that a tensor depends on."""
     result, wanted, seen = [], [x], set()
     while wanted:
         tensor = wanted.pop()
@@ -306,7 +306,7 @@ def _inputs_of(x: Any) -> list[Any]:
 
 
 def random_inputs(model: Any, count: int = 24, scale: float = 1.0) -> list[np.ndarray]:
-    """Numbers for each input, in different sizes."""
+    """Returns random values for each input, with different scales."""
     numbers = np.random.default_rng(count)
     result = []
     for place, tensor in enumerate(model.inputs):
@@ -321,7 +321,7 @@ def random_inputs(model: Any, count: int = 24, scale: float = 1.0) -> list[np.nd
 
 
 def perturb(model: Any) -> None:
-    """Weights as training leaves them: none is zero, variances are no ones."""
+    """Gives a model weights like after training: none is zero, and no variance is 1."""
     numbers = np.random.default_rng(1)
     for weight in model.weights:
         kind, shape = weight.name.split("/")[-1].split(":")[0], weight.shape

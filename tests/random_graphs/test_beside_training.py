@@ -1,4 +1,4 @@
-"""Wrong numbers in a resolved graph, which model, file and simulation would share, are seen."""
+"""Tests that the comparison with training finds errors that model, file and simulation share."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def qat():
 
 
 def change(owner: Any, field: str, make: Callable[[Any], Any]) -> None:
-    """Changes a number that is shared by all that read it."""
+    """Changes a value for all its readers."""
     object.__setattr__(owner, field, make(getattr(owner, field)))
 
 

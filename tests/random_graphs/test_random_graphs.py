@@ -1,4 +1,4 @@
-"""Random models of all operators, with every recipe: nothing raises, and all sides agree."""
+"""Tests random models of all operators with every recipe: no errors, and equal results."""
 
 import contextlib
 import dataclasses
@@ -32,7 +32,7 @@ RECIPES = some.one_of(
 
 
 def symmetric(recipe: recipes.Recipe) -> recipes.Recipe:
-    """A recipe with symmetric ranges of activations, which users make by themselves."""
+    """Returns the recipe with symmetric ranges of activations, as users may create it."""
     activations = dataclasses.replace(recipe.activations, symmetric=True)
     return dataclasses.replace(recipe, activations=activations)
 
@@ -69,14 +69,14 @@ PLACES = some.sampled_from(
 )
 """Targets, mostly the one whose files run here."""
 
-# Statistics of random layers are not those of random data.
+# Statistics of random layers do not match random data.
 pytestmark = pytest.mark.filterwarnings("ignore:(The data for input|Input) ':UserWarning")
 
 
 def sketches(
     shapes: tuple[tuple[int | None, ...], ...], kinds: tuple[str, ...] = tuple(sorted(STEPS))
 ) -> some.SearchStrategy[Sketch]:
-    """Models with inputs of these shapes, of these steps."""
+    """Returns a strategy for models with inputs of these shapes and steps of these kinds."""
     step = some.builds(
         Step,
         some.sampled_from(kinds),
@@ -103,13 +103,13 @@ RECURRENT = sketches(
 
 @contextlib.contextmanager
 def reported(model: object, *args: object) -> Iterator[None]:
-    """Rejects what is refused. Of what fails, hypothesis prints the smallest as a program."""
+    """Rejects refused models. For failures, hypothesis prints the smallest as a program."""
     try:
         yield
     except Refused:
         reject()
     except Exception:
-        with contextlib.suppress(TypeError):  # Keras saves no models with `x[..., 0]`.
+        with contextlib.suppress(TypeError):  # Keras cannot save models with `x[..., 0]`.
             note(as_program(model, *args))
         raise
 
@@ -150,7 +150,7 @@ def folder(tmp_path_factory):
 
 
 def test_layers_of_examples_are_registered():
-    """Keras loads no other: "'str' object is not callable" is what it says of float models too."""
+    """Otherwise Keras cannot load a model, float or not: "'str' object is not callable"."""
     for module in (elementwise, movement, products, weighted):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, keras.layers.Layer):
@@ -173,7 +173,7 @@ def test_what_fails_is_printed_as_a_program(capsys):
     assert "100" in capsys.readouterr().out
 
 
-@trials(1, derandomize=True, phases=[Phase.generate])  # Making it smaller takes minutes.
+@trials(1, derandomize=True, phases=[Phase.generate])  # Reducing it takes minutes.
 @given(SKETCHES, RECIPES)
 def test_a_sample(folder, sketch, recipe):
     try_out(sketch, recipe, folder)

@@ -1,4 +1,4 @@
-"""Whether `quantize_model` notices what it understands otherwise than the float model computes."""
+"""Tests that `quantize_model` notices if it computes differently from the float model."""
 
 import warnings
 
@@ -46,7 +46,7 @@ def test_rows_that_see_nothing_are_no_difference(mask):
 
 @pytest.mark.parametrize("examples", [1, None])
 def test_numbers_that_are_a_little_off_are_no_difference(examples):
-    """One number for each example has no deviation, and hidden scores leave a little of the sum."""
+    """One value per example has no deviation, and masked scores change the sum a little."""
     x, seen = keras.Input((8,), batch_size=examples), keras.Input((8,), batch_size=examples)
     hidden = tf.where(seen > 0.0, layers.Dense(8)(x), -1e9)
     sums = tf.reduce_logsumexp(hidden, -1, keepdims=True)
@@ -71,7 +71,7 @@ SAID = "differs from its float model before rounding"
 
 @pytest.fixture
 def misunderstood(monkeypatch):
-    """Makes `tf.abs` a LeakyReLU, as long as `quantize_model` runs."""
+    """Replaces `tf.abs` by a LeakyReLU while `quantize_model` runs."""
 
     def quantize(after=None, **options):
         inputs = keras.Input((4, 3), name="x")

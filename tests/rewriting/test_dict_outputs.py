@@ -1,4 +1,4 @@
-"""Outputs in a dict: their keys are the names in logs, files and signatures."""
+"""Tests outputs in a dict: their keys are their names in logs, files and signatures."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ KEYS = ["boxes", "scores"]
 
 
 class Detector(keras.Model):
-    """Boxes have 4 values, scores 3: another order would be seen."""
+    """Boxes have 4 values and scores 3, so another order would fail."""
 
     def __init__(self) -> None:
         super().__init__()

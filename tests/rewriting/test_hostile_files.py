@@ -1,4 +1,4 @@
-"""Models and data that are damaged, or made to do harm: their code runs only if it is allowed."""
+"""Tests damaged and malicious models and data: their code only runs if it is allowed."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from tests.networks.small import functional, layers, tiny_net
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder with a float and a quantized model in both formats."""
+    """Saves a float and a quantized model in both formats in a folder."""
     folder = tmp_path_factory.mktemp("saved")
     model = functional((6,), build=lambda x: layers.Dense(3)(layers.Dense(4, "relu")(x)))
     qat = observe(keras_qat.quantize_model(model), images(8, (6,)))
@@ -29,7 +29,7 @@ def saved(tmp_path_factory):
 
 
 def _change(source, path, change):
-    """Copies a model and changes its configuration."""
+    """Copies a model, and changes its configuration."""
     path.write_bytes(source.read_bytes())
     if path.suffix == ".h5":
         with h5py.File(path, "r+") as file:
@@ -49,7 +49,7 @@ def _change(source, path, change):
 
 
 def _entry(kind, argument, kwargs, **config):
-    """A layer that is called with a constant while the model is loaded."""
+    """Returns a layer that is called with a constant while the model is loaded."""
     return {
         "class_name": kind,
         "module": "keras.layers",
@@ -77,7 +77,7 @@ def _compute(function, argument, **kwargs):
 
 
 def _save_tensor(harm):
-    """A node definition as in models of TensorFlow 2.3, which writes a checkpoint."""
+    """Returns a node definition, as in models of TensorFlow 2.3, that writes a checkpoint."""
     types = {"dtypes": {"list": {"type": ["DT_FLOAT"]}}}
     node = {"name": "trap", "op": "SaveV2", "input": list("pnsx"), "attr": types}
     constants = {"0": harm, "1": ["name"], "2": [""]}
@@ -122,7 +122,7 @@ def test_nothing_runs_while_loading(attack, kind, ending, saved, tmp_path):
     harm.unlink(missing_ok=True)
     source = saved / f"{kind}{ending}"
     path = _change(source, tmp_path / f"m{ending}", lambda it: it["layers"].append(trap))
-    if kind == "float":  # Keras loads it in a program, and the library in a command.
+    if kind == "float":  # In a program, Keras loads it; in a command, the library does.
         assert "Keras cannot load" in run("plan", path, code=2)
     else:
         with pytest.raises(ValueError, match=r"safe_mode=False|Unknown|Could not"):
@@ -178,7 +178,7 @@ def test_code_that_is_asked_for(ending, tmp_path):
 
 
 def test_graphs_of_saved_models_are_asked_for(tmp_path):
-    """They can read and write files, and no check of a configuration finds that."""
+    """They can read and write files, which no check of a configuration reveals."""
     tiny_net().save(tmp_path / "model", save_format="tf")
     assert "--trust" in run("plan", tmp_path / "model", code=2)
     models.load(tmp_path / "model", trust=True)
@@ -222,12 +222,12 @@ def test_unreadable_archives_say_so(offset, value, saved, tmp_path):
 
 
 def test_stripping_runs_nothing_that_loading_did_not(saved, tmp_path):
-    """The float model's configuration is read then, and no layer of it needs to be in the model."""
+    """Stripping reads the float model's configuration, which may have other layers."""
     harm = tmp_path / "harm"
     trap = layers.Lambda.from_config(_run_bytecode(str(harm))["config"])
     config = functional((6,), build=trap).get_config()
     harm.unlink()
-    for layer in config["layers"]:  # As older versions of Keras wrote it, and did not check.
+    for layer in config["layers"]:  # As in older versions of Keras, which did not check it.
         del layer["module"]
     path = tmp_path / "m.keras"
     _change(saved / "qat.keras", path, lambda it: it.update(float_config=config))

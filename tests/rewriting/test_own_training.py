@@ -1,4 +1,4 @@
-"""Models of classes that say how they train: detectors, distillers, GANs."""
+"""Tests models with custom training: detectors, distillers, GANs."""
 
 import functools
 
@@ -15,7 +15,7 @@ Y = images(24, (8, 8, 3), seed=5)
 
 
 class TrainsItself:
-    """A loss that is an argument of `compile`, weighted; `predict` returns classes."""
+    """A weighted loss as argument of `compile`. `predict` returns classes."""
 
     def compile(self, pixel_loss=None, **options):
         super().compile(**options)
@@ -46,7 +46,7 @@ class TrainsItself:
 
 @keras.saving.register_keras_serializable("tests")
 class Detector(TrainsItself, keras.Model):
-    """Functional, with a constructor of its own, as KerasCV's models are."""
+    """A functional model with a custom constructor, like KerasCV's models."""
 
     def __init__(self, classes=3, factor=2.0, **options):
         inputs = keras.Input(X.shape[1:])
@@ -66,7 +66,7 @@ class Detector(TrainsItself, keras.Model):
 
 @keras.saving.register_keras_serializable("tests")
 class Subclassed(TrainsItself, keras.Model):
-    """All that it computes is in its `call`."""
+    """A model that computes everything in its `call`."""
 
     def __init__(self, factor=2.0, **options):
         super().__init__(**options)
@@ -84,7 +84,7 @@ class Subclassed(TrainsItself, keras.Model):
 
 @keras.saving.register_keras_serializable("tests")
 class Stack(TrainsItself, keras.Sequential):
-    """A Sequential model; what it reads is part of the class, so that Keras can save it."""
+    """A Sequential model with attributes in its class, so Keras can save it."""
 
     factor = 2.0
 
@@ -206,7 +206,7 @@ def test_a_class_that_is_not_known_is_said_when_it_is_loaded(tmp_path):
 
 
 class Distills(keras.Model):
-    """Trains towards a teacher, an attribute that is no part of what the model computes."""
+    """Trains towards a teacher, an attribute that does not affect the model's outputs."""
 
     def train_step(self, data):
         with tf.GradientTape() as tape:

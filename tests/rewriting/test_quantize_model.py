@@ -1,4 +1,4 @@
-"""What `quantize_model` keeps of the float model, and what it leaves alone."""
+"""Tests what `quantize_model` keeps of the float model, and what it does not change."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_float_model_is_untouched(model):
     assert_all_equal(model.weights, before)
     np.testing.assert_array_equal(model.predict(X, verbose=0), output)
     assert model.optimizer is optimizer
-    # And it still trains by itself.
+    # It still trains separately.
     qat_before = qat.predict(X, verbose=0)
     model.fit(X, np.zeros(16), verbose=0)
     assert any(
@@ -62,7 +62,7 @@ def test_names(model, qat):
 
 
 def test_before_any_data_only_the_weights_are_quantized(model, qat):
-    """The float model with each kernel rounded gives the same outputs."""
+    """The float model with rounded kernels returns the same outputs."""
     rounded = keras.models.clone_model(model)
     rounded.set_weights(model.get_weights())
     for layer in rounded.layers:

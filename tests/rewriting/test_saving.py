@@ -1,7 +1,7 @@
-"""Saving and loading in every format; loading happens in a fresh process.
+"""Tests saving and loading in every format. Models are loaded in a new process.
 
-That process imports keras_qat and loads the file: no scope, no custom objects. For a `.keras` file
-it does not even import keras_qat.
+That process imports keras_qat and loads the file without custom objects. For a `.keras` file, it
+does not even import keras_qat.
 """
 
 import json
@@ -68,7 +68,7 @@ def ranges(model) -> np.ndarray:
 
 
 def trained():
-    """A model in the middle of its training, with one layer frozen."""
+    """Returns a partly trained model with one frozen layer."""
     model = scramble(tiny_net())
     model.get_layer("logits").trainable = False
     return train(keras_qat.quantize_model(model), X, steps=3)
@@ -95,7 +95,7 @@ def test_fresh_process_goes_on_where_training_was(kind, tmp_path, fresh_process)
     for expected in (outputs, before, flags):
         part, printed = np.split(printed, [len(expected)])
         np.testing.assert_array_equal(part, np.asarray(expected, part.dtype))
-    # The ranges depend on the weights that training gave: bit-identical steps.
+    # The ranges depend on trained weights, so training must be bit-exact.
     np.testing.assert_allclose(printed, ranges(qat), rtol=1e-6)
     assert (ranges(qat) != before).any()
 
@@ -120,7 +120,7 @@ def test_loaded_model_is_equal(kind, tmp_path):
     path = str(tmp_path / kind)
     loaded = save_and_load(qat, path)
     assert type(loaded) is type(qat)
-    # As JSON: some versions of Keras read tuples as lists.
+    # As JSON, because some versions of Keras load tuples as lists.
     assert json.dumps(loaded.get_config()) == json.dumps(qat.get_config())
     assert loaded.output_names == qat.output_names
     assert_all_equal(loaded.weights, qat.weights)
@@ -131,7 +131,7 @@ def test_loaded_model_is_equal(kind, tmp_path):
 
 @keras.utils.register_keras_serializable("test")
 class InTwoSteps(layers.Layer):
-    """Stays whole, in float, as it computes otherwise in training. Keras names what is inside."""
+    """Stays in float, because it computes differently in training. Keras names its inner layers."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -143,7 +143,7 @@ class InTwoSteps(layers.Layer):
 
 @pytest.mark.filterwarnings("ignore:These layers compute in float")
 def test_a_loaded_layer_in_float_gives_the_same_bytes(tmp_path):
-    """Keras numbers layers anew in every copy; the names of tensors may not tell."""
+    """Keras numbers layers anew in every copy. Names of tensors must not depend on that."""
     qat = observe(keras_qat.quantize_model(functional((6,), build=InTwoSteps())), images(8, (6,)))
     loaded = save_and_load(qat, tmp_path / "qat.keras")
     inside = [model.layers[2].first.name for model in (qat, loaded)]
@@ -153,7 +153,7 @@ def test_a_loaded_layer_in_float_gives_the_same_bytes(tmp_path):
 
 @keras.utils.register_keras_serializable("test")
 class Doubled(layers.Layer):
-    """Keras looks for `**kwargs` by name to tell whether the constructor takes a name."""
+    """Keras checks for `**kwargs` by name to find out whether the constructor accepts a name."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -173,7 +173,7 @@ def test_a_layer_in_float_without_a_name_in_its_configuration_is_loaded(tmp_path
 
 
 class Activated(layers.Layer):
-    """Its configuration holds what it was made with: Keras writes it."""
+    """A layer whose configuration holds objects, which Keras saves."""
 
     def __init__(self, activation, **options):
         super().__init__(**options)
@@ -229,7 +229,7 @@ def test_a_model_class_with_another_save(tmp_path):
 
 
 def test_functions_that_only_the_float_model_holds_are_no_matter(tmp_path):
-    """Keras has no JSON of one of its own functions in a `Lambda`, which was opened."""
+    """Keras cannot save one of its functions in a `Lambda`, which is traced."""
     squeezed = layers.Lambda(keras.backend.squeeze, arguments={"axis": 1})
     model = functional((1, 6), build=lambda x: layers.Dense(3)(squeezed(x)))
     qat = observe(keras_qat.quantize_model(model), images(8, (1, 6)))
@@ -241,7 +241,7 @@ def test_functions_that_only_the_float_model_holds_are_no_matter(tmp_path):
 
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 def test_synchronized_batch_normalization_stays_so(recipe, tmp_path):
-    """Keras leaves it out of configurations."""
+    """Keras omits it from configurations."""
 
     def build(x):
         x = layers.BatchNormalization(synchronized=True)(layers.Conv2D(4, 3)(x))
@@ -260,7 +260,7 @@ def test_synchronized_batch_normalization_stays_so(recipe, tmp_path):
     [(np.float32, [0, 1, 2, 3]), (tf.constant, [1.0, 2.0, 3.0, 4.0]), (float, 2)],
 )
 def test_a_constant_on_the_left(make, numbers, tmp_path):
-    """Keras saves `constant + x` as a list and a tensor, of which it cannot make a sum again."""
+    """Keras saves `constant + x` as a list and a tensor, and cannot load that as a sum."""
     constant = make(numbers)
 
     class Anchors(layers.Layer):
@@ -278,7 +278,7 @@ def test_a_constant_on_the_left(make, numbers, tmp_path):
 
 
 def test_truth_values_on_the_left(tmp_path):
-    """Keras loads them as a list of single tensors, of which TensorFlow makes no operand."""
+    """Keras loads them as a list of scalar tensors, which TensorFlow's operator refuses."""
     inputs, seen = keras.Input((4,)), np.array([[True, False, True, True]])
     x = tf.where(seen, layers.Dense(4)(inputs), inputs)
     x = x * tf.cast(tf.logical_and(seen, inputs > 0.5), tf.float32)
@@ -293,7 +293,7 @@ def test_truth_values_on_the_left(tmp_path):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["a name", "früh/ä", "层", "a;b", "-x"])
 def test_names_that_are_no_scopes(name, tmp_path):
-    """Keras takes them for inputs, though not for layers that compute."""
+    """Keras accepts such names for inputs, but not for layers that compute."""
     x, inner = (keras.Input((4,), name=name) for _ in range(2))
     part = keras.Model(inner, layers.Dense(3)(inner), name="part")
     model = keras.Model(x, part(x))

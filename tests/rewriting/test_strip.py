@@ -1,4 +1,4 @@
-"""Back to a plain float model: the numbers, the names, and that Keras alone loads it."""
+"""Tests stripping to a float model: values, names, and loading with Keras alone."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ X = images(16, (8, 8, 1))
 
 
 def without_quantization(qat):
-    """What the quantization-aware model computes in float."""
+    """Returns the outputs of the quantization-aware model in float."""
     keras_qat.set_quantization(qat, False)
     return lambda *x: qat.predict(x[0] if len(x) == 1 else list(x), verbose=0)
 
@@ -57,7 +57,7 @@ def test_computes_what_was_trained(recipe, folded):
 
 
 def mixed(x):
-    """What lowering takes apart, a nested model, a shared layer, and operations."""
+    """Applies layers that lowering splits, a nested model, a shared layer, and operations."""
     inner = keras.Sequential(
         [keras.Input((8, 8, 6)), layers.Conv2D(6, 3, padding="same", activation="swish")],
         name="inner",
@@ -148,7 +148,7 @@ def test_several_inputs_and_outputs_in_dicts():
 
 
 class Doubled(layers.Layer):
-    """A custom layer that nobody registered."""
+    """A custom layer that is not registered."""
 
     def call(self, inputs):
         return 2 * inputs
@@ -165,7 +165,7 @@ def test_custom_and_lambda_layers_of_this_process():
 
 @keras.saving.register_keras_serializable("tests_strip")
 class Nameless(layers.Layer):
-    """A layer as tutorials write them: its constructor takes no name, a part is a `Sequential`."""
+    """A layer as in tutorials: its constructor accepts no name, and it contains a `Sequential`."""
 
     def __init__(self, units):
         super().__init__()
@@ -215,7 +215,7 @@ def test_a_python_lambda_of_a_file_that_is_trusted(name, tmp_path):
 
 
 class Holds(layers.Layer):
-    """Holds a weight and a layer of which its output does not depend."""
+    """Holds a weight and a layer that its output does not depend on."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -231,7 +231,7 @@ class Holds(layers.Layer):
 
 
 class Half(layers.Bidirectional):
-    """Gives the steps of one direction alone."""
+    """Returns the steps of one direction only."""
 
     def call(self, x, **options):
         return super().call(x, **options)[..., :3]

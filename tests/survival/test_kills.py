@@ -1,4 +1,4 @@
-"""Training that is killed at random moments and started again ends as if nothing had happened."""
+"""Tests that training which is killed at random times and restarted has the same result."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ from tests.survival import training
 
 
 def run(folder: Path, way: str, recipe: str, kill_at: float | None = None) -> bool:
-    """Trains on; says whether that was killed, at `kill_at`: a step and a fraction of its time."""
+    """Trains, and returns whether it was killed at `kill_at`: a step and a fraction of its time."""
     ours, theirs = FORKS.Pipe()
     process = fork(training.run, folder, way, recipe, kill_at is not None, theirs)
     theirs.close()
@@ -36,7 +36,7 @@ def run(folder: Path, way: str, recipe: str, kill_at: float | None = None) -> bo
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """What a run ends with that was left alone."""
+    """Returns the final state of an uninterrupted run."""
 
     @functools.cache
     def of(recipe: str) -> dict[str, np.ndarray]:
@@ -48,7 +48,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def survives(folder: Path, way: str, recipe: str, kills: int, expected: dict) -> None:
-    """Kills a run some times, and compares its end."""
+    """Kills a run several times, and compares its final state."""
     moments = sorted(rng(hash_of(way, recipe)).uniform(1, training.TOTAL - 1, kills))
     assert [run(folder, way, recipe, moment) for moment in moments] == [True] * kills
     assert not run(folder, way, recipe)

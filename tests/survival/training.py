@@ -1,4 +1,4 @@
-"""A short training run that goes on from what an earlier, killed one has left."""
+"""A short training run that continues from the state of an earlier, killed run."""
 
 import dataclasses
 import itertools
@@ -24,7 +24,7 @@ END = "end.npz"
 
 
 def network() -> Any:
-    """Convolution, BatchNormalization and a branch; the weights of a new process differ."""
+    """Returns convolution, BatchNormalization and a branch. Weights differ in a new process."""
     layers = keras.layers
     inputs = keras.Input((6, 6, 2), name="image")
     x = layers.Conv2D(4, 3, padding="same", use_bias=False, name="conv")(inputs)
@@ -34,7 +34,7 @@ def network() -> Any:
 
 
 def batches(first_step: int) -> tf.data.Dataset:
-    """Batches from a training step on; each depends on the number of its step alone."""
+    """Returns batches from a training step on. Each only depends on the number of its step."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(48, 6, 6, 2)).astype(np.float32)
     y = rng.integers(0, 3, 48)
@@ -55,7 +55,7 @@ def compiled(qat: Any) -> Any:
 
 @dataclasses.dataclass
 class Start:
-    """Where a run begins."""
+    """The state in which a run begins."""
 
     model: Any
     done: int
@@ -63,7 +63,7 @@ class Start:
 
 
 def from_backup(folder: Path, make: Callable[[], Any], save_freq: Any = "epoch") -> Start:
-    """With `BackupAndRestore`, which restores the model when `fit` begins, but not the data."""
+    """Continues with `BackupAndRestore`, which restores the model in `fit`, but not the data."""
     done, newest = 0, tf.train.latest_checkpoint(folder / "backup" / "chief")
     if newest is not None:
         epoch, batch = (
@@ -80,7 +80,7 @@ def from_backup(folder: Path, make: Callable[[], Any], save_freq: Any = "epoch")
 
 
 def from_model(folder: Path, make: Callable[[], Any]) -> Start:
-    """With `ModelCheckpoint` of the whole model."""
+    """Continues with `ModelCheckpoint` of the complete model."""
     path = folder / "model.keras"
     keep = keras.callbacks.ModelCheckpoint(str(path))
     if not path.exists():
@@ -90,13 +90,13 @@ def from_model(folder: Path, make: Callable[[], Any]) -> Start:
 
 
 def from_weights(folder: Path, make: Callable[[], Any]) -> Start:
-    """With `ModelCheckpoint` of the weights in one file, the optimizer's among them."""
+    """Continues with `ModelCheckpoint` of weights and optimizer in one file."""
     path = folder / "qat.weights.h5"
     return _from_weights(path, path if path.exists() else None, make)
 
 
 def from_checkpoint(folder: Path, make: Callable[[], Any]) -> Start:
-    """The same in TensorFlow's format: several files, so that each save needs a name of its own."""
+    """Continues from TensorFlow's format: several files, so each save needs a new name."""
     name = "{epoch:02d}"
     return _from_weights(folder / name, tf.train.latest_checkpoint(folder), make)
 
@@ -122,14 +122,14 @@ WAYS: dict[str, Callable[..., Start]] = {
 
 
 def run(folder: Path, way: str, recipe: str, doomed: bool, told: Any) -> None:
-    """Trains from where `folder` says to the end, and leaves everything in `END`.
+    """Trains from the state in `folder` to the end, and writes all results to `END`.
 
     Args:
-        folder: what runs share.
+        folder: the folder that runs share.
         way: one of `WAYS`.
-        recipe: its name.
-        doomed: whether it waits for its end before the last step.
-        told: a connection that is told of every step before it begins, counted from 0.
+        recipe: the recipe's name.
+        doomed: whether it waits to be killed before the last step.
+        told: a connection that receives the number of every step before it begins, from 0.
     """
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)

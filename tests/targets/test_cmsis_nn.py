@@ -1,4 +1,4 @@
-"""Faults of CMSIS-NN: files for it avoid them and compute the same, or `plan` names them."""
+"""Tests faults of CMSIS-NN: files avoid them and compute the same, or `plan` lists them."""
 
 import functools
 
@@ -122,7 +122,7 @@ def test_each_fault_has_an_example():
 
 @pytest.mark.slow
 def test_loops_keep_their_constants_beside_other_forms():
-    """Constants that nothing reads any more are dropped; a loop's are in graphs of its own."""
+    """Unused constants are dropped, but a loop's constants are in separate graphs."""
     inputs = keras.Input((4, 3), 1)
     x = layers.GRU(2)(layers.Dense(3, "relu")(inputs))
     recipe = SOLE.override("GRU", quantize=False)
@@ -141,7 +141,7 @@ CASES = [
 
 
 def check_forms(op, bits, seed, **options):
-    """Other forms of an operator compute in TFLite Micro what the operator does."""
+    """Asserts that rewrites of an operator compute the same in TFLite Micro."""
     node, numbers = node_of(op, bits, seed, **options)
     plain, contents = (file_of(node, BATCH, rewrite_for(item)) for item in (TFLM, CMSIS_NN))
     if contents == plain or problems(contents, CMSIS_NN):

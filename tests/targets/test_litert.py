@@ -1,4 +1,4 @@
-"""Faults of LiteRT's kernels: files avoid them on every processor, and compute the same."""
+"""Tests faults of LiteRT's kernels: files avoid them on all processors, and compute the same."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ SHORT = {
 
 
 def mean_of(build, shape, bits=8):
-    """A mean, and inputs with the smallest and the largest sum."""
+    """Returns a mean, and inputs with the smallest and the largest sum."""
     node = make_node(calls_of(build, shape)[-1], bits, np.random.default_rng(0))
     ((name, codes),) = random_inputs(node, np.random.default_rng(1)).items()
     codes[0], codes[1] = np.iinfo(codes.dtype).min, np.iinfo(codes.dtype).max
@@ -52,7 +52,7 @@ def kernels_of(contents):
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MEANS)
 def test_long_rows_are_averaged_as_columns(name):
-    """A processor without VNNI computes the plain file wrongly."""
+    """A processor without VNNI computes the plain file incorrectly."""
     node, inputs = mean_of(*MEANS[name])
     plain, contents = file_of(node, rewrite=rewrite_for(TFLM)), file_of(node)
     assert [kernels_of(file) for file in (plain, contents)] == [["MEAN"], COLUMN]
@@ -75,7 +75,7 @@ def test_16_bits_need_no_column():
 
 
 def test_files_for_phones_have_columns_and_those_for_boards_have_none():
-    """Microcontrollers add up in 32 bits, and a column would take memory there."""
+    """Microcontrollers sum in 32 bits, and a column would need memory there."""
     x = keras.Input((LONG,))
     for kernels, expected in (("xnnpack", COLUMN), ("tflm", ["MEAN"])):
         target = "tflm" if kernels == "tflm" else None

@@ -1,4 +1,4 @@
-"""What a plan says of a target before training is what holds for the file that is exported."""
+"""Tests that a plan's problems of a target are also the problems of the exported file."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Structures in TFLite Micro: what its operators compute, they compute as the model does."""
+"""Tests structures in TFLite Micro: its operators compute the same as the model."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ COUNT = 12
 
 
 def known(family):
-    """Its structures as one model, without those that TFLite Micro lacks operators for."""
+    """Returns a family's structures as one model, except those with missing operators."""
     names = list(family.structures)
     if any(None in shape for shape in family.shapes):
         pytest.skip("open sizes")

@@ -1,4 +1,4 @@
-"""Targets: what follows from them, what contradicts them, and what they are asked."""
+"""Tests targets: their defaults, contradicting arguments, and their problems."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ MINE = Target("mine", "My chip", "reference", 1, {"CONV_2D": Kernel(("int8", "in
 
 
 def wide(activation="relu"):
-    """A network of which several targets lack something."""
+    """Returns a network with operators that several targets lack."""
 
     def build(x):
         x = layers.UpSampling2D(3, interpolation="bilinear", name="up")(x)

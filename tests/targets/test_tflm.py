@@ -1,4 +1,4 @@
-"""What the table says of TFLite Micro is what its interpreter does."""
+"""Tests the table of TFLite Micro's operators against its interpreter."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ CASES = [
 
 
 def runs(op, bits, seed):
-    """Whether the interpreter runs an example, and whether the table says so."""
+    """Returns whether the interpreter runs an example, and whether the table expects it."""
     node, numbers = node_of(op, bits, seed)
     contents = file_of(node, BATCH)
     try:
@@ -92,7 +92,7 @@ def exported(layer, recipe="int16x8", shape=(5, 4)):
 
 
 def refusal(contents):
-    """What the interpreter says against a file, None if it runs."""
+    """Returns the interpreter's error for a file; None if it runs."""
     pytest.importorskip("tflite_micro")
     try:
         file = MicroInterpreter(contents)
@@ -103,14 +103,14 @@ def refusal(contents):
 
 
 def test_files_of_many_megabytes_are_run():
-    """The arena for a file of 34 MB had more than 2 GiB, which ended the process."""
+    """The arena for a file of 34 MB exceeded 2 GiB, which crashed."""
     _, contents = exported(layers.Dense(2))
     assert refusal(contents + bytes(34 << 20)) is None
 
 
 @pytest.mark.slow
 def test_loops_are_looked_into():
-    """Keras splits off an empty part in each step, which TFLite Micro refuses."""
+    """Keras splits off an empty tensor in each step, which TFLite Micro refuses."""
     _, contents = exported(layers.GRU(3))
     assert (problems(contents, TFLM), refusal(contents)) == ((), None)
     _, contents = exported(layers.GRU(3, reset_after=False, name="gru"))
@@ -191,7 +191,7 @@ def test_a_plan_tells_what_the_scales_of_dense_layers_keep():
 
 @pytest.mark.parametrize("name", ["softsign", "softplus"])
 def test_tables_of_16_bits_are_looked_up_in_bytes(name):
-    """Their largest values, 32640 to 32767, once became the smallest."""
+    """The largest values, 32640 to 32767, once became the smallest."""
     pytest.importorskip("tflite_micro")
     node, numbers = node_of(op_named(name), 16, 0)
     contents = file_of(node, BATCH, rewrite_for(TFLM))

@@ -1,4 +1,4 @@
-"""Arm's compiler for Ethos-U: the NPU gets what the table says, operator by operator."""
+"""Tests the table of Ethos-U against Arm's compiler Vela, operator by operator."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_e
 REFUSED = {
     # Booleans as inputs and outputs of a file.
     "ethos_u55": ("argmax-16", "select", "from_integers", *COMPARISONS),
-    # QUANTIZE of int32, which the target names.
+    # QUANTIZE of int32, which the target lists.
     "ethos_u85": ("argmax-16", "from_integers", "layer_norm-8", "group_norm-8"),
 }
 """Beginnings of names of files that Vela 5.2 does not compile."""
@@ -65,7 +65,7 @@ def vela(contents: bytes, target: str, folder: Path) -> subprocess.CompletedProc
 
 
 def on_the_cpu(contents: bytes, target: str, folder: Path) -> set[str]:
-    """The tensors that operators compute which Vela leaves in its file."""
+    """Returns the outputs of operators that Vela leaves to the CPU."""
     done = vela(contents, target, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     graph = FileGraph((folder / "file_vela.tflite").read_bytes())
@@ -74,9 +74,9 @@ def on_the_cpu(contents: bytes, target: str, folder: Path) -> set[str]:
 
 
 def compared(contents: bytes, target: str, folder: Path) -> tuple[int, list[str]]:
-    """How many operators a file has, and those of which the table says something else."""
+    """Returns how many operators a file has, and those for which the table is wrong."""
     left, graph = on_the_cpu(contents, target, folder), FileGraph(contents)
-    # Faults are of the CPU's kernels, and files for the target have other forms of them.
+    # Faults are in the CPU's kernels, and files for the target avoid them.
     table = dataclasses.replace(get(target), faults=())
     refused = Counter(problem.index for problem in problems(contents, table))
     differing = []

@@ -1,4 +1,4 @@
-"""Nodes in float by themselves: models of them, their files, what both compute."""
+"""Models of float nodes alone, their files, and functions that compute both."""
 
 import dataclasses
 from collections.abc import Callable
@@ -31,7 +31,7 @@ SEQUENCE = (6, 4)
 
 
 def in_float(model: Any, params: QuantParams | None = None) -> ResolvedGraph:
-    """A model of which everything is in float but Add layers, and inputs if they have `params`."""
+    """Returns a model of float nodes, except Add layers, and inputs if they have `params`."""
     graph = read_model(model)
     tensors = {
         value: Tensor(as_scope(value.name), value.shape, value.dtype, params)
@@ -70,13 +70,13 @@ def file_of(graph: ResolvedGraph) -> bytes:
 
 
 def results(graph: ResolvedGraph, inputs: list[np.ndarray], contents: bytes) -> list[np.ndarray]:
-    """The outputs of a graph's file."""
+    """Returns the outputs of a graph's file."""
     outputs = FileInterpreter(contents).run_once(dict(zip(graph.inputs, inputs, strict=True)))
     return [outputs[name] for name in graph.outputs]
 
 
 def computed(graph: ResolvedGraph, inputs: list[np.ndarray], **how: Any) -> list[np.ndarray]:
-    """The outputs of a graph without quantized ones."""
+    """Returns the outputs of a graph without quantized outputs."""
     numbers = prepare(graph, XNNPACK)
 
     @tf.function(autograph=False)
@@ -112,7 +112,7 @@ def close(found: list[Any], expected: list[Any], tolerance: float = 1e-5) -> Non
 
 
 def check(model: Any, *inputs: np.ndarray) -> bytes:
-    """Asserts that all ways to compute a model give what Keras gives; returns the file."""
+    """Asserts that all ways to compute a model equal Keras, and returns the file."""
     given = list(inputs) or random_inputs(model)
     expected = [np.asarray(tensor) for tensor in tf.nest.flatten(model(given, training=False))]
     graph = in_float(model)

@@ -1,4 +1,4 @@
-"""Files that were damaged or made to do harm: refused, or read as far as they are right."""
+"""Tests damaged and malicious files: they are refused, or read as far as they are valid."""
 
 import contextlib
 
@@ -16,11 +16,11 @@ from tests.processes import fork, run_all
 
 
 def damaged(contents: bytes, numbers: np.random.Generator) -> bytes:
-    """A file's contents, cut short or with some bits the other way round."""
+    """Returns a file's contents, truncated or with some flipped bits."""
     if numbers.random() < 0.2:
         return contents[: numbers.integers(len(contents))]
     changed = bytearray(contents)
-    end = 300 if numbers.random() < 0.5 else len(changed)  # Most is said at the beginning.
+    end = 300 if numbers.random() < 0.5 else len(changed)  # The most important fields come first.
     for place in numbers.integers(0, end, numbers.integers(1, 20)):
         changed[place] ^= 1 << int(numbers.integers(8))
     return bytes(changed)
@@ -28,7 +28,7 @@ def damaged(contents: bytes, numbers: np.random.Generator) -> bytes:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder with a model in both formats of Keras, and what it computes."""
+    """Saves a model in both formats of Keras in a folder, with its outputs."""
     folder = tmp_path_factory.mktemp("saved")
     model = functional((6,), build=lambda x: layers.Dense(3)(layers.Dense(4, "relu")(x)))
     x = images(8, (6,))
@@ -45,16 +45,16 @@ def _load_damaged(ending, numbers, saved, tmp_path):
     path.write_bytes(damaged(contents, numbers))
     try:
         loaded = keras.models.load_model(path)
-    except Exception:  # Keras has as many kinds as there are libraries below it.
+    except Exception:  # Errors of Keras and of all libraries that it uses.
         return
     predicted = loaded.predict(x, verbose=0)
-    if ending == ".keras":  # It has check sums, .h5 has none.
+    if ending == ".keras":  # .keras files have checksums, .h5 files do not.
         np.testing.assert_array_equal(predicted, expected)
 
 
 @pytest.mark.parametrize("ending", [".keras", ".h5"])
 def test_damaged_models(ending, saved, tmp_path):
-    """No crash; and what was loaded from a file with check sums is what was saved."""
+    """No crash. A file with checksums that can be loaded has the saved values."""
     for seed in range(5):
         _load_damaged(ending, np.random.default_rng(seed), saved, tmp_path)
 
@@ -67,10 +67,10 @@ def test_many_damaged_models(seeds, saved, tmp_path):
 
 @pytest.mark.slow
 def test_many_damaged_h5_files(seeds, saved, tmp_path):
-    """None ends the process. On one of 400 HDF5's library loops for ever, in plain Keras too.
+    """No file crashes. For one of 400, HDF5's library loops forever, in plain Keras, too.
 
-    That one has a damaged length in the heap which holds the configuration: its superblock, its
-    size and all that `h5py.File` looks at are right.
+    That file has a damaged length in the heap with the configuration. Its superblock, its size and
+    all that `h5py.File` checks are correct.
     """
     for seed in range(5, 5 + seeds):
         numbers = np.random.default_rng(seed)
@@ -91,7 +91,7 @@ def _read_damaged(exported, seed):
 
 @pytest.mark.filterwarnings("ignore:The file .* other")
 def test_damaged_tflite_files(exported):
-    """Whatever bytes are changed or missing: a `ValueError`, or an answer, and no crash."""
+    """Changed or missing bytes cause a `ValueError` or a result, but no crash."""
     for seed in range(30):
         _read_damaged(exported, seed)
 
@@ -126,7 +126,7 @@ def test_operators_without_outputs(exported):
 
 
 def _first(graph, kind):
-    """The first quantized tensor, weight or operator."""
+    """Returns the first quantized tensor, weight or operator."""
     if kind == "operator":
         return graph.operators[0]
     read = graph.operators[0].inputs
@@ -173,7 +173,7 @@ DEADLY = {
 
 
 def _split_model():
-    """A file with operators whose kernels trust the file."""
+    """Returns a file with operators whose kernels do not check the file."""
 
     def build(x):
         left, right = tf.split(x, 2, axis=-1)
@@ -212,7 +212,7 @@ def test_what_kernels_do_not_check(fault):
 
 @pytest.mark.parametrize("fault", DEADLY)
 def test_what_would_end_the_process_is_found_before(fault, exported):
-    """In LiteRT or TFLite Micro, for most of them."""
+    """In LiteRT or TFLite Micro, most of them would crash."""
     model = unpack(exported.tflite)
     DEADLY[fault](model)
     contents = bytes(flatbuffer_utils.convert_object_to_bytearray(model))

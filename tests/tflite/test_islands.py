@@ -1,4 +1,4 @@
-"""Nodes in float: what they compute, and how files hold them."""
+"""Tests float nodes: their results, and their operators in files."""
 
 import subprocess
 import sys
@@ -201,7 +201,7 @@ def test_tensors_are_named_after_their_nodes():
 
 
 def test_constants_are_named_alike_once_a_model_is_loaded(tmp_path):
-    """A loaded model gives `tf.tile` a list where it was given a tensor."""
+    """A loaded model passes a list to `tf.tile` instead of a tensor."""
     x = layers.Input((4,))
     grid = tf.tile(tf.constant([[1, 2, 3, 4]]), [tf.shape(x)[0], 1])
     model = keras.Model(x, layers.Dense(2)(x) + tf.cast(grid[:, :2], tf.float32))

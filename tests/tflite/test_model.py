@@ -1,4 +1,4 @@
-"""`TFLiteModel`: files take data as models do, and predict the same numbers."""
+"""Tests `TFLiteModel`: files accept data like models, and return the same values."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_predicts_as_the_model_does(file, expected, form):
 
 
 def test_codes_in_and_out(file, expected):
-    """Arrays of the input's own type are codes; `codes=True` leaves those of outputs."""
+    """Arrays of the input's type are quantized values. `codes=True` keeps those of outputs."""
     (image,), (output,) = file.inputs.values(), file.outputs.values()
     codes = file.predict(image.quantize(X), codes=True)
     assert codes.dtype == output.dtype == np.int8
@@ -110,7 +110,7 @@ def test_steps_and_progress(file, expected, capsys):
 
 
 def test_order_is_the_models(of_two):
-    """Interpreters sort names; lists of inputs and outputs are in the model's order."""
+    """Interpreters sort names, but lists of inputs and outputs are in the model's order."""
     qat, file = of_two
     assert list(file.inputs) == ["right", "left"] and list(file.outputs) == ["zebra", "apple"]
     expected = qat.predict([RIGHT, LEFT], verbose=0)
@@ -122,7 +122,7 @@ def test_order_is_the_models(of_two):
 
 @pytest.mark.parametrize("kernels", ["reference", "tflm"])
 def test_batches_of_the_file_are_filled_up(qat, kernels):
-    """A file of three at a time takes ten."""
+    """A file for three examples accepts ten."""
     if kernels == "tflm":
         pytest.importorskip("tflite_micro")
     file = keras_qat.TFLiteModel(keras_qat.export_tflite(qat, batch_size=3), kernels)
@@ -210,7 +210,7 @@ def test_what_cannot_be_opened(contents):
 
 
 def test_dicts_are_by_the_models_keys():
-    """Which other inputs may have as their names, and which Keras goes by."""
+    """Other inputs may have these keys as names. Keras uses the keys."""
     a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
     joined = layers.Concatenate()([layers.Dense(3)(a), layers.Dense(2)(b)])
     for keys in (("b", "a"), ("left", "right")):
@@ -250,7 +250,7 @@ def test_files_run_with_the_kernels_of_their_model(options):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"target": "edgetpu"}, "no reference kernel"),  # Of ELU.
+        ({"target": "edgetpu"}, "no reference kernel"),  # For ELU.
         ({"kernels": "tflm"}, "needs fixed sizes"),
         ({"kernels": "xnnpack_arm64"}, "64-bit ARM only"),
     ],
@@ -274,7 +274,7 @@ def test_verify_runs_operators_that_a_target_leaves_to_the_cpu():
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference", "tflm"])
 @pytest.mark.parametrize("dtype", ["int32", "float32"])
 def test_token_ids_beyond_the_table_are_named(kernels, dtype):
-    """TFLite Micro would read what lies behind the table."""
+    """TFLite Micro would read memory after the table."""
     if kernels == "tflm":
         pytest.importorskip("tflite_micro")
     tokens = keras.Input((4,), dtype=dtype, name="tokens")

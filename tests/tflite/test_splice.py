@@ -1,4 +1,4 @@
-"""Graphs of other files inside a file."""
+"""Tests inserting the graphs of other files into a file."""
 
 import itertools
 
@@ -14,13 +14,13 @@ from keras_qat.tflite.splice import splice_model
 
 
 def converted(function, *specs) -> bytes:
-    """A function as a file of its own."""
+    """Returns a function as a file."""
     traced = tf.function(function).get_concrete_function(*specs)
     return tf.lite.TFLiteConverter.from_concrete_functions([traced]).convert()
 
 
 def spliced(contents: bytes, repeats: int = 1, shape=(None, 4), dtype="float32") -> FileInterpreter:
-    """A file that computes another one's graph, again and again."""
+    """Returns a file that computes another file's graph repeatedly."""
     builder = Builder()
     first = here = builder.tensor("x", shape, dtype)
     for place in range(repeats):

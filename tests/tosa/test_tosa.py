@@ -1,6 +1,6 @@
-"""Files in Arm's TOSA: its converter reads them, and its reference model computes their values.
+"""Tests files in Arm's TOSA: its converter reads them, and its reference model runs them.
 
-`make test-tosa` installs both; without them these tests are skipped.
+These tests are skipped unless `make test-tosa` has installed both.
 """
 
 import json

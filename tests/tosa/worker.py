@@ -23,7 +23,7 @@ FINISHED = 0
 
 
 def converted(path: Path) -> bytes:
-    """Returns a TFLite file as TOSA; raises a ValueError if the converter refuses it."""
+    """Returns a TFLite file as TOSA. Raises a ValueError if the converter refuses it."""
     bytecode, tosa = path.with_suffix(".mlirbc"), path.with_suffix(".tosa")
     for command in (
         [TOOLS / "tosa-converter-for-tflite", path, "--bytecode", "-o", bytecode],
@@ -36,7 +36,7 @@ def converted(path: Path) -> bytes:
 
 
 def run(path: Path) -> Any:
-    """Returns how many values of a file differ, and of how many; or why it was not run."""
+    """Returns how many values of a file differ, and of how many; or why it did not run."""
     with np.load(path.with_suffix(".npz")) as arrays:
         given = [arrays[name] for name in arrays if name.startswith("input_")]
         expected = [arrays[name] for name in arrays if name.startswith("tflm_")]
@@ -54,7 +54,7 @@ def run(path: Path) -> Any:
 
 
 def apart(path: Path) -> Any:
-    """Returns what `run` does, in a process of its own: the reference model ends it on errors."""
+    """Returns the result of `run` in a new process, because the reference model exits on errors."""
     reads, writes = os.pipe()
     child = os.fork()
     if not child:

@@ -1,4 +1,4 @@
-"""Each patch lets code of one kind be traced, and threads can trace at once."""
+"""Tests that each patch lets code of one kind be traced, and that threads can trace at once."""
 
 import random
 import threading
@@ -18,7 +18,7 @@ SHAPE = (6, 4)
 
 
 class Code(layers.Layer):
-    """Runs a function, with a weight and with a layer inside."""
+    """Runs a function with a weight and an inner layer."""
 
     def __init__(self, function, **kwargs):
         super().__init__(**kwargs)
@@ -98,7 +98,7 @@ EXAMPLES = {
 
 
 def trace(function):
-    """Returns the calls inside a layer, as text, or why it cannot be traced."""
+    """Returns the calls inside a layer as text, or why it cannot be traced."""
     model = functional(SHAPE, build=lambda x: Code(function, name="code")(x))
     try:
         graph = trace_layer(read_model(model).calls[0]).graph

@@ -1,4 +1,4 @@
-"""Ranges from data: which ranges, from every kind of data, and that nothing else changes."""
+"""Tests calibration: ranges from all kinds of data, and that nothing else changes."""
 
 import numpy as np
 import pytest
@@ -98,13 +98,13 @@ def test_dict_inputs_of_other_types():
         quantizer.quantizes: (quantizer.minimum, quantizer.maximum)
         for quantizer in keras_qat.quantizers(qat)
     }
-    # The debiased average is TensorFlow 1's, in float32. Inputs have wider ranges: off ties.
+    # The average is TensorFlow 1's, in float32. Ranges of inputs are wider, to avoid ties.
     assert result[("a",)] == pytest.approx((0, 2 + 2 / 1019), rel=1e-4)
     assert result[("b",)] == pytest.approx((-5, 5 / 1019), rel=1e-4)
 
 
 class Doubles(keras.layers.Layer):
-    """Branches on the values of a tensor, which AutoGraph makes a conditional of the graph."""
+    """Branches on the values of a tensor, which AutoGraph converts to a condition in a graph."""
 
     def call(self, x):
         if tf.reduce_sum(x) > 0:
@@ -190,7 +190,7 @@ def test_second_call_forgets_the_first(recipe):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["int8", CONTRIB])
 def test_second_call_goes_on_from_the_first(recipe):
-    """Counted by examples."""
+    """Counted in examples."""
     one, other = X[:30], 3 * X[30:]
     qat = calibrated(one, recipe)
     keras_qat.calibrate(qat, other, reset=False)
@@ -206,7 +206,7 @@ def activations(qat):
 
 @pytest.mark.parametrize("recipe", ["int8", CONTRIB])
 def test_training_goes_on_from_there(recipe):
-    """As if the examples had come in batches of 32."""
+    """As if the examples had been batches of 32."""
     qat = calibrated(np.concatenate([X, X, X, X]), recipe)
     before = activations(qat)
     keras_qat.set_quantization(qat, False)
@@ -214,7 +214,7 @@ def test_training_goes_on_from_there(recipe):
     qat(2 * X[:8], training=True)
     batch = activations(calibrated(2 * X[:8], recipe))
     result, expected = activations(qat), before + (batch - before) / 6
-    # The original folds no BatchNormalization behind a bias: what follows on it differs.
+    # The original does not fold BatchNormalization after a bias, so later ranges differ.
     some = 3 if recipe == "contrib" else len(result)
     np.testing.assert_allclose(result[:some], expected[:some], rtol=2e-3)
 
@@ -231,7 +231,7 @@ def test_percentile():
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_mse_finds_the_best_range(bits):
-    """Compared with a search over the numbers themselves."""
+    """Compares with a search on the values themselves."""
     x = np.random.default_rng(0).laplace(size=(2000, 4)).astype(np.float32)
     model = functional((4,), build=layers.ReLU(name="y"))
     qat = keras_qat.quantize_model(model, keras_qat.recipes.int8(activation_bits=bits))
@@ -250,20 +250,20 @@ def test_mse_finds_the_best_range(bits):
 
 
 def test_outlier_is_cut_off():
-    """One of 1000 among numbers of a normal distribution."""
+    """One value of 1000 among normally distributed values."""
     x = images(64, (28, 28, 1))
     x[5, 3, 3] = 1000
     qat = keras_qat.quantize_model(functional((28, 28, 1), build=layers.ReLU(name="y")))
     with pytest.warns(UserWarning, match="half of the examples .* 3.94, .* method='percentile'"):
         keras_qat.calibrate(qat, x)
-    wider = (1000 - x.min()) / 1019  # An input's range is: off ties.
+    wider = (1000 - x.min()) / 1019  # Ranges of inputs avoid ties.
     assert keras_qat.quantizers(qat)[0].maximum == pytest.approx(1000 + wider)
     keras_qat.calibrate(qat, x, method="percentile")
     assert keras_qat.quantizers(qat)[0].maximum < 6
 
 
 def test_outlier_is_cut_off_before_it_reaches_other_layers():
-    """Unless the data can be read only once."""
+    """Unless the data can only be read once."""
     x = images(64, (8, 8, 1))
     broken = x.copy()
     broken[5, 3, 3] = 1000
@@ -274,13 +274,13 @@ def test_outlier_is_cut_off_before_it_reaches_other_layers():
 
 
 def test_pixels_keep_their_range():
-    """They lie on the steps of the full range: any other one is worse, whatever histograms say."""
+    """They lie on the steps of the full range. Any other range is worse, despite histograms."""
     x = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 1)) / np.float32(255)
     qat = keras_qat.quantize_model(functional((8, 8, 1), build=layers.ReLU(name="y")))
     for method in METHODS:
         keras_qat.calibrate(qat, x, method=method)
         quantizer = keras_qat.quantizers(qat)[0]
-        expected = pytest.approx((0, 1 + 1 / 1019), abs=1e-6)  # An input's is wider: off ties.
+        expected = pytest.approx((0, 1 + 1 / 1019), abs=1e-6)  # An input's is wider.
         assert (quantizer.minimum, quantizer.maximum) == expected, method
 
 

@@ -1,4 +1,4 @@
-"""What is said of data that are not prepared as in earlier training, or lost in 8 bits."""
+"""Tests warnings about data that differs from training data, or that 8 bits would lose."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def calibrated(model, x, **options):
 
 
 def with_statistics(x, *first):
-    """A network whose BatchNormalization has the statistics of `x`."""
+    """Returns a network whose BatchNormalization has the statistics of `x`."""
     keras.utils.set_random_seed(0)
     norm = layers.BatchNormalization(momentum=0.0, name="norm")
     model = keras.Sequential([keras.Input(x.shape[1:], name="image"), *first, norm, layers.ReLU()])
@@ -62,7 +62,7 @@ def conv():
 )
 def test_data_of_another_preparation(trained_on, given, message):
     model = with_statistics(trained_on, conv())
-    calibrated(model, trained_on)  # A warning would be an error.
+    calibrated(model, trained_on)  # A warning would fail the test.
     with pytest.warns(UserWarning, match=message):
         calibrated(model, given)
 
@@ -77,16 +77,16 @@ def test_training_looks_at_its_first_data():
         qat.compile("sgd", "mse")
         return qat
 
-    quantized().fit(UNIT, labels, verbose=0)  # A warning would be an error.
+    quantized().fit(UNIT, labels, verbose=0)  # A warning would fail the test.
     qat = quantized()
     with pytest.warns(UserWarning, match=r"\(uint8, 0 to 255\) .* They fit as x / 255\.$") as told:
         qat.fit(PIXELS, labels, verbose=0)
     assert [warning.filename for warning in told] == [__file__]
-    qat.fit(PIXELS, labels, verbose=0)  # It is told once.
+    qat.fit(PIXELS, labels, verbose=0)  # Warns only once.
 
 
 def test_statistics_without_images():
-    """Contrib's recipe has its own BatchNormalization, whose axis is that of images."""
+    """Recipe contrib has a different BatchNormalization class, with the axis of images."""
     x = rng().normal(size=(32, 4)).astype(np.float32)
     model = with_statistics(x, layers.Dense(4), layers.ReLU())
     for recipe in ("int8", "contrib"):
@@ -111,7 +111,7 @@ def test_normalization_and_rescaling():
 
 
 def test_statistics_that_say_nothing():
-    """Those of a model that was hardly trained, and those behind several inputs."""
+    """Statistics of a hardly trained model, and statistics after several inputs."""
     calibrated(
         keras.Sequential([keras.Input((8, 8, 3)), conv(), layers.BatchNormalization()]), UNIT
     )

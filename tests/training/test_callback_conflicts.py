@@ -1,4 +1,4 @@
-"""Callbacks that contradict each other, or compare float epochs with quantized ones."""
+"""Tests callbacks that contradict each other, or compare float with quantized epochs."""
 
 import dataclasses
 import warnings
@@ -32,7 +32,7 @@ def quantized(name: str = "net"):
 
 
 def fit(model, *callbacks, epochs=4, x=X, y=Y, **kwargs):
-    """The warnings of training."""
+    """Returns the warnings of training."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         model.fit(
@@ -68,7 +68,7 @@ def test_the_epoch_counts_from_where_training_goes_on():
     assert steps_done(qat) == 2 * STEPS
     (told,) = fit(qat, delay, stop(), epochs=8, initial_epoch=2)
     assert "start_from_epoch=3 " in told
-    assert fit(qat, delay, stop()) == []  # It is over.
+    assert fit(qat, delay, stop()) == []  # The delay is over.
 
 
 def test_callbacks_that_keep_the_best_or_wait_for_better(tmp_path):
@@ -173,7 +173,7 @@ class TestFrozenWithoutData:
         assert all(item.calibrated for item in keras_qat.quantizers(qat))
 
     def test_one_range_without_data(self):
-        """A dead ReLU: others quantize when the delay ends, whichever graph computes it."""
+        """A dead ReLU must not keep other layers from quantizing after the delay, in any graph."""
         recipe = keras_qat.recipes.int8()
         last = dataclasses.replace(recipe.activations, observer="last_value")
         recipe = dataclasses.replace(recipe, activations=last)
@@ -205,7 +205,7 @@ class TestOptimizers:
         assert float(qat.optimizer.learning_rate) == pytest.approx(0.02)
 
     def test_one_that_knows_all_weights(self):
-        """As of two models that train in turn."""
+        """As in two models that train in turn."""
         first, second = quantized("first"), quantized("second")
         optimizer = keras.optimizers.Adam()
         optimizer.build(first.trainable_variables + second.trainable_variables)

@@ -1,4 +1,4 @@
-"""Delays, exact to the step. Each test compares training with what it has to equal."""
+"""Tests delays, exact to the step. Each test compares with an equivalent training."""
 
 import functools
 
@@ -26,7 +26,7 @@ def quantized(seed: int = 0):
 
 
 def reloaded(qat, path):
-    """The model from a file of it, or another one with its weights from a file of those."""
+    """Returns the model loaded from a file, or a new model with weights from a file."""
     if "weights" in path.name:
         qat.save_weights(str(path))
         loaded = quantized(seed=9)
@@ -37,7 +37,7 @@ def reloaded(qat, path):
 
 
 class PlainLoop:
-    """A training loop that switches by hand; its graph is made once and trained from the start."""
+    """A training loop that switches phases manually, with one graph for all steps."""
 
     def __init__(self):
         self.qat = quantized()
@@ -74,12 +74,12 @@ def plain_loop() -> PlainLoop:
 
 
 def reference(steps: int, quantize_from: int, freeze_from: int) -> list[np.ndarray]:
-    """Weights and ranges after some steps."""
+    """Returns weights and ranges after some steps."""
     return plain_loop().run(steps, quantize_from, freeze_from)
 
 
 def numbers(qat) -> list[np.ndarray]:
-    """Float weights and ranges: all but the counters."""
+    """Returns float weights and ranges, without counters."""
     return [weight.numpy() for weight in qat.weights if weight.dtype == tf.float32]
 
 
@@ -103,7 +103,7 @@ def test_delays_in_a_custom_loop_are_exact_to_the_step():
 
 
 def test_a_step_earlier_or_later_differs():
-    """The comparison above can tell one step from the next."""
+    """The comparison above can detect a difference of one step."""
     result = reference(8, 4, 99)
     for other in (reference(8, 5, 99), reference(8, 4, 6)):
         assert max(np.abs(a - b).max() for a, b in zip(result, other, strict=True)) > 1e-4
@@ -138,7 +138,7 @@ def test_delay_goes_on_after_saving_and_loading(kind, tmp_path):
 
 
 def test_delay_holds_in_inference_until_it_is_over():
-    """Between the steps a model computes as the last step did: in float, or quantized."""
+    """Between steps, a model computes like the last step: in float, or quantized."""
     qat = quantized()
     train(qat, X, 4, callbacks=[QuantDelay(5)])
     before = qat.predict(X, verbose=0)
@@ -186,7 +186,7 @@ def test_bad_steps(callback, steps):
 
 
 def activation_ranges(qat):
-    """Ends, and how many batches they are made of."""
+    """Returns the ends of ranges, and how many batches they average."""
     observers = [
         observer
         for layer in list_scheduled_layers(qat)
@@ -201,7 +201,7 @@ def activation_ranges(qat):
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 @pytest.mark.parametrize("recipe", ["int8", pytest.param("contrib", marks=pytest.mark.slow)])
 def test_ranges_freeze_exactly_at_their_step(recipe, steps_per_execution):
-    """Weights go on training; the ranges are those of the step before, to the last bit."""
+    """Weights keep training, and ranges are exactly those of the step before."""
     shorter = keras_qat.quantize_model(scramble(tiny_net()), recipe)
     train(shorter, X, 5)
     qat = keras_qat.quantize_model(scramble(tiny_net()), recipe)
@@ -214,7 +214,7 @@ def test_ranges_freeze_exactly_at_their_step(recipe, steps_per_execution):
 
 
 def test_frozen_ranges_compute_what_observed_ones_do():
-    """A step that quantizes to the same ranges has the same results."""
+    """A step that quantizes with the same ranges has the same results."""
     qat = quantized()
     train(qat, X, 3)
     keras_qat.freeze_ranges(qat)
@@ -231,21 +231,21 @@ def test_frozen_ranges_compute_what_observed_ones_do():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The data for input")  # The dead ReLU is unlike its statistics.
+@pytest.mark.filterwarnings("ignore:The data for input")  # The dead ReLU differs.
 @pytest.mark.parametrize("first_steps", [0, 3, 300])
 @pytest.mark.parametrize("is_dead", [False, True])
 def test_steps_are_the_same_in_any_graph(first_steps, is_dead, monkeypatch):
-    """Whether a step for one side of a change alone is traced at once, soon, or never."""
+    """Whether a step for one phase is traced at once, soon, or never."""
 
     def trained(first_steps):
         monkeypatch.setattr(phase_graphs, "FIRST_STEPS", first_steps)
         qat = quantized()
         biases = qat.get_layer("quant_conv").batch_norm.beta
-        if is_dead:  # Its ReLU, whose range is empty.
+        if is_dead:  # Its ReLU, which has an empty range.
             biases.assign(tf.fill(biases.shape, -100.0))
         callbacks = [QuantDelay(2), FreezeBatchNorm(4), FreezeRanges(6)]
         train(qat, X, 8, callbacks=callbacks)
-        biases.assign(tf.zeros_like(biases))  # It lives again, in the range that an empty one is.
+        biases.assign(tf.zeros_like(biases))  # It is alive again, with the range of an empty range.
         train(qat, X, 3, callbacks=callbacks)
         return numbers(qat)
 

@@ -1,4 +1,4 @@
-"""Training steps that XLA compiles, against the same steps without it."""
+"""Tests training steps that XLA compiles against the same steps without XLA."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ PHASES = {
 
 
 def net():
-    """A convolution, one by channel, a sum and a dense layer, with and without ReLU."""
+    """Returns convolutions, a sum and a dense layer, with and without ReLU."""
     image = keras.Input((6, 6, 2))
     x = layers.ReLU(6.0)(layers.BatchNormalization()(layers.Conv2D(4, 3, use_bias=False)(image)))
     y = layers.BatchNormalization()(layers.DepthwiseConv2D(3, padding="same", use_bias=False)(x))
@@ -43,17 +43,17 @@ SUMS = 2 * len(X) * (4 * 64 + 4 + 3)
 
 
 def codes_moved(bits):
-    """How many values a last bit is expected to take across the middle of two levels.
+    """Returns how many values an error of a last bit is expected to move to another level.
 
-    A value lies so near to one with a probability of two last bits by the size of a level, of which
-    the largest number has about 2^(bits - 1). With 8 bits that is an eighth of a value in two
-    steps, so all codes have to be equal; with 16 bits it is thirty values.
+    A value is that close to a tie with a probability of two last bits per step. The largest value
+    has about 2^(bits - 1) steps. With 8 bits, an eighth of a value moves in two steps, so all must
+    be equal. With 16 bits, thirty values move.
     """
     return int(SUMS * 2 * LAST_BIT * 2.0 ** (bits - 1))
 
 
 def one_level_of_loss(qat):
-    """What one output makes of the loss if it moves by a level; a value before it makes less."""
+    """Returns how much the loss changes if an output (not an inner value) moves by a level."""
     output = keras_qat.quantizers(qat)[-1]
     level = (output.maximum - output.minimum) / (2.0**output.spec.bits - 1)
     return 2 * level * (np.abs(Y).max() + output.maximum) / Y.size
@@ -74,11 +74,11 @@ def test_a_step_by_xla_equals_one_without(recipe, phase):
         trained.append(qat)
     quantized, bits = phase != "float", keras_qat.quantizers(trained[0])[-1].spec.bits
     moved = codes_moved(bits) if quantized else 0
-    # The loss sums up 24 squares: 12 last bits at most, and what the outputs differ by. Codes move
-    # up as often as down, so that together they move it by the root of their number.
+    # The loss sums 24 squares: at most 12 last bits, and the differences of outputs. Values move
+    # up as often as down, so together they move the loss by the root of their count.
     atol = moved**0.5 * one_level_of_loss(trained[0])
     np.testing.assert_allclose(losses[1], losses[0], rtol=16 * LAST_BIT, atol=atol)
-    # Gradients are longer sums. A range follows a code that moves, as that may be the largest.
+    # Gradients are longer sums. A range follows a moved value if that is the largest.
     last_bits = 32 * LAST_BIT + (2.0 ** (1 - bits) if moved else 0.0)
     for one, other in zip(trained[0].weights, trained[1].weights, strict=True):
         size = max(1e-3, float(np.abs(one.numpy()).max()))
@@ -93,10 +93,9 @@ def test_a_step_by_xla_equals_one_without(recipe, phase):
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_step_as_it_is_traced_for_gpus_is_the_same(recipe, phase, monkeypatch):
-    """Its single operations, on a CPU, give every weight and range to the last bit.
+    """On a CPU, the operations for GPUs compute every weight and range bit-exactly.
 
-    Those of contrib follow sums in another order. No operation waits for a number that a GPU has
-    computed.
+    Sums of contrib have another order. No operation waits for a value from the GPU.
     """
     keras.utils.set_random_seed(0)
     model, trained = net(), []
@@ -111,6 +110,6 @@ def test_a_step_as_it_is_traced_for_gpus_is_the_same(recipe, phase, monkeypatch)
         size = max(1e-3, float(np.abs(one).max()))
         atol = 32 * LAST_BIT * size if recipe == "contrib" else 0.0
         np.testing.assert_allclose(one, other, rtol=0, atol=atol)
-    if tf.test.is_built_with_cuda():  # Else TensorFlow knows no kernels of GPUs.
+    if tf.test.is_built_with_cuda():  # Otherwise TensorFlow has no kernels for GPUs.
         on_host = operations.count(graph).host_reads
-        assert all(kind.startswith("_") for kind in on_host), on_host  # What only CPUs fuse.
+        assert all(kind.startswith("_") for kind in on_host), on_host  # Only CPUs fuse these.

@@ -1,4 +1,4 @@
-"""Numbers far outside of all others, as -1e9 for what is masked, take a range for themselves."""
+"""Tests outliers that use up a range, such as -1e9 for masked entries."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def masked(combine, mark):
     x, mask = keras.Input((10, 8), name="x"), keras.Input((10, 1), name="mask")
     h = combine(layers.Dense(8, name="h")(x), mask, mark)
     pooled = layers.Flatten()(layers.MaxPooling1D(10)(h))
-    # As an output h keeps its marks; in front of maxima alone they would set no range.
+    # An output h keeps its marks. Before a maximum alone, they would not determine a range.
     model = keras.Model([x, mask], [layers.Dense(4, name="y")(pooled), h])
     return keras_qat.quantize_model(model)
 
@@ -44,7 +44,7 @@ def masked(combine, mark):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("combine", "mark"),
-    # Of `at_least` with -1e9 the sum is taken for hidden scores, whose lowest value is not told.
+    # The sum of `at_least` and -1e9 looks like masked scores, whose lowest value is not reported.
     [*itertools.product([replaced, added, beside], [-1e9, -999.0]), (at_least, -999.0)],
 )
 def test_a_mark_of_a_model_is_told(combine, mark):
@@ -53,7 +53,7 @@ def test_a_mark_of_a_model_is_told(combine, mark):
 
 
 def test_tensors_that_are_joined_are_told_apart():
-    """The far values are of one, and those that they leave no room for of the other."""
+    """One tensor has the outliers, and another tensor loses its values."""
     x = keras.Input((8,), name="x")
     large = layers.Rescaling(1000.0, name="large")(x)
     small = layers.Dense(4, "tanh", name="small")(x)
@@ -70,15 +70,15 @@ def test_tensors_that_are_joined_are_told_apart():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("combine", [replaced, added, beside, at_least])
 def test_a_mark_of_the_size_of_the_others_is_not(combine):
-    keras_qat.calibrate(masked(combine, -8.0), X)  # A warning would be an error.
+    keras_qat.calibrate(masked(combine, -8.0), X)  # A warning would fail the test.
 
 
 def test_masked_scores_of_attention_are_not():
-    """The mask is the library's own, and scores that are small beside it weigh the same."""
+    """The library replaces the mask, and small scores keep their weight."""
     x = keras.Input((10, 8), name="x")
     scores = layers.MultiHeadAttention(1, 2, kernel_initializer=tf.constant_initializer(1e-2))
     model = keras.Model(x, scores(x, x, use_causal_mask=True))
-    keras_qat.calibrate(keras_qat.quantize_model(model), X["x"])  # A warning would be an error.
+    keras_qat.calibrate(keras_qat.quantize_model(model), X["x"])  # A warning would fail the test.
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_lies_far_outside(values, expected):
     if far is not None:
         assert (far.low, far.high) == (-1, 1)
     wide = find_outliers(values, (values.min(), values.max()), ends, 16)
-    assert wide is None  # 65 536 quantized values are enough for both.
+    assert wide is None  # 65,536 quantized values are enough for both.
 
 
 def test_a_range_of_other_data_is_not_set_by_far_values():
@@ -109,14 +109,14 @@ def test_a_range_of_other_data_is_not_set_by_far_values():
 
 
 def test_a_range_that_no_value_reaches_is_set_by_something_else():
-    """As that of probabilities, which the operator fixes."""
+    """For example, the operator fixes the range of probabilities."""
     values = np.linspace(1e-4, 6e-3, 1000)
     assert find_outliers(values, (1e-4, 0.5), (0.0, 0.996), 8) is not None
     assert find_outliers(values, (1e-4, 8.6e-3), (0.0, 0.996), 8) is None
 
 
 def test_saturated_gates_are_not_far_outside():
-    """Of 1 - sigmoid(x) many values are 1, and the others small; a single 1 is an outlier."""
+    """Many values of 1 - sigmoid(x) are 1, and the others small. A single 1 is an outlier."""
     small = np.linspace(0, 0.02, 999)
     assert find_outliers(np.append(small, np.ones(300)), (0.0, 1.0), (0.0, 1.0), 8) is None
     far = find_outliers(np.append(small, 1.0), (0.0, 1.0), (0.0, 1.0), 8)

@@ -1,4 +1,4 @@
-"""Settings of layers that are changed after the model was quantized."""
+"""Tests layer settings that change after the model was quantized."""
 
 import numpy as np
 import pytest

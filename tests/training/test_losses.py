@@ -1,4 +1,4 @@
-"""What a model adds to its loss and its metrics, besides what it is compiled with."""
+"""Tests losses and metrics that a model adds, besides those it was compiled with."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.networks.small import functional, layers
 
 
 def measured(model, x):
-    """The loss on targets of zero, without and with the compiled one."""
+    """Returns the loss on targets of zero, without and with the compiled loss."""
     model.compile("sgd", "mse")
     whole = model.evaluate(x, np.zeros((len(x), *model.output_shape[1:])), verbose=0)
     return whole - np.mean(model.predict(x, verbose=0) ** 2), whole
@@ -22,7 +22,7 @@ def kernels(contents):
 
 
 def with_loss():
-    """A model that adds a loss to what a layer inside it computes."""
+    """Returns a model that adds a loss on the output of an inner layer."""
     keras.utils.set_random_seed(3)
     x = keras.Input((6, 6, 4))
     hidden = layers.Conv2D(6, 3, activation="relu", name="hidden")(x)
@@ -97,7 +97,7 @@ REGULARIZED = {
 @pytest.mark.parametrize("name", sorted(REGULARIZED))
 def test_activities_are_regularized(name):
     model, x = functional((8, 4), build=REGULARIZED[name]), images(32, (8, 4))
-    # In one batch, so that ranges hold all values.
+    # In one batch, so that ranges include all values.
     qat = observe(keras_qat.quantize_model(model), x, batches=1)
     (expected, _), (result, _) = measured(model, x), measured(qat, x)
     assert expected > 0
@@ -135,7 +135,7 @@ def test_an_added_metric_is_measured():
 
 
 class Sampling(layers.Layer):
-    """Draws a sample, as a variational encoder does, and adds a loss. It stays in float."""
+    """Draws a sample, like a variational encoder, and adds a loss. It stays in float."""
 
     def call(self, inputs):
         self.add_loss(tf.reduce_mean(tf.square(inputs)))
@@ -143,7 +143,7 @@ class Sampling(layers.Layer):
 
 
 class Outer(layers.Layer):
-    """Holds such a layer."""
+    """Contains such a layer."""
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""Features and joined tensors that share a range with far larger ones are named where it shows."""
+"""Tests warnings of features and concatenated tensors that share a range with far larger ones."""
 
 import re
 import warnings
@@ -21,7 +21,7 @@ def normalizing(name="norm"):
 
 
 def with_norm(norm, shape=(3,)):
-    """A model that decides by the smallest feature, which it normalizes first."""
+    """Returns a model that decides by the smallest feature, which it normalizes first."""
     x = keras.Input(shape, name="row")
     answer = layers.Dense(1, "sigmoid", name="answer")
     model = keras.Model(x, answer(norm(x)))
@@ -37,7 +37,7 @@ def trained(model, data, x=None):
 
 
 def test_features_that_only_statistics_tell():
-    """`fit` tells them after training on a dataset, which nothing looks at, and so on."""
+    """For example, `fit` warns after training on a dataset, which is not inspected."""
     norm = layers.BatchNormalization(momentum=1.0, name="norm")
     model = with_norm(norm)
     norm.set_weights([np.ones(3), np.zeros(3), ROWS.mean(0), ROWS.var(0)])
@@ -65,12 +65,12 @@ def test_features_in_arrays_for_training(shape):
 
 
 def test_a_normalization_in_float_keeps_features():
-    """The remedy that the message gives."""
+    """The message advises this."""
     model = with_norm(normalizing())
     with pytest.warns(UserWarning, match=FEATURE.format("row")) as told:
         keras_qat.calibrate(keras_qat.quantize_model(model), ROWS)
     code = re.search(r"quantize_model\(.*\)(?=\.$)", str(told[0].message))
-    assert code and "int16x8" not in str(told[0].message)  # The feature has 0.3 steps of it.
+    assert code and "int16x8" not in str(told[0].message)  # The feature spans 0.3 steps of it.
     assert code[0] in str(keras_qat.plan(model))
     qat = eval(f"keras_qat.{code[0]}")
     keras_qat.calibrate(qat, ROWS)
@@ -86,7 +86,7 @@ JOINS = {
 
 
 def joined(join, part=None):
-    """A model of image features beside an income."""
+    """Returns a model that concatenates image features and an income."""
     image, income = keras.Input((8,), name="image"), keras.Input((1,), name="income")
     part = part or layers.Dense(4, "tanh", name="part")
     both = join(part(image), income)
@@ -121,7 +121,7 @@ def test_joined_tensors_after_training():
 
 
 class WithToken(layers.Layer):
-    """Puts a token in front of others, as vision transformers do."""
+    """Prepends a token to others, like vision transformers."""
 
     def build(self, shape):
         small = keras.initializers.RandomUniform(-1e-3, 1e-3)
@@ -133,7 +133,7 @@ class WithToken(layers.Layer):
 
 @pytest.mark.filterwarnings("error:.*(lost|range)")  # pyproject.toml ignores these warnings.
 def test_what_is_not_lost():
-    """Few values of pixels that are mostly 0, constant features, weights or constants in a join."""
+    """Pixels that are mostly 0, constant features, and concatenated weights or constants."""
     pixels = np.round(255 * rng(0).uniform(size=(64, 3)))
     pixels[:, 1] = rng(0).integers(0, 3, 64)
     pixels[:, 2] = 7

@@ -1,4 +1,4 @@
-"""`recipes.power_of_two()`: in training, at inference and in files, scales are powers of two."""
+"""Tests that `recipes.power_of_two()` has power-of-two scales in training, inference and files."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def test_ranges_are_widened_to_the_next_power_of_two(bits):
 
 
 def test_all_scales_are_powers_of_two(qat):
-    """TFLite's own softmax and sigmoid have another zero point, which a QUANTIZE brings to 0."""
+    """TFLite's softmax and sigmoid have another zero point, which a QUANTIZE changes to 0."""
     tensors = [
         tensor
         for tensor in FileGraph(keras_qat.export_tflite(qat)).tensors
@@ -94,7 +94,7 @@ def test_scales_stay_powers_of_two_in_training(qat):
 
 @pytest.mark.parametrize("layer", [layers.GRU, layers.SimpleRNN])
 def test_weights_of_recurrent_layers(layer):
-    """Files had weights of other scales than those that training multiplied with."""
+    """Files had weights with other scales than in training."""
     keras.utils.set_random_seed(0)
     model = scramble(functional((4, 3), build=layer(3)))
     qat = observe(keras_qat.quantize_model(model, recipes.power_of_two()), images(16, (4, 3)))
@@ -122,7 +122,7 @@ def test_other_ranges_are_refused(options):
 
 
 def test_mse_chooses_among_powers():
-    """One far value does not double the step of all others."""
+    """One outlier does not double the step of all others."""
     model = functional((8,), build=lambda x: layers.Dense(3)(x))
     qat = keras_qat.quantize_model(model, recipes.power_of_two())
     x = np.random.default_rng(0).normal(size=(4096, 8)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Zeros stay zeros and clusters stay clusters: in training and in the file."""
+"""Tests that zeros stay zeros and clusters stay clusters, in training and in the file."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""All steps of a recurrent layer together have the gradients and ranges of a plain loop."""
+"""Tests that a recurrent layer's fused steps have the gradients and ranges of a plain loop."""
 
 import numpy as np
 import pytest
@@ -69,7 +69,7 @@ def make_model(form):
     qat = keras_qat.quantize_model(keras.Model(inputs, outputs))
     x = np.float32(2 * rng().normal(size=(32, 3, 3)))
     x[rng().random((32, 3)) < 0.3] = 0.0
-    keras_qat.calibrate(qat, 0.3 * x)  # Some values are beyond the ranges.
+    keras_qat.calibrate(qat, 0.3 * x)  # Some values are outside of the ranges.
     return qat, tf.constant(x)
 
 

@@ -1,4 +1,4 @@
-"""What quantizers and optimizers compute together in a step is what each computes by itself."""
+"""Tests that quantizers and optimizers compute the same in joint operations as separately."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ Y = rng(4).normal(size=(8, 3)).astype(np.float32)
 
 
 def net():
-    """Kernels that are joined, kernels that are not, and a layer that a step calls twice."""
+    """Returns a model with fused kernels, other kernels, and a layer with two calls."""
     image = keras.Input((4, 4, 6))
     twice = layers.Conv2D(6, 1, name="twice")
     x = twice(layers.ReLU()(twice(image)))
@@ -101,7 +101,7 @@ SHAPES = [(), (3,), (3, 3, 4, 1), (5,), (2, 7), (1,), (3, 3, 4, 1)]
 
 
 def updated(optimizer, is_joint):
-    """What three updates make of all variables, with gradients that differ in magnitude."""
+    """Returns all variables after three updates, with gradients of different magnitude."""
     random = rng(7)
     shapes = [*SHAPES, (10, 2)]
     variables = [tf.Variable(random.normal(size=shape), dtype=tf.float32) for shape in shapes]
@@ -130,7 +130,7 @@ def updated(optimizer, is_joint):
 def test_variables_side_by_side_become_what_they_become_alone(name):
     left, together = updated(KNOWN[name](), is_joint=True)
     _, alone = updated(KNOWN[name](), is_joint=False)
-    assert left == len(SHAPES) - 3 + 1  # All but the vectors, and a table with a sparse gradient.
+    assert left == len(SHAPES) - 3 + 1  # All except vectors, and a sparse table.
     assert_all_equal(together, alone)
 
 

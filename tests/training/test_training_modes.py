@@ -1,4 +1,4 @@
-"""However a model is trained - compiled, eagerly, by hand, in part - its file computes the same."""
+"""Tests that files compute the same after compiled, eager, custom and partial training."""
 
 import numpy as np
 import pytest
@@ -117,7 +117,7 @@ def test_switch_that_is_no_bool(name):
 
 @pytest.mark.slow
 def test_float64_as_the_type_of_keras():
-    """Models are quantized in float32 all the same."""
+    """Models are quantized in float32 nevertheless."""
     keras.backend.set_floatx("float64")
     try:
         qat = train(keras_qat.quantize_model(tiny_net()), X)
@@ -127,7 +127,7 @@ def test_float64_as_the_type_of_keras():
 
 
 class Batches(keras.utils.Sequence):
-    """Batches whose sizes Keras does not know before it reads them."""
+    """Batches with sizes that Keras only knows after it reads them."""
 
     def __len__(self):
         return 2
@@ -140,7 +140,7 @@ class Batches(keras.utils.Sequence):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["GRU", "SimpleRNN"])
 def test_recurrent_layers_train_on_data_of_unknown_sizes(kind):
-    """They are unrolled by the number of steps, which the model's input has."""
+    """They are unrolled by the number of steps of the model's input."""
     x = keras.Input((5, 3), name="steps")
     hidden = getattr(keras.layers, kind)(2)(x)
     qat = keras_qat.quantize_model(keras.Model({"steps": x}, keras.layers.Dense(1)(hidden)))

@@ -1,6 +1,6 @@
-"""`fit` reads counters only where something may have changed: it then does as if it read each step.
+"""Tests that `fit`, which reads counters only after possible changes, acts as if it always did.
 
-A wrong phase would train wrongly and say nothing, so each test compares with reading each step.
+A wrong phase would silently train incorrectly, so each test compares with reading in each step.
 """
 
 import numpy as np
@@ -19,12 +19,12 @@ X, Y = images(48, (6, 6, 2)), rng(5).normal(size=(48, 3)).astype(np.float32)
 
 
 def states(phase):
-    """A phase with the values of its variables."""
+    """Returns a phase with the values of its variables."""
     return phase and [int(part) for part in phase]
 
 
 def trained(fit, reads_each_step, recipe="int8", first_steps=3, **options):
-    """The phases that a model went through in `fit(model)`, its weights, and how often was read."""
+    """Returns the phases in `fit(model)`, the final weights, and how often counters were read."""
     phases = []
 
     def assuming(phase, layers):
@@ -45,7 +45,7 @@ def trained(fit, reads_each_step, recipe="int8", first_steps=3, **options):
 
 
 def same_as_reading_each_step(fit, **options):
-    """Whether `fit(model)` reads less often, after asserting that it trains the same."""
+    """Asserts that `fit(model)` trains the same, and returns whether it reads less often."""
     (phases, weights, reads), (others, wanted, most) = (
         trained(fit, reads_each_step, **options) for reads_each_step in (False, True)
     )
@@ -73,13 +73,13 @@ SCHEDULES = {
 @pytest.mark.parametrize("recipe", ["int8", "contrib"])
 @pytest.mark.parametrize("callbacks", SCHEDULES)
 def test_fit_trains_as_if_it_read_each_step(callbacks, recipe, per_execution, tmp_path):
-    """Over epochs, with validation, single batches, other weights and calls of `fit` between."""
+    """Over epochs, with validation, single batches, assigned weights and several calls of `fit`."""
 
     def fit(qat):
         options = arguments(callbacks=SCHEDULES[callbacks])
         qat.fit(X, Y, validation_data=(X[:8], Y[:8]), **options)
         qat.save_weights(str(tmp_path / "weights.h5"))
-        if per_execution == 1:  # Keras takes as many batches.
+        if per_execution == 1:  # Keras reads as many batches.
             qat.train_on_batch(X[:4], Y[:4])
         qat.fit(tf.data.Dataset.from_tensor_slices((X, Y)).batch(4), **arguments(batch_size=None))
         qat.load_weights(str(tmp_path / "weights.h5"))
@@ -89,7 +89,7 @@ def test_fit_trains_as_if_it_read_each_step(callbacks, recipe, per_execution, tm
 
 
 def delay_at(qat, step):
-    """Lets a model train in float until a step, past the library."""
+    """Sets the step at which quantization begins, bypassing the library."""
     for layer in list_scheduled_layers(qat):
         layer.quantize_from.assign(step)
 
@@ -103,7 +103,7 @@ class InCallback(keras.callbacks.Callback):
 
 
 class InEpoch(keras.callbacks.Callback):
-    """Changes a model before an epoch, and maybe behind a step of its own."""
+    """Changes a model before an epoch, and perhaps after a step."""
 
     def __init__(self, trains):
         super().__init__()
@@ -124,7 +124,7 @@ def by_lambda(qat):
 
 
 def by_thread_of_data(qat):
-    """Data of `tf.data` that freezes ranges by the library, three steps behind the first one."""
+    """Returns `tf.data` that calls the library to freeze ranges three steps after the first."""
 
     def change(number):
         if number == 11:
@@ -173,7 +173,7 @@ class Twice(keras.Model):
 
 
 class Batches(keras.utils.Sequence):
-    """Data that a user's code makes between steps."""
+    """Data from a user's code that runs between steps."""
 
 
 def test_where_code_of_a_user_runs_between_steps(tmp_path):

@@ -1,4 +1,4 @@
-"""Files of models in which quantization never began, and files of another model: they are told."""
+"""Tests warnings about files of models that never quantized, and files of other models."""
 
 import dataclasses
 import warnings
@@ -38,7 +38,7 @@ def test_delay_that_training_did_not_reach(tmp_path):
     assert "4 are done" in str(report)
     assert report.to_dict()["notes"] == (note,)
     train(qat, X, steps=2, callbacks=[QuantDelay(6)])
-    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X)  # A warning would be an error.
+    report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X)  # Warnings fail.
     assert report.identical == 1
     assert not report.notes
 
@@ -127,7 +127,7 @@ def test_file_belongs_to_a_model_that_was_saved(tmp_path, ending):
 
 @pytest.mark.slow
 def test_file_without_a_fingerprint():
-    """Those of earlier versions, and what other programs have written."""
+    """Files of earlier versions, and of other programs."""
     qat = with_ranges()
     contents = keras_qat.export_tflite(qat)
     entry = compress(keras_qat.read_metadata(contents))
@@ -148,7 +148,7 @@ def test_inputs_of_another_scale():
 
 
 def of_a_series(shuffle):
-    """Trains on a series in order of time, or shuffled; returns the warnings of `fit`."""
+    """Trains on a series in order of time, or shuffled. Returns the warnings of `fit`."""
     keras.utils.set_random_seed(0)
     x = np.linspace(-2, 2, 640, dtype=np.float32)[:, None]
     layers = keras.layers

@@ -1,4 +1,4 @@
-"""The demo, the tutorials' programs and the example project, in a short form."""
+"""Tests short runs of the demo, the tutorials' programs and the example project."""
 
 import dataclasses
 import gzip
@@ -133,7 +133,7 @@ def test_the_lenet_tutorial_in_short() -> None:
     for row in rows[1:]:
         assert row.tflite_accuracy == pytest.approx(row.accuracy, abs=0.02)
         assert row.agreement >= 0.98
-    # Four bits fit TFLite's codes as they are; contrib's eight bits are rounded again.
+    # Four bits fit TFLite's values exactly. Contrib's eight bits are rounded again.
     assert rows[2].identical >= 0.99
     assert len(lenet_4bit.table(rows).splitlines()) == 4
 

@@ -2,8 +2,8 @@
 
     python -m tests.x86.emulator FOLDER Haswell > haswell.json
 
-`FOLDER` is one that `benchmarks.runtimes` has written. XNNPACK chooses its kernels by the
-instructions that a processor has. QEMU emulates none of AVX-512.
+`benchmarks.runtimes` writes `FOLDER`. XNNPACK chooses its kernels by the processor's instructions.
+QEMU does not emulate AVX-512.
 """
 
 import json
@@ -31,7 +31,7 @@ def is_set_up() -> bool:
 
 
 def run(folder: Path, cpu: str, *arguments: Any) -> dict[str, Any]:
-    """Returns what the runtime worker says of the files in a folder."""
+    """Returns what the runtime worker reports about the files in a folder."""
     emulated = () if cpu == "native" else (QEMU, "-cpu", cpu)
     result = run_worker([*emulated, sys.executable], folder, *arguments)
     return dict(result, runtime=f"LiteRT, {cpu}")

@@ -1,6 +1,6 @@
-"""Files in LiteRT on x86 processors with other instructions, against the simulation.
+"""Tests files in LiteRT on x86 processors with other instructions, against the simulation.
 
-`make test-x86` sets the emulator up; without it these tests are skipped.
+These tests are skipped unless `make test-x86` has installed the emulator.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def test_structures(width, piece, tmp_path):
 
 @pytest.mark.parametrize("piece", [piece for width, piece in emulation.PIECES if width == PACKED])
 def test_packed_int4_without_avx(piece, tmp_path, monkeypatch):
-    """Without AVX, TFLite's kernels round sums of packed int4 weights once, as they do on ARM64."""
+    """Without AVX, TFLite's kernels round sums of packed int4 weights once, as on ARM64."""
     rounds_once = dataclasses.replace(XNNPACK, neon=True)
     monkeypatch.setitem(kernel_families.FAMILIES, FAMILY, rounds_once)
     emulation.write_structures(tmp_path, PACKED, piece, FAMILY)

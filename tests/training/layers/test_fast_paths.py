@@ -1,4 +1,4 @@
-"""What makes training fast changes no number."""
+"""Tests that faster variants of training compute the same."""
 
 import math
 
@@ -28,7 +28,7 @@ ACTIVATIONS = {
 @pytest.mark.parametrize("quantizing", [True, False])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_merged_activation_equals_the_separate_one(activation, quantizing):
-    """Over several training steps: outputs, gradients and ranges."""
+    """Compares outputs, gradients and ranges over several training steps."""
 
     def wrapper() -> QuantizeWrapper:
         keras.utils.set_random_seed(3)
@@ -84,16 +84,16 @@ def test_branches_at_run_time_equal_those_while_tracing(applies, ceiling, on_gpu
 @pytest.mark.parametrize("ceiling", [None, 6.0, math.inf])
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_gradient_is_that_of_tensorflows_operations(ceiling, maximum, dtype, on_gpu, monkeypatch):
-    """Also at the ends of the range, which count as inside, zero of a ReLU apart.
+    """Includes the ends of the range, which count as inside, except the zero of a ReLU.
 
-    A GPU takes the upper end of a ReLU6 for one of the range, which ends there at the latest.
+    A GPU treats the end of a ReLU6 as the end of the range, which is never larger.
     """
     monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
     if on_gpu and ceiling and maximum > ceiling:
         pytest.skip("A range behind a ReLU ends where that does.")
     minimum = 0.0 if ceiling else -3.0
     low, high = plain_operations.nudged_range(tf.constant(minimum), tf.constant(maximum))
-    least = maximum * 2.0**-25  # Nearer to zero, a GPU takes it for zero.
+    least = maximum * 2.0**-25  # A GPU treats smaller values as zero.
     x = np.concatenate([rng().normal(size=500) * 5, [0.0, low, high, least, 1e3]])
     x, upstream = tf.constant(x, dtype), tf.constant(rng(1).normal(size=505), dtype)
     relu = {None: tf.identity, 6.0: tf.nn.relu6, math.inf: tf.nn.relu}[ceiling]
@@ -108,7 +108,7 @@ def test_gradient_is_that_of_tensorflows_operations(ceiling, maximum, dtype, on_
 
 
 def test_gradient_passes_where_a_range_is_of_zeros():
-    x = tf.zeros([3])  # As behind a BatchNormalization that starts with gamma = 0.
+    x = tf.zeros([3])  # As after a BatchNormalization that starts with gamma = 0.
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = fake_quant.fake_quantize_if(True, x, tf.constant(0.0), tf.constant(0.0))
@@ -134,7 +134,7 @@ def small_model():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("activation", ["relu", "relu6", "operation", "concatenated"])
 def test_quantizer_behind_a_merge_computes_the_relu(activation):
-    """In graphs, while training: as eagerly, where the ReLU is computed by itself."""
+    """In graphs in training, as eagerly, where the ReLU is computed separately."""
     inputs = keras.Input((6, 6, 3))
     x = keras.layers.Conv2D(4, 3, padding="same")(inputs)
     y = keras.layers.add([x, keras.layers.Conv2D(4, 1)(inputs)])
@@ -167,7 +167,7 @@ def test_quantizer_behind_a_merge_computes_the_relu(activation):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("verb", "step"), [("fit", "train_step"), ("evaluate", "test_step")])
 def test_steps_are_traced_once(verb, step, monkeypatch):
-    """Though optimizer and metrics make their variables late: a start waits for tracing."""
+    """Optimizer and metrics create their variables late, which would cause a second trace."""
     x, y = digits_like()
     qat = keras_qat.quantize_model(small_model())
     traces = []
@@ -183,7 +183,7 @@ def test_steps_are_traced_once(verb, step, monkeypatch):
     "strides", [pytest.param(1, id="expansion"), pytest.param(2, id="strided expansion")]
 )
 def test_statistics_of_contrib_equal_those_of_a_second_convolution(strides, monkeypatch):
-    """Expansions take them from the inputs' covariance."""
+    """Expansions compute them from the covariance of the inputs."""
     inputs = keras.Input((7, 7, 3))
     x = keras.layers.Conv2D(12, 1, strides, use_bias=False)(inputs)
     x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
@@ -225,7 +225,7 @@ GATED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("gate", GATED)
 def test_products_that_are_computed_again_equal_those_that_are_kept(gate, monkeypatch):
-    """Over several training steps, of which the last have frozen ranges: losses and weights."""
+    """Over several training steps, the last with frozen ranges: losses and weights."""
 
     def trained(again):
         keras.utils.set_random_seed(1)

@@ -1,4 +1,4 @@
-"""Weights that jump between two levels come to rest, as Nagel et al. 2022 have it."""
+"""Tests that oscillating weights come to rest, as in Nagel et al. 2022."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.legacy
 
 
 def kernel_of(bits: int):
-    """A kernel of one channel: levels are whole numbers, the first weight has the highest."""
+    """Returns a kernel of one channel with integer levels. Its first weight is the largest."""
     model = functional((5,), build=layers.Dense(1, name="y"))
     qat = keras_qat.quantize_model(model, recipes.int8(bits))
     ((kernel, quantizer),) = list_channel_weights(qat)
@@ -38,7 +38,7 @@ def test_a_weight_that_turns_rests_where_it_was_most():
     assert frequency > 0.25
     np.testing.assert_array_equal(watched.frozen.numpy().ravel(), [0, 1, 0, 0, 0])
     np.testing.assert_allclose(kernel.numpy().ravel(), [3, np.round(mean), *others], 1e-6)
-    kernel.assign_add([[-0.3], [0.7], [-0.3], [0], [0]])  # The scale is 0.9 then.
+    kernel.assign_add([[-0.3], [0.7], [-0.3], [0], [0]])  # The scale is then 0.9.
     watched.update(0.25)
     result = kernel.numpy().ravel()
     np.testing.assert_allclose(result, [2.7, 0.9 * np.round(mean), 0.9, -2.3, 0], 1e-6, 1e-7)

@@ -1,4 +1,4 @@
-"""The wrapper, against the same computation with plain layers."""
+"""Tests the wrapper against the same computation with plain layers."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def test_wrapper_computes_with_quantized_weights_and_output():
 
 
 def test_gradients_are_those_of_the_rounded_layer():
-    """Straight-through: as if the rounded kernel were the kernel itself."""
+    """The gradient passes as if the rounded kernel were the kernel itself."""
     _, qat, wrapper = conv_bn_relu()
     keras_qat.freeze_batch_norm(qat)
     kernel = wrapper.layer.kernel
@@ -56,7 +56,7 @@ def test_gradients_are_those_of_the_rounded_layer():
             loss = tf.reduce_sum(tf.square(wrapper(X, training=False)))
         return tape.gradient(loss, kernel).numpy()
 
-    gradients = gradient()  # No data yet: the output is not quantized, the kernel is.
+    gradients = gradient()  # Without data, the kernel is quantized, but not the output.
     limits = np.abs(kernel.numpy()).max((0, 1, 2)) / 127
     kernel.assign(np.round(kernel.numpy() / limits) * limits)
     keras_qat.set_quantization(qat, False)
@@ -87,7 +87,7 @@ def test_batch_norm_that_was_called_frozen_stays_frozen():
 
 
 def test_options_of_the_layer_are_honoured():
-    """Constraints and regularizers go on working: they act on the float kernel."""
+    """Constraints and regularizers still apply to the float kernel."""
     layer = layers.Dense(
         3, kernel_regularizer="l2", kernel_constraint="non_neg", activity_regularizer="l2"
     )

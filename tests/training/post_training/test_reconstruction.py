@@ -1,4 +1,4 @@
-"""Rounding that is learned block by block: what a block is, and what comes of it."""
+"""Tests learned rounding by blocks: the extent of blocks, and the results."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ SLOW = pytest.mark.slow
 
 
 def parts_of(qat, x, blocks=True):
-    """Names of the calls of each part, and how many values it reads and gives."""
+    """Returns the names of the calls of each block, and how many values it reads and returns."""
     result = []
 
     def visit(part, in_float, quantized):
@@ -72,7 +72,7 @@ def test_a_block_reads_all_inputs_and_gives_all_outputs():
 
 @pytest.mark.parametrize("bits", [(2, 8), pytest.param((3, 4), marks=SLOW)])
 def test_blocks_come_nearer_to_float(bits):
-    """Than with biases corrected alone, which is most of it with random weights."""
+    """Better than with corrected biases, which matter most with random weights."""
     model = residual_net()
     wanted = model.predict(X, verbose=0)
     plain, qat = (calibrated(model, X, recipes.low_bits(*bits)) for _ in range(2))
@@ -95,7 +95,7 @@ ALL = convolutional.FAMILIES | composite.FAMILIES
 @SLOW
 @pytest.mark.parametrize("name", ALL)
 def test_any_layer_may_be_in_a_block(name):
-    """All that branches from the inputs of a family is one block, with an output for each."""
+    """All branches from a family's inputs form one block, with an output for each."""
     family = ALL[name]
     x = family.inputs(8)
     qat = calibrated(family.model(), x)

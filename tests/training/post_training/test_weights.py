@@ -1,4 +1,4 @@
-"""Weights that change after training: what is computed, and that models and files follow."""
+"""Tests weights that change after training: their values, in models and files."""
 
 import sys
 
@@ -35,7 +35,7 @@ def error(qat, wanted, x=X):
 
 @pytest.mark.parametrize("bits", [2, 4])
 def test_limits_have_the_least_error(bits):
-    """Compared with a finer search, channel by channel."""
+    """Compares with a finer search for each channel."""
     weights = rng().laplace(size=(3, 3, 5, 4)).astype(np.float32)
     weights[..., 2] = 0
     limits = find_least_squares_limits(weights, (-1,), bits)
@@ -65,7 +65,7 @@ def test_weights_are_clipped_where_asked():
 
 
 def test_bias_correction_takes_back_the_mean():
-    """Of a single layer: the mean of its outputs is then that of the float model."""
+    """After correction, the mean of a layer's outputs is the float model's."""
     model = functional((16,), build=layers.Dense(5, name="y"))
     x = np.abs(images(64, (16,)))
     qat = calibrated(recipes.int8(weight_bits=3), model, x)
@@ -83,7 +83,7 @@ def dense_of_three_bits(x):
 
 
 def test_bias_correction_leaves_channels_of_which_the_halves_disagree():
-    """The error of a Dense layer changes its sign with the input's: no shift is right for both."""
+    """The error of a Dense layer changes its sign with the input, so no shift fits both halves."""
     x = np.abs(images(64, (16,)))
     x[32:] *= -0.5
     _, qat = dense_of_three_bits(x)
@@ -116,7 +116,7 @@ def test_bias_correction_of_normalized_layers(norm):
 
 @pytest.fixture(scope="module")
 def learned():
-    """A model with learned rounding, one without, and the weights before."""
+    """Returns a model with learned rounding, one without, and the weights before."""
     plain, qat = calibrated(), calibrated()
     keras_qat.learn_rounding(qat, X, iterations=60, verbose=1)
     return plain, qat
@@ -129,7 +129,7 @@ def test_learned_rounding_is_nearer_to_float(learned):
 
 
 def test_learned_rounding_ends_on_the_levels(learned):
-    """Rounding them to the nearest changes nothing: each is up or down from where it was."""
+    """Each weight is rounded up or down from its float value."""
     plain, qat = learned
     for name in ("stem", "depthwise", "project", "logits"):
         layer = qat.get_layer(f"quant_{name}")
@@ -205,7 +205,7 @@ def test_what_cannot_be_learned():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("change", [keras_qat.learn_rounding, keras_qat.bias_correction])
 def test_masked_recurrent_layers(change):
-    """Their masks are inputs too."""
+    """Their masks are inputs, too."""
     words = rng().integers(0, 9, (8, 5)).astype(np.int32)
     inputs = keras.Input((5,), dtype="int32")
     x = layers.Embedding(9, 4, mask_zero=True)(inputs)

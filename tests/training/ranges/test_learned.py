@@ -1,4 +1,4 @@
-"""Ranges that training learns: gradients as the papers have them, files as always."""
+"""Tests trained ranges: gradients as in the papers, and files like with other ranges."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ X = images(32, (8, 8, 1))
 
 
 def ends_by_hand(x, upstream, low, high, bits, rounding):
-    """Equation 3 of the paper, for a range with two ends, times the scale of the gradient."""
+    """Computes equation 3 of the paper for a range with two ends, times the gradient's scale."""
     levels = 2**bits - 1
     step = (high - low) / levels
     inside = (x >= low) & (x <= high)
@@ -110,7 +110,7 @@ def test_trained_ranges_are_those_of_the_file(recipe, tmp_path):
 
 
 def test_weights_start_with_the_least_error():
-    """And those that are learned are clipped, in training and in the file."""
+    """Weights outside of learned limits are clipped, in training and in the file."""
     model = functional((6,), build=layers.Dense(3, name="y"))
     qat = learned(recipes.int8(4, ranges="learned"), model, images(16, (6,)))
     (result,) = (
@@ -134,7 +134,7 @@ def test_weights_start_with_the_least_error():
 
 
 def test_zeros_alone_have_a_range():
-    """They had none, as if there had been no data; found by random models."""
+    """They had no range, as if there had been no data. Random models revealed it."""
     model = functional((6,), build=lambda x: layers.Subtract(name="y")([x, x]))
     qat = learned(model=model, x=images(8, (6,)))
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), images(8, (6,))).identical == 1

@@ -1,4 +1,4 @@
-"""Ranges, against a plain computation in numpy."""
+"""Tests ranges against a simple computation in NumPy."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.legacy
 
 
 def observed(spec: QuantSpec, batches, **options) -> list[tuple[float, float]]:
-    """The range of a quantizer after each batch."""
+    """Returns the range of a quantizer after each batch."""
     layer = Quantize(spec, **options)
     ranges = []
     for batch in batches:
@@ -24,7 +24,7 @@ def observed(spec: QuantSpec, batches, **options) -> list[tuple[float, float]]:
 
 
 def debiased_average(values, decay: float) -> np.ndarray:
-    """Moving average of all values so far over the sum of their weights, in double precision."""
+    """Returns the moving average of all values so far, divided by the sum of their weights."""
     results = []
     for count in range(1, len(values) + 1):
         weights = decay ** np.arange(count - 1, -1, -1.0)
@@ -33,7 +33,7 @@ def debiased_average(values, decay: float) -> np.ndarray:
 
 
 def recent_average(values, decay):
-    """The same, but a value weighs at least a tenth, and behind a hundred of them 10 / count."""
+    """Like `debiased_average`, but a value weighs at least 0.1, and 10 / count after 100 values."""
     average, results = 0.0, []
     for count, value in enumerate(values, 1):
         weight = max((1 - decay) / (1 - decay**count), 10 / max(count, 100))
@@ -53,12 +53,12 @@ def test_moving_average_is_that_of_the_batches_so_far(decay, observer):
     ranges = np.array(observed(QuantSpec(ema_decay=decay, observer=observer), batches))
     for column, extremes in ((0, batches.min(1)), (1, batches.max(1))):
         expected = AVERAGES[observer](extremes, decay)
-        # 1 - decay has few digits in float32 if decay is close to 1: that is the tolerance.
+        # If decay is close to 1, 1 - decay has few digits in float32, which sets the tolerance.
         np.testing.assert_allclose(ranges[:, column], expected, rtol=2e-4)
 
 
 def test_shadowed_moving_average_in_single_precision_step_by_step():
-    """TensorFlow 1's order of operations in float32 gives the same bits."""
+    """The same order of float32 operations as in TensorFlow 1 has bit-exact results."""
     batches = rng().normal(size=(30, 10)).astype(np.float32)
     weight = np.float32(1 - 0.9)
     biased, step, expected = np.float32(0), np.float32(0), []
@@ -129,7 +129,7 @@ def test_models_in_half_precision_pass_over_what_is_not_finite(observer, bad, in
 
 @pytest.mark.parametrize("bits", [2, 8])
 def test_symmetric_ranges_of_zeros_have_the_zero_point_of_others(bits):
-    """From -1 to 1, zero was halfway between two codes, and kernels refuse another one than 0."""
+    """From -1 to 1, zero was a tie. Kernels require the zero point 0."""
     layer = Quantize(QuantSpec(bits, symmetric=True))
     layer(tf.zeros([4]), training=True)
     params = QuantParams.from_range(*layer.quantizer.current_range(), bits)
