@@ -98,7 +98,7 @@ def plan(
 
 
 def _add_obstacles(planned: Plan) -> Plan:
-    """Extend the reasons of float layers by why they cannot be copied or exported, if so."""
+    """Add to the reason of a float layer why it cannot be copied or exported, if it cannot."""
     reasons, refusals = dict(planned.float_layers), dict[Hashable, str]()
     for call in planned.graph.calls:
         if reasons.get(call.name, NOT_IN_FILE) == NOT_IN_FILE:

@@ -232,7 +232,7 @@ def _summarize_node(node: Node, unset: set[int], seen: set[int]) -> LayerSummary
 
 
 def _count_products(node: Node) -> int | None:
-    """Return the multiply-accumulates of a node, which may be one of several for a call."""
+    """Return the multiply-accumulates of a node. A call may have several nodes."""
     if node.op is None:
         return count_products(node.call)
     return None if node.call is None else node.op.products(node.call)

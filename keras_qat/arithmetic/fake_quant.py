@@ -98,7 +98,7 @@ def _round_to_levels(
 
 
 def apply_relu(x: tf.Tensor, ceiling: float | None) -> tf.Tensor:
-    """Clips `x` to 0 to `ceiling`, which is `inf` for a plain ReLU. None returns `x` unchanged."""
+    """Clips `x` between 0 and `ceiling`: `inf` for a plain ReLU, None to leave `x` unchanged."""
     if ceiling is None:
         return x
     return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)

@@ -121,7 +121,7 @@ def fake_quantize(
 
 
 def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
-    """Return a mask of the elements from 0 to `levels`, for a ReLU without 0.
+    """Return which elements are from 0 to `levels`. For a ReLU, 0 is excluded.
 
     It compares the distance to the middle, which needs two operations instead of three.
     """

@@ -107,7 +107,7 @@ def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
 
 @trace_once
 def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return whether the gemmlowp variant supports a scale, log2(scale) + 12, and its scale."""
+    """Return whether gemmlowp's variant supports a scale; log2(scale) + 12; the scale to use."""
     is_near, exponent = near_power_of_two(scale)
     left = exponent + 15 - INTEGER_BITS
     is_power = is_near & (left >= 0) & (left <= wider)

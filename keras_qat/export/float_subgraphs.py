@@ -257,7 +257,7 @@ def _describe_layer(node: Node) -> str:
 
 
 def _find_reason(error: Exception) -> str:
-    """Return the first meaningful error in the converter's text, without a path."""
+    """Return the first meaningful error in the converter's text, without file paths."""
     text = str(error)
     missing = sorted(set(re.findall(r"'(tf\.\w+)' op is neither a custom op nor a flex op", text)))
     if missing:

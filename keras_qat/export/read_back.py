@@ -168,7 +168,7 @@ def _find_operations(
 def _compare_weights(
     node: Node, weights: Weights, written: schema.ModelT, operations: Iterable[Operation]
 ) -> Iterator[str]:
-    """Compare the sums of weights with equal scales, because files may reorder or split weights."""
+    """Compare sums of weights with equal scales. Reordered or split weights have equal sums."""
     ours = _sum_by_scale([_get_scales_and_weights(weights)])
     stored = []
     for index in {index for operation in operations for index in operation.inputs}:
@@ -185,13 +185,13 @@ def _compare_weights(
 
 
 def _get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
-    """Return the scales of weights, with the rank of the weights, and the weights."""
+    """Return the scales of weights, reshaped to the rank of the weights, and the weights."""
     q, scale = np.asarray(weights.q), np.asarray(weights.scale, np.float32)
     return scale.reshape((1,) * (q.ndim - scale.ndim) + scale.shape), q
 
 
 def _sum_by_scale(weights: list[tuple[NDArray, NDArray]]) -> dict[float, float]:
-    """Return the sums of all weights that share a scale. Scales broadcast against weights."""
+    """Return scale -> the sum of its weights, given scales that broadcast against weights."""
     if not weights:
         return {}
     sums = [

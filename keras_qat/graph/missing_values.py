@@ -44,7 +44,7 @@ _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns input -> the calls that may read its NaN, for inputs with replaced NaN.
+    """Returns the calls that may read NaN, for each input with NaN that the model replaces.
 
     An input is left out if its NaN also reaches other calls, such as a layer with a kernel.
     """

@@ -186,7 +186,7 @@ def get_operands(call: Call, *names: str) -> list[Any]:
 
 
 def get_argument(call: Call, name: str) -> Any:
-    """Returns the argument of a call with a name; None if it is missing."""
+    """Returns a call's argument by its name; None if it is missing."""
     return get_operands(call, name)[0]
 
 

@@ -157,7 +157,7 @@ def _is_finite(weight: tf.Tensor) -> bool:
 
 
 class _Slot:
-    """Stands for a tensor in a structure, which it identifies by its index."""
+    """Stands for the tensor with this index in a structure."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -199,7 +199,7 @@ class PreparedStore:
         return all(choice.value is self._conditions[index] for index, choice in active)
 
     def read(self, decides: bool) -> Any:
-        """Returns, inside a traced graph, the structure with tensors that read the variables.
+        """Returns the structure for a graph being traced, with tensors that read the variables.
 
         Args:
             decides: whether to return scalar conditions as `Choice`s instead of tensors.

@@ -57,7 +57,7 @@ Ends = tuple[QuantParams, QuantParams]
 
 
 def has_quantized_weights(wrapper: QuantizeWrapper) -> bool:
-    """Whether all weights of a wrapper are quantized. Factors per channel are exact and count."""
+    """Whether a wrapper's weights are quantized, or are factors per channel, which are exact."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
@@ -218,7 +218,7 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 
 
 def find_divisor(bits: int) -> int:
-    """Returns the integer that divides scales of weights with few bits, which then use 8 bits.
+    """Returns the divisor of scales of weights with few bits. Their values then use 8 bits.
 
     The bias is a multiple of input scale x weight scale, so smaller scales round it less.
     """

@@ -130,7 +130,7 @@ class Inference:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether prepared parameters are up to date. Under a distribution strategy, never."""
+        """Whether prepared parameters are up to date: never under a distribution strategy."""
         return self.settled.is_ready and not tf.distribute.has_strategy()
 
     def _get_function(self) -> Callable[..., list[tf.Tensor]]:
@@ -280,7 +280,7 @@ class Inference:
         return tf.nest.pack_sequence_as(y, list(map(attach_gradient, exact, simulated)))
 
     def _is_exact(self, training: bool | tf.Tensor) -> bool | tf.Tensor:
-        """Whether to compute in integers: a bool, or a tensor if only a graph can decide it."""
+        """Whether to compute in integers: a bool, or a tensor if it depends on variables."""
         phase: Phase | None = self.layers[0].assumed
         if phase is None and tf.executing_eagerly() and training is False:
             phase = self.look(False)

@@ -59,7 +59,7 @@ def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """Returns the weights of a layer, then of its inner layers, in an order without `trainable`."""
+    """Returns the weights of a layer and then of its inner layers, independent of `trainable`."""
     layers = list_layers(layer)
     own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers]
     unique = {id(weight): weight for weights in own for weight in weights}

@@ -1,4 +1,4 @@
-"""Activation functions with int8 kernels in TFLite, such as sigmoid, and int16 kernels for some."""
+"""Activation functions, such as sigmoid. TFLite has int8 kernels for all, and int16 for some."""
 
 from __future__ import annotations
 

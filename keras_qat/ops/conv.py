@@ -183,7 +183,7 @@ def _count(call: Call) -> int | None:
 
 
 def _list_with_computed(*kinds: type) -> tuple[type, ...]:
-    """Return layer classes and their `Computed` variants, which have a kernel as an input."""
+    """Return layer classes and their `Computed` variants, which compute their kernel."""
     return *kinds, *(keras_variants.COMPUTED[kind] for kind in kinds)
 
 

@@ -127,7 +127,7 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 
 
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
-    """Accept an equation if only the last `count` axes of the weights are in the output, in order.
+    """Accept an equation if the output has exactly the last `count` axes of the weights, in order.
 
     `einsum_dense_per_tensor`, with one scale for all weights, computes other equations.
     """

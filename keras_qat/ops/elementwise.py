@@ -91,8 +91,8 @@ def _add(a: Arguments) -> tf.Tensor:
 def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     """Return the output's parameters, or a larger scale if an input's scale is much larger.
 
-    With the output's scale, TFLite's kernels would abort, because multipliers must be below 1, or
-    their int8 sums would overflow 16 bits. XNNPACK leaves such sums to TFLite's kernels.
+    With the output's scale, a TFLite kernel would abort, because its multipliers must be below 1.
+    An int8 kernel could also overflow 16 bits. XNNPACK leaves such sums to TFLite's kernels.
     """
     widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
@@ -144,9 +144,8 @@ def _count_bits(a: Arguments) -> int:
 def _add_twice(a: Arguments) -> tf.Tensor:
     """Add like TFLite: convert both inputs to a common scale with 20 more bits (int16: 15).
 
-    For two tensors of the same shape, the optimized int16 kernel computes 16 values at a time, and
-    rounds each only once when it converts them. It computes the remaining values like other
-    kernels.
+    For two tensors of the same shape, the optimized int16 kernel computes blocks of 16 values, and
+    rounds these only once. It computes the remaining values like other kernels.
     """
     x, y = (tf.cast(q, tf.int64) for q in a.q)
     bits, (*factors, to_output) = _count_bits(a), a.prepared.twice

@@ -161,7 +161,7 @@ class Kernel:
 
 
 def accept_float(call: Call, attributes: Attributes | None = None) -> str | None:
-    """Refuses calls that do not compute float values: an `Op.accepts`."""
+    """Accepts only calls that compute float values: an `Op.accepts`."""
     return None if call.output.is_float else f"computes {call.output.dtype}"
 
 

@@ -70,7 +70,7 @@ def read_integer(argument: Any, default: int | None = None) -> int | None:
 def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
     """Returns the size of a window along each of the `axes` axes between batch and channels.
 
-    Returns None if they are unknown, or if the window has a batch or channel size other than 1.
+    Returns None if the sizes are unknown, or if the batch or channel size is not 1.
     """
     sizes = read_integers(option)
     if sizes is None or len(sizes) == axes:
@@ -86,7 +86,7 @@ def get_rank(call: Call) -> int:
 
 
 def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
-    """Returns an argument as non-negative axes, all axes if it is missing; None if unknown."""
+    """Returns an argument as non-negative axes: all axes if it is missing, None if unknown."""
     if argument is None:
         return tuple(range(rank))
     axes = read_integers(argument)

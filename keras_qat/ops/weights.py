@@ -100,7 +100,7 @@ def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
 
 
 def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float | tf.Tensor:
-    """Returns the largest sum of |weight| over all weights of an output channel with the same sign.
+    """Returns the largest sum of |weight| over the positive or the negative weights of a channel.
 
     Args:
         q: the quantized weights, an array or a tensor.

@@ -97,7 +97,7 @@ def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
 
 
 def replace_outputs(lowered: Graph, read: Graph, names: list[str]) -> Graph:
-    """Returns the lowered graph of `add_outputs` with a tensor for every name.
+    """Returns the lowered result of `add_outputs` with all named tensors as file outputs.
 
     Names can also be names of calls inside custom layers, as `plan` lists them.
 

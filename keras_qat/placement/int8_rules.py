@@ -216,7 +216,7 @@ class Int8Placement:
         return Decision(own, f"{role}; {reason}")
 
     def decide_unrounded(self, value: Value, own: QuantSpec, reason: str) -> Decision:
-        """Decides about a tensor that stays in float up to the outputs. Its range is observed."""
+        """Decides about a float tensor that is only moved to outputs. Its range is observed."""
         if value not in self.outputs or self.settings.in_scope is not None:
             return Decision(None, reason)
         self.unrounded.add(value)
@@ -321,7 +321,7 @@ class Int8Placement:
         return reader_op is not None and reader_op.clips
 
     def follows_pooling(self, call: Call) -> bool:
-        """Returns whether an activation is fused into a pooling kernel, which has one range."""
+        """Returns whether an activation is fused into pooling, which has a single range."""
         (value,) = call.inputs
         op = self.get_op(value.producer) if value.producer is not None else None
         if op is None or not op.can_merge_relu or not isinstance(op.output, SharedRange):
@@ -331,7 +331,7 @@ class Int8Placement:
     # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
-        """Find the specifications that a decided tensor has, directly or from shared ranges."""
+        """Find the specifications of a decided tensor, following shared ranges to their sources."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
             return frozenset({spec})

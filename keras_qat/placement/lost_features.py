@@ -24,7 +24,7 @@ UNVARIED = 2e-6
 
 
 def compute_lost_span(shared: Ends, bits: int) -> float:
-    """Returns the least difference of a feature's values that a range of `bits` bits can show."""
+    """Returns how far a feature's values must be apart to be distinguished in a range."""
     width = shared[1] - shared[0]
     return min(LEVELS * width / (2**bits - 1), width / FAR)
 

@@ -181,7 +181,7 @@ def _score_decisions(
 def _score_answers(
     truth: NDArray, right: NDArray, float_right: NDArray, measure: str = "accuracy"
 ) -> Score:
-    """Score right answers. If always giving the most frequent is as good, classes weigh equally."""
+    """Score right answers. Classes weigh equally if the most frequent answer alone is as good."""
     accuracy, float_accuracy = float(right.mean()), float(float_right.mean())
     in_file, in_float = (y.astype(np.float64) for y in (right, float_right))
     guess = count_most_frequent(truth) / truth.size
@@ -266,7 +266,7 @@ def _score_errors(
 
 
 def _compare_errors(measure: str, in_file: NDArray, in_float: NDArray, guessed: NDArray) -> Score:
-    """Score the errors of the file, the float model and a guess, if a perfect error is unknown."""
+    """Score the errors of the file, the float model and a guess. The perfect error is unknown."""
     means = float(in_file.mean()), float(in_float.mean()), float(guessed.mean())
     chance, by_chance = _bound_chance(in_file - in_float), _bound_chance(guessed - in_float)
     return Score(measure, *means, None, chance, len(in_file), by_chance)

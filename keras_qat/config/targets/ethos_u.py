@@ -51,7 +51,7 @@ VALID = 1
 
 
 def _check_axes(site: Site) -> str | None:
-    """Return why results without axes are refused, or None. Ethos-U85 supports QUANTIZE's."""
+    """Return why an operator is refused if its result has no axes. QUANTIZE is accepted."""
     is_scalar = any(tensor.shape == () for tensor in site.outputs)
     if site.operation.kernel == "QUANTIZE":
         return None
@@ -59,7 +59,7 @@ def _check_axes(site: Site) -> str | None:
 
 
 def _check_maps(site: Site) -> str | None:
-    """Return why tensors that are not quantized to at most 16 bits are refused, or None."""
+    """Return why an operator is refused if a tensor is not quantized to 16 bits or fewer."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
     refused = [dtype for dtype in dtypes if dtype not in MAPS]

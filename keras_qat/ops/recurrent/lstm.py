@@ -284,9 +284,9 @@ def _count_sequences(e: Emission, x: int) -> int:
 def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
     """Add operators that write zeros into the states.
 
-    They multiply one value of each example by zeros, to get the batch size. If operators of the
-    file determine sizes at run time, they read the file's first input instead of `x`, because
-    interpreters must allocate the memory of states before sizes are determined.
+    They multiply one value of each example by zeros, to get the batch size. The value is from `x`,
+    or from the file's first input if operators determine sizes at run time: interpreters must
+    allocate the memory of states before such operators.
     """
     hidden, cell = states
     batch, units = e.shape(cell)

@@ -196,7 +196,7 @@ def _emit_selection(e: Emission, mask: int, after: States, before: States) -> St
 
 
 def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
-    """Return a function of a step's index that returns the products of its input by part.
+    """Return a function of a step's index that returns the products of the step's input.
 
     One operator computes the products of all steps. Images would need too much memory for that, so
     each of their steps has its own operator.
