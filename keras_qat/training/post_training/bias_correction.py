@@ -130,12 +130,12 @@ def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, n
 def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
     """Return the mean output of a wrapper before its activation, over all examples."""
     fold = fold_modes.FOLDS[call.layer.fold]
-    outputs = [
-        fold(call.layer, map_values(tensors.__getitem__, call.args[0]), phase)
-        for tensors in batches
-    ]
-    sums = [tf.reduce_sum(tf.cast(y, tf.float64), 0).numpy() for y in outputs]
-    return np.sum(sums, 0) / sum(int(y.shape[0]) for y in outputs)
+    total, count = np.zeros(()), 0
+    for tensors in batches:
+        y = fold(call.layer, map_values(tensors.__getitem__, call.args[0]), phase)
+        total = total + tf.reduce_sum(tf.cast(y, tf.float64), 0).numpy()
+        count += int(y.shape[0])
+    return total / count
 
 
 def _find_variable(wrapper: QuantizeWrapper) -> Any:
