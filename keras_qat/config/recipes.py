@@ -88,7 +88,7 @@ def int8(
 def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") -> Recipe:
     """Returns a recipe with symmetric int8 activations: all zero points are 0.
 
-    TensorRT only supports such files. Tensors after a ReLU use half of the 256 levels, so `int8` is
+    TensorRT supports no other files. Tensors after a ReLU use half of the 256 levels, so `int8` is
     more accurate on other runtimes. `export_onnx` writes int8 activations with this recipe.
 
     Args:
@@ -111,9 +111,9 @@ def power_of_two(ema_decay: float = 0.999) -> Recipe:
     """Returns a recipe with power-of-two scales, one for each tensor, and zero points of 0.
 
     It is for chips that rescale with shifts, such as Espressif's chips with ESP-DL. Weights and
-    activations have 8 bits. Scales are rounded up by up to a factor of two, which costs up to one
-    bit of precision, so train the model or call `calibrate(qat, x, method="mse")`. Exported files
-    are ordinary int8 files. Inside LSTM, GRU, PReLU and normalization layers, other scales occur.
+    activations have 8 bits. Scales are rounded up, by up to a factor of two. This costs up to one
+    bit of precision: train the model, or call `calibrate(qat, x, method="mse")`. Exported files are
+    ordinary int8 files. Inside LSTM, GRU, PReLU and normalization layers, other scales occur.
 
     Args:
         ema_decay: decay per step of the moving averages that set the ranges of activations.
@@ -172,10 +172,10 @@ def int4_weights(
 ) -> Recipe:
     """Returns a recipe with 4-bit weights and int8 activations: half the size of `int8`.
 
-    `export_tflite` writes the weights as int8, which all kernels run at full speed, or packed, two
-    in a byte, after `qat.pack_int4 = True`. Only convolutions and dense layers can be packed. Other
-    weights, such as those of depthwise convolutions, have 8 bits, which is more accurate and needs
-    no more space (`int8(weight_bits=4)` uses 4 bits for all weights). The model needs
+    `export_tflite` writes the weights as int8, which all kernels run at full speed. After
+    `qat.pack_int4 = True`, it packs two in a byte. It can only pack convolutions and dense layers.
+    Weights of other layers, such as depthwise convolutions, have 8 bits, because 4 bits would need
+    the same space (`int8(weight_bits=4)` uses 4 bits for all weights). The model needs
     `learn_rounding` or training. To give sensitive layers more bits, use `end_bits`
     or `override(name, weight_bits=8)`.
 

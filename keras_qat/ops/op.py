@@ -187,8 +187,8 @@ class Op:
         quantizes_constants: whether constant arguments are quantized like inputs.
         inner: returns the ranges of tensors inside the operator by name, given the attributes.
         symmetric: indices of inputs that should have zero point 0, which makes kernels faster.
-        converts: index of an input -> the range to which it converts this input. If only such
-            operators read an input of the model, the input has that range from the start.
+        converts: index of an input -> the range that it converts this input to. A model input with
+            only such consumers has that range from the start.
         prepare: computes what depends only on ranges and weights, once for many batches. Without
             it, `compute` reads ranges and weights.
         compute: the integer arithmetic, for every kernel family and all `bits`.

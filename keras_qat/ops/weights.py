@@ -44,8 +44,8 @@ class Weights:
         bits: bits that the weights were trained with, 2 to 8.
         reach: the result of `compute_reach`; None if not needed. Sums of products are at most
             `reach` times the largest input.
-        rounding: the largest change of a weight, in steps of its scale in training, because kernels
-            need symmetric weights. 0 if they are symmetric in training too.
+        rounding: the largest change of a weight, in steps of training, if an asymmetric range of
+            training becomes symmetric, as kernels need it; otherwise 0.
         packed: whether files hold the weights in 4 bits, two in a byte.
         divisor: common divisor of all values, or of each channel's, if the quotients fit in 4 bits;
             or None. Weights trained with few bits have one, because files scale them to 8 bits.

@@ -106,7 +106,7 @@ class SignalToNoise:
 
     @property
     def spread(self) -> float:
-        """The standard deviation over the examples: the root mean square over all entries."""
+        """The standard deviation over the examples, as root mean square over all entries."""
         return float((self._signal / self._size) ** 0.5)
 
     @property

@@ -1,6 +1,6 @@
 """TFLite Micro with CMSIS-NN, for Cortex-M: its faults, and the rewrites that avoid them.
 
-TFLite Micro computes operators without a CMSIS-NN kernel. The faults were observed with TFLite
+Operators without a CMSIS-NN kernel run in TFLite Micro's. The faults were observed with TFLite
 Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2, on emulated boards: Cortex-M4
 (DSP) and Cortex-M55 (Helium). A fault without the name of a core occurs on both.
 """
