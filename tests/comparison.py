@@ -13,7 +13,7 @@ from tests.helpers import export_exact, keras, observe
 KERNELS = ("xnnpack", "reference")
 
 RUNNABLE = (*KERNELS, "tflm")
-"""Families of kernels whose files run on x86."""
+"""Kernel families whose files run on x86."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -167,7 +167,7 @@ def fresh_process(tmp_path):
 
 
 FLIPS = "rounding flips"
-"""How often a fake quantizer rounded the other way than the recorded run of the original."""
+"""How often a fake quantizer rounded differently from the recorded run of the original."""
 
 
 @pytest.fixture

@@ -24,13 +24,13 @@ SOME_LARGE = (*(f"mean of {count}" for count in (4_128, 8_256, 20_000)), "1000 c
 """Names of families and large networks for a sample."""
 
 LARGE_WIDTHS = ("int8", "int16x8")
-"""Widths of `benchmarks.structures` in which large networks are run."""
+"""Widths of `benchmarks.structures` with which large networks run."""
 
 COUNTS = {"int8": 8, "one scale": 2, "int16x8": 2, "packed int4": 2}
-"""Widths of `benchmarks.structures` -> pieces of networks, for tests of a few minutes."""
+"""Widths of `benchmarks.structures` -> number of pieces, so that each test takes a few minutes."""
 
 PIECES = [(width, piece) for width, count in COUNTS.items() for piece in range(count + 1)]
-"""The last piece of each width has random models."""
+"""Pairs of a width and a piece. The last piece of each width has random models."""
 
 
 def run_worker(command: Sequence[Any], folder: Path, *arguments: Any) -> dict[str, Any]:

@@ -54,7 +54,7 @@ for path in sys.stdin:
             os._exit(1)
     print("end", os.waitpid(child, 0)[1], flush=True)
 """
-"""Forks for each line of its input, the path of a program. Nothing but TensorFlow is imported."""
+"""Forks a process for each line of its input, the path of a program. Only imports TensorFlow."""
 
 
 @functools.cache

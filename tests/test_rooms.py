@@ -20,19 +20,19 @@ ORDER = (
     *("tracing", "imports", "io", "tflite", "ops", "config"),
     *("lowering", "placement", "training", "integer_graph", "export", "rewriting", "analysis"),
 )
-"""The rooms: a module imports from its own and from those before it."""
+"""The rooms. A module imports from its own room and from rooms before it."""
 
 INDEPENDENT = [
     ("rewriting", "export"),
     *((room, "arithmetic") for room in ("keras2", "helper_layers", "graph", "tracing", "imports")),
 ]
-"""Rooms that do not import from each other either."""
+"""Pairs of rooms that do not import from each other at all."""
 
 OTHERS_PRIVATE = re.compile(
     r"\b(?!self\b|cls\b)(\w+)\._(?!_|replace\b)(flatten|keras|trainable|non_trainable|call_spec|"
     r"nested|inbound|conform|is_graph|nodes|dtype|tracking|steps_per|attention|could_use)\w*"
 )
-"""A private attribute of Keras' on something else than the class itself."""
+"""A private attribute of Keras, read from another object than `self` and `cls`."""
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -86,7 +86,7 @@ def test_every_room_has_its_place():
 
 
 KNOW_KERAS = ("keras2", "graph", "tracing", "imports", "training/steps")
-"""Where private attributes of Keras are read: what adapts its layers, models and training."""
+"""Rooms that read private attributes of Keras to adapt its layers, models and training."""
 
 
 def list_modules(*known: str) -> list[Path]:
@@ -151,12 +151,13 @@ KNOW_OPERATORS = (
     *("training/steps", "rewriting/saving", "rewriting/saved_config"),
     *("integer_graph/passes", "integer_graph/pixel_inputs"),
 )
-"""Where operators and layer classes are told apart by nature: rows, what makes calls of Keras
-classes and operations into other ones, and passes that replace one pattern of operators."""
+"""Rooms that distinguish operators and layer classes.
+
+They hold operators, convert calls of Keras, or replace patterns of operators.
+"""
 
 READ_AS_KERAS = {"BatchNormalization", "Rescaling", "Normalization"}
-"""Layers whose own statistics and options training and passes read, as Keras has no common name
-for them."""
+"""Layers with statistics and options that training and passes read by Keras' names."""
 
 
 ROW_MODULES = [

@@ -48,7 +48,7 @@ MISTAKES = {
     "keras_qat.verify(1, 2, 3)": "verify",
     "keras_qat.plan(1).rowz": "rowz",
 }
-"""A line that is wrong -> what the checker names."""
+"""An incorrect line -> the words that the checker must report."""
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ POWERS = {
     3: 720401,
     4: 242,
 }
-"""exp(-2^k), with 31 bits behind the point."""
+"""exp(-2^k), with 31 fractional bits."""
 
 
 def truncated(x, bits):

@@ -16,7 +16,7 @@ from keras_qat.arithmetic import fixed_point as arithmetic
 z3 = pytest.importorskip("z3", reason="the solver is not installed: pip install z3-solver")
 
 MULTIPLIERS = 2**30, 2**31 - 1
-"""What `to_fixed_point` returns, but for 0."""
+"""The range of the multipliers that `to_fixed_point` returns, except 0."""
 
 
 def vector(value: int) -> Any:

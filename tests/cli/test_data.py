@@ -25,7 +25,7 @@ SOURCES: dict[str, list[str]] = {
 
 
 FEW = ("labels.csv", "x.npz", "prepare:representative")
-"""Those that are read by default."""
+"""The sources that are read by default."""
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.M | re.S)
 VARIES = re.compile(
     r"\d+ bytes|scale [\d.]+, zero point -?\d+|[\d.]+ dB|[\d.]+% of rows|\d\d\.\d\d%$", re.M
 )
-"""Numbers that follow from training."""
+"""Figures that depend on training."""
 
 
 def ran(line):

@@ -22,12 +22,12 @@ TOLERANCE = 1e-5
 """Largest difference relative to max(1, largest magnitude) of the recorded array."""
 
 MAX_FLIPS = 3
-"""Elements of a quantized output that may be one step off, as kernels sum in another order."""
+"""Number of elements of a quantized output that may be one step off because of other sums."""
 
 case = functools.cache(Case)
 CASES = case_files(operations=False)
 FAITHFUL = [name for name in CASES if not case(name).is_quirk]
-"""Cases without those that record a bug of the original, which is not reproduced."""
+"""All cases, except cases that record a bug of the original, which is not reproduced."""
 
 
 def assert_close(actual, expected, what, step=None, count_flips=None):
@@ -89,7 +89,7 @@ def test_there_are_cases():
 
 
 OBSERVERS = {"last_value": "last_value", "moving_average": "shadowed_moving_average"}
-"""What the record calls a way to keep ranges -> what `QuantSpec` calls it."""
+"""The record's name for an observer -> the name in `QuantSpec`."""
 
 
 @pytest.mark.sample(4)

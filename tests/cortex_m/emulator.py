@@ -22,7 +22,7 @@ BOARDS = {"m4": "mps2-an386", "m55": "mps3-an547"}
 """Processor -> QEMU's board: a Cortex-M4 with DSP, a Cortex-M55 with Helium."""
 
 LONGEST = 600
-"""Seconds for all examples of a file."""
+"""Maximum seconds for all examples of a file."""
 
 
 def is_set_up(core: str) -> bool:

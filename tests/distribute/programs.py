@@ -261,7 +261,7 @@ def worker(
 
 
 UNAVAILABLE = 3
-"""How a worker ends that has lost another."""
+"""Exit code of a worker that has lost another worker."""
 
 
 def shared_batches() -> tf.data.Dataset:

@@ -38,7 +38,7 @@ def test_where_branches_decide(recipe):
 
 
 ROUNDING = 1e-4
-"""What is left of sums in another order, over 12 steps."""
+"""Allowed difference because of sums in another order, over 12 steps."""
 BOUNDS = {
     True: {"weights": ROUNDING, "ranges": ROUNDING, "statistics": ROUNDING, "counters": 0},
     False: {"weights": 0.01, "ranges": 0.2, "statistics": 0.01, "counters": 0},

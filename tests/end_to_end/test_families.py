@@ -27,7 +27,7 @@ RECIPES = {
 }
 
 WEIGHTED = ("conv", "depthwise", "dense", "affine", "transposed2d_norm", "einsum")
-"""Families that all recipes are tested with."""
+"""Families that are tested with all recipes."""
 
 LEFT_OUT = {
     "activations": ["gelu", "gelu_function"],
@@ -35,26 +35,26 @@ LEFT_OUT = {
     "operations": ["gelu"],
     "other_rounding": ["prelu", "prelu_shared_axes"],
 }
-"""Members that are refused or in float with 16 bits."""
+"""Members that are refused, or in float, with 16 bits."""
 
 IN_FLOAT = ("unit_norm", "cosine", "cosines")
 """Families that are in float with 16 bits."""
 
 NO_REFERENCE = ("elu", "tiling")
-"""The interpreter's reference kernels have none, or no current version."""
+"""The interpreter has no reference kernels for these, or only outdated versions."""
 
 OF_TWO_RANGES = ("concatenations", "fixed_concatenation")
-"""Kernels for concatenation take one range: parts with a fixed one have to be converted."""
+"""Kernels for concatenation support one range, so inputs with a fixed range are converted."""
 
 WITH_STATES = ("lstm", "gru", "simple_rnn")
-"""Families that bring given states to the ranges of their own."""
+"""Families that convert initial states to the ranges of their states."""
 
 BY_DEFAULT = {
     *(("conv", "int8"), ("depthwise", "int8"), ("dense", "int8"), ("transposed2d_norm", "int8")),
     *(("hard_swish", "int8"), ("concatenations", "int8"), ("other_rounding", "int8")),
     *(("dot", "int8"), ("dense", "int16x8"), ("affine", "int8 per tensor")),
 }
-"""Cases that differ most. Of each operator alone, tests/ops have random examples."""
+"""The most different cases. tests/ops has random examples of each operator."""
 
 LEGACY = {("conv", "int8"), ("dense", "int8"), ("dense", "int16x8")}
 

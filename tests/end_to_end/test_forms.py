@@ -26,14 +26,14 @@ OPTIONS = {
     "compared": {"sqnr": 10},
     "opened": {"trains": True, "strips": True, "sqnr": 20},
 }
-"""Of networks that are in other tables, too."""
+"""Options for networks of other tables."""
 
 OF_PHASES = (
     *("a dropout", "a block", "a layer made in call", "an own layer made in call"),
     *("a block of blocks", "paths that are dropped"),
     *("training by position", "a layer in training alone", "constants alone"),
 )
-"""Networks that drop something in training, or normalize by batches."""
+"""Networks that use dropout in training, or normalize by batches."""
 
 OF_SINGLE_NETWORKS = {
     **{f"behind_float {kind}": {"in_float": True, "is_random": True} for kind in KINDS},

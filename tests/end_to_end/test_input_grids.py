@@ -16,7 +16,7 @@ from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS
 
 INPUTS, VALUES = 100, 8192
-"""Inputs of a model, and values of an input: grids of fewer are repeated."""
+"""Number of inputs of a model, and of values per input. Shorter grids are repeated."""
 
 NEAR = {
     "the last pixel in reach": (0.247640751049124, 11.127037355635442, 0),
@@ -24,7 +24,7 @@ NEAR = {
     "two pixels in reach": (0.10023752788432913, 7.779620129996045, 57),
     "pixels that were not seen": (0.11673857686671928, -37.60990192369269, 63),
 }
-"""Scale and offset of pixels, and the first one that was seen: some lie 0.0005 steps from a tie."""
+"""Scale and offset of pixels, and the first observed pixel. Some lie 0.0005 steps from a tie."""
 
 
 class Grid(NamedTuple):

@@ -16,9 +16,9 @@ from tests.helpers import observe
 from tests.networks.large import LARGE
 
 SMALL = ("index", "largest", "smallest", "normalized", "softmax", "1000 classes")
-"""Networks whose results are of many values the same one, or too small for a comparison."""
+"""Networks with results that are mostly equal, or too small for a comparison."""
 ERRORS = {"int8": 0.03, "int16x8": 0.01}
-"""Most that a result differs from float, as a share of the range. All weights have 8 bits."""
+"""Maximum difference from float, as a share of the range. All weights have 8 bits."""
 
 CASES = [(name, width) for name in LARGE for width in LARGE_WIDTHS]
 

@@ -15,7 +15,7 @@ OWN = {
     "dilated": (((2, 2), (0, 0)), layers.Conv2D(4, (3, 1), dilation_rate=2)),
     "depthwise": (((0, 1), (0, 0)), layers.DepthwiseConv2D((3, 1), strides=2)),
 }
-"""What a convolution's own padding is. No two are alike: a file would pad once for both."""
+"""Padding that equals a convolution's own. All differ, because a file pads equal tensors once."""
 OTHER = {
     "in_front": (((1, 0), (1, 0)), layers.Conv2D(4, 3, strides=2)),
     "both_sides": (1, layers.Conv2D(4, 3, strides=2)),
@@ -23,7 +23,7 @@ OTHER = {
     "beside_same": (((0, 0), (2, 2)), layers.Conv2D(4, (1, 5), padding="same")),
     "transposed": (((1, 2), (1, 1)), layers.Conv2DTranspose(4, 3)),
 }
-"""What stays as it is."""
+"""Padding that stays separate."""
 
 
 @functools.cache

@@ -21,7 +21,7 @@ READ_TOO = {
     "transposed": lambda x: [layers.Conv2DTranspose(3, 3)(x), x],
     "elu": lambda x: [layers.ELU()(x), x],
 }
-"""Outputs that other layers read."""
+"""Outputs that other layers also read."""
 CONSTANTS = {
     "array": lambda x: x * np.float32([1, 2, 3]),
     "sum": lambda x: x + np.float32([1, 2, 3]),
@@ -40,7 +40,7 @@ WHOLE = {
     ),
     "relu6 of an embedding": (lambda x: layers.ReLU(6.0)(layers.Embedding(10, 4)(x)), "int8"),
 }
-"""The model's clip was not the file's, and the file did not name the layer."""
+"""Model and file computed clips differently, and the file did not name the layer."""
 INT8 = ("hard_sigmoid", "relu6 of an embedding")
 ACTIVATIONS = {
     **{name: layers.Activation(name) for name in ("sigmoid", "softmax", "tanh", "hard_sigmoid")},

@@ -26,7 +26,7 @@ Slice Softmax SpaceToBatchNd SpaceToDepth Split SplitV Sqrt Square SquaredDiffer
 StridedSlice Sub Sum Svdf Tanh Transpose TransposeConv UnidirectionalSequenceLSTM Unpack While
 ZerosLike BatchMatMul
 """
-"""What tflite::MicroMutableOpResolver adds, of operators that TFLite has."""
+"""The operators of TFLite that tflite::MicroMutableOpResolver can add."""
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.training.schedule import list_scheduled_layers
 
 PAIRS = np.stack(np.meshgrid(*[np.arange(-128.0, 128.0, 8)] * 2), -1).reshape(-1, 2)
-"""Quantized values of two inputs. Their products in 128ths often lie halfway between two values."""
+"""Quantized values of two inputs. Their products in 128ths are often halves."""
 
 
 def half_up(numbers, factor):

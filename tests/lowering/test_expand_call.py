@@ -114,7 +114,7 @@ OTHERS = {
         x, [[0, 0], [1, 2], [0, 1]], constant_values=-np.inf
     ),
 }
-"""Operations with options that are not written out, and with those of TensorFlow 1."""
+"""Operations with options that have no expansion, and operations of TensorFlow 1."""
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -10,7 +10,7 @@ from tests.helpers import images, keras, layers, quantize_on
 from tests.networks.small import functional
 
 SHAPE = (24, 24, 2)
-"""Of maps with 576 places, whose exponentials add up to more than 512 if they are nearly equal."""
+"""Shape of images of 576 pixels. Their exponentials add up to more than 512 if nearly equal."""
 
 
 @pytest.mark.sample(1)

@@ -65,4 +65,4 @@ CLOSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a loss": (WithLoss, "it calls add_loss|adds to the loss"),
     "training": (NoisyInTraining, "computes differently in training"),
 }
-"""Name -> a layer that cannot be traced, and what is said of it."""
+"""Name -> a layer that cannot be traced, and its reason."""

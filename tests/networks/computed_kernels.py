@@ -123,4 +123,4 @@ COMPUTED: dict[str, Callable[[Any], Any]] = {
     "normalized transposed kernels": lambda x: NormalizedTransposed()(x),
     "a normalized kernel with gaps": lambda x: NormalizedWithGaps()(layers.Reshape((64, 4))(x)),
 }
-"""Name -> what it makes of a tensor of 8 x 8 x 4; all are computed in integers."""
+"""Name -> a function of a tensor of 8 x 8 x 4. All are computed in integers."""

@@ -6,7 +6,7 @@ from typing import Any
 from tests.helpers import keras, layers
 
 SHAPE = (6, 6, 4)
-"""Of the images; dense layers read the last axis."""
+"""Shape of the images. Dense layers read the last axis."""
 
 ACTIVATIONS = {"relu6": 6.0, "relu": None, "identity": ...}
 """Name -> upper limit of the ReLU, or no ReLU."""
@@ -17,7 +17,7 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "depthwise": lambda **kwargs: layers.DepthwiseConv2D(3, padding="same", **kwargs),
     "atrous": lambda **kwargs: layers.DepthwiseConv2D(3, padding="same", dilation_rate=2, **kwargs),
 }
-"""The four kinds of layer that the original was tested with."""
+"""The four kinds of layers in the original's tests."""
 
 
 def image(shape: tuple[int | None, ...] = SHAPE) -> Any:

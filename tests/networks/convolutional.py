@@ -75,7 +75,7 @@ DENSE = {
     "relu6_layer": chain(_dense(), partial(layers.ReLU, 6.0)),
     "bn_relu": chain(_dense(use_bias=False), _norm, layers.ReLU),
 }
-"""On inputs with two and with three axes."""
+"""For inputs with two and with three axes."""
 
 POOLING_THEN_RELU = {
     "max_relu": chain(layers.MaxPooling2D, layers.ReLU),
@@ -91,7 +91,7 @@ HEADS = {
     "sigmoid_activation": chain(_dense(), partial(layers.Activation, "sigmoid")),
     "tanh_inside": chain(_dense(activation="tanh")),
 }
-"""Two quantized layers after each other."""
+"""Two quantized layers in sequence."""
 
 
 def _add(*values: Any) -> Any:
@@ -121,7 +121,7 @@ MERGES = {
     "multiply_then_relu": lambda x, z: _relu(_multiply(x, z)),
     "multiply_vector": lambda x, z: _multiply(x, layers.GlobalMaxPooling2D(keepdims=True)(z)),
 }
-"""Of two inputs with different ranges."""
+"""Merges of two inputs with different ranges."""
 
 CONCATENATIONS = {
     "inputs": _join,
@@ -132,7 +132,7 @@ CONCATENATIONS = {
 }
 
 FIXED_CONCATENATION = {"sigmoid_and_input": lambda x, z: _join(layers.Activation("sigmoid")(x), z)}
-"""Kernels for concatenation take one range: the sigmoid's fixed one has to be converted."""
+"""Kernels for concatenation support one range, so the sigmoid's fixed range is converted."""
 
 
 def _conv(x: Any, filters: int = 4, **kwargs: Any) -> Any:
@@ -171,7 +171,7 @@ BLOCKS = {
     "inception": lambda x: _conv(_join(_conv(x), _conv(x, activation="relu"))),
     "dense_net": lambda x: _conv(_join(x, _conv(x, 3, activation="relu")), activation="relu"),
 }
-"""Several quantized layers after each other."""
+"""Several quantized layers in sequence."""
 
 POOLING = {
     "max": chain(layers.MaxPooling2D),

@@ -400,7 +400,7 @@ OPENED: dict[str, Callable[[Any], Any]] = {
     "kernels that are constants": lambda x: Blur()(conv(x)),
     **COMPUTED,
 }
-"""Name -> what it makes of a tensor of 8 x 8 x 4; all are computed in integers."""
+"""Name -> a function of a tensor of 8 x 8 x 4. All are computed in integers."""
 
 
 class LateProjection(layers.Layer):

@@ -28,7 +28,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "Reshape": ((-1,),),
     "Discretization": ([0.0, 1.0],),
 }
-"""Of the constructors, where there have to be any."""
+"""Required arguments of the constructors."""
 
 TOGETHER = (
     *("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum", "Concatenate"),
@@ -50,7 +50,7 @@ SHAPES = {
     "GroupNormalization": IMAGE,
     "ttention": SEQUENCE,
 }
-"""Part of a name -> the shape of the inputs; vectors for the others."""
+"""A word in a layer's name -> the shape of its inputs. Other layers read vectors."""
 
 SPECIAL: dict[str, Callable[[], tuple[Any, Any]]] = {
     "Bidirectional": lambda: (SEQUENCE, layers.Bidirectional(layers.LSTM(3))),

@@ -102,7 +102,7 @@ ONES: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "dense of 100000 ones": (partial(layers.Dense, 1), (100_000,)),
     "convolution of ones": (partial(layers.Conv2D, 1, 7), (7, 7, 2_048)),
 }
-"""Layers whose products add up to more than 32 bits hold if weights are as fine as usual."""
+"""Layers with products that add up to more than 32 bits if weights have the usual scale."""
 
 
 def of_ones(make: Callable[..., Any], *shape: int) -> Network:
@@ -121,4 +121,4 @@ LARGE: dict[str, Network] = {
     **{name: of_layer(make, *shape) for name, (make, shape) in LAYERS.items()},
     **{name: of_ones(make, *shape) for name, (make, shape) in ONES.items()},
 }
-"""Name -> network, each with one output."""
+"""Name -> network with one output."""

@@ -84,7 +84,7 @@ TRANSPOSED2D = _transposed(partial(layers.Conv2DTranspose, 4))
 TRANSPOSED1D = _transposed(partial(layers.Conv1DTranspose, 4))
 TRANSPOSED2D_NORM = _transposed_with_norm(partial(layers.Conv2DTranspose, 4))
 TRANSPOSED1D_NORM = _transposed_with_norm(partial(layers.Conv1DTranspose, 4))
-"""BatchNormalization is an operation of its own there."""
+"""Here, BatchNormalization is a separate operator."""
 
 DENSE_4D = {
     "bias": chain(partial(layers.Dense, 7)),
@@ -168,7 +168,7 @@ ACTIVATION_CHAINS = {
     "conv_relu_4": lambda x: layers.ReLU(4.0)(_conv(x)),
     "conv_hard_sigmoid": lambda x: _conv(x, activation="hard_sigmoid"),
 }
-"""Some are several operations after each other at run time."""
+"""Some become several operators in sequence."""
 
 OTHER_ROUNDING = {
     "leaky_relu": chain(partial(layers.LeakyReLU, 0.1)),
@@ -182,7 +182,7 @@ OTHER_ROUNDING = {
     "upsampling_bilinear": chain(partial(layers.UpSampling2D, interpolation="bilinear")),
     "resizing_bilinear": chain(partial(layers.Resizing, 7, 9)),
 }
-"""Kernels that round with integers, in another way than division does."""
+"""Kernels that round with integers, unlike a division."""
 
 
 ELU = {
@@ -195,7 +195,7 @@ ELU = {
     "between_convolutions": lambda x: _conv(_conv(x, activation="elu")),
     "read_twice": lambda x: _twice(layers.ELU()(x)),
 }
-"""In int8 by an edit of the file. The interpreter's reference kernels have none."""
+"""In int8 after an edit of the file. The interpreter has no reference kernels for it."""
 
 
 def _twice(x: Any) -> Any:
@@ -229,7 +229,7 @@ HARD_SWISH = {
     "relu_layer": lambda x: tf.multiply(x, layers.ReLU(6.0)(tf.add(x, 3.0)) / 6.0),
     "keras_applications": _application_hard_swish,
 }
-"""Spellings, each behind a convolution of its own."""
+"""Ways to write it, each after a convolution."""
 
 MERGES = {
     "subtract": lambda x, z: layers.Subtract()([x, z]),
@@ -266,7 +266,7 @@ TILING = {
     "repeat": chain(layers.GlobalMaxPooling2D, partial(layers.RepeatVector, 3)),
     "tile": lambda x: tf.tile(x, [1, 2, 1, 1]),
 }
-"""The interpreter's reference kernels have no current version of it."""
+"""The interpreter has no current version of its reference kernels."""
 
 OPERATIONS = {
     "relu": lambda x: tf.nn.relu(x),
@@ -349,7 +349,7 @@ INEXACT: dict[str, Family] = {
         },
     ),
 }
-"""Families of which the kernels do not give the nearest code."""
+"""Families with kernels that do not return the nearest quantized value."""
 
 FAMILIES: dict[str, Family] = {
     "conv1d": Family([(12, 4)], CONV1D),

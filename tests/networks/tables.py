@@ -88,7 +88,7 @@ COMPARED = {
         tf.logical_and(x > 0.0, tf.reduce_any(x > 1.0, 1, keepdims=True)), x, -0.5 * x
     ),
 }
-"""Operations of truth values."""
+"""Operations on booleans."""
 
 TABLES: dict[str, dict[str, Network]] = {
     "cells": {

@@ -33,10 +33,10 @@ from tests.ops.examples import EXAMPLES
 from tests.ops.examples.example import BATCH
 
 SMALL = 3
-"""What integers stay below that are no quantized values."""
+"""Upper bound of integers that are not quantized values."""
 
 LACKING = {("elu", "reference")}
-"""What the interpreter has no reference kernel of, though its own kernel is the only one."""
+"""Operators without a reference kernel, although the interpreter's kernel is the only one."""
 
 
 def random_params(numbers: np.random.Generator, bits: int, symmetric: bool = False) -> QuantParams:

@@ -30,11 +30,11 @@ from tests.ops.harness import (
 BITS = (8, 16, 5)
 LISTING = {op.name for op in ROWS if op.layers or op.paths or op.kinds or op.functions}
 OF_PARTS = {"group_norm", "layer_norm"}
-"""Made of other operators: in graphs they take long."""
+"""Composed operators, which take long in graphs."""
 UNROLLED = {"gru", "masked_lstm", "simple_rnn", "simple_rnn_relu", "conv_lstm"}
-"""Files with many operators: but for one case, slow."""
+"""Files with many operators, which are slow except for one case."""
 MATCHING = [op for op in ROWS if op.name in LISTING | OF_PARTS]
-"""The rest is as one of these, for custom layers."""
+"""Operators with Keras layers or operations. All other operators are for custom layers."""
 
 
 def is_slow(op, bits, family):
@@ -75,7 +75,7 @@ def test_the_operator_computes_what_the_interpreter_does(op, bits, family):
 
 
 OF_CHANNELS = [case for case in CASES if any(case.values[0].weights.values())]
-"""Those whose weights have a scale for each output channel."""
+"""Cases with a scale for each output channel of the weights."""
 
 
 @pytest.mark.sample(5)

@@ -30,13 +30,13 @@ UNARY = [
     if not case.values[0].quantizes_constants
 ]
 SCALES = (1e-4, 1e-3, 0.01, 0.05, 0.3, 2.0)
-"""Of the input in 8 bits; in 16 bits 256 times as fine."""
+"""Scales of 8-bit inputs. 16-bit inputs have 1/256 of them."""
 OWN_IN_8_BITS = {"elu", "gelu", "hard_swish"}
-"""Kernels of int8 compute these in another way than tables of 16 bits."""
+"""int8 kernels compute these differently from 16-bit tables."""
 WIDTHS = (0.5, 1.0, 4.0)
-"""Ranges of the output, over that of the results."""
+"""Widths of the output's range relative to the results."""
 FLOAT32_MAX = float(np.finfo(np.float32).max) / 2
-"""The ends and the width of a range are numbers in float32."""
+"""The ends and the width of a range must be float32 values."""
 
 
 def computed_as_in_8_bits(case: Any) -> bool:
@@ -92,7 +92,7 @@ def test_every_code(op, bits, family, scale):
 
 
 INTERPOLATED = {("sigmoid", 16): 1.25, ("tanh", 16): 2.5}
-"""Operator and bits -> steps that TFLite's kernel is off, as it interpolates in a table."""
+"""Operator and bits -> error in steps of TFLite's kernel, because it interpolates in a table."""
 
 
 def list_nodes(op: Any, bits: int) -> Iterator[Node]:

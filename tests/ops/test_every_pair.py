@@ -43,7 +43,7 @@ SCALES = {
     "tiny": (1e-6, 3e-7, 1.3e-6),
     "large": (1e4, 2e4, 1.7e4),
 }
-"""Of both inputs and of the output."""
+"""Scales of both inputs and of the output."""
 ZEROS = ((-128, -128, -128), (127, 5, -128), (3, -7, 11))
 """Zero points of the inputs and of the output."""
 
@@ -104,7 +104,7 @@ HALVES = [
     *(("add", (0.5, 2.0**-10 * near, 1.0)) for near in (1, 1 - 2.0**-20)),
     *(("subtract", (2.0**-10 * near, 0.5, 1.0)) for near in (1, 1 - 2.0**-20)),
 ]
-"""Rows, with scales in which results lie halfway between two values."""
+"""Operators, with scales for which results are halves."""
 
 
 @pytest.mark.sample(4)

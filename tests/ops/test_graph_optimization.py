@@ -30,13 +30,13 @@ PASSED = {
     *("Identity", "Snapshot", "Reshape", "Cast", "Transpose", "Squeeze", "ExpandDims"),
     *("BroadcastTo", "Switch"),
 }
-"""Operations that do not round: optimization may move and drop them."""
+"""Operations that do not round. Optimization may move and drop them."""
 OTHER_PASSES = (
     *("layout_optimizer", "constant_folding", "shape_optimization", "remapping"),
     *("common_subgraph_elimination", "arithmetic_optimization", "dependency_optimization"),
     *("loop_optimization", "debug_stripper"),
 )
-"""All but that which inlines functions."""
+"""All optimizations except inlining functions."""
 
 
 def optimized(traced, inlines_only=False):

@@ -54,7 +54,7 @@ LIMITS = [
     ("mask_scores", 8, (2.0**-8, ONE), ["QUANTIZE", "SELECT_V2"]),
     ("mask_scores", 8, (below(2.0**-8), ONE), ["QUANTIZE", "QUANTIZE", "SELECT_V2"]),
 ]
-"""Row, bits, scales of the inputs and of an output that has its own, and the operators."""
+"""Operator, bits, scales of inputs and of an own output, and the operators in the file."""
 
 
 def with_scales(name, bits, scales):

@@ -71,7 +71,7 @@ OPEN = {
     "stack": (lambda x: tf.stack([x, x], 1), (None, None, 4), ["PACK"]),
     "reverse": (lambda x: tf.reverse(x, [2, 1]), (None, None, 4), ["STRIDED_SLICE"]),
 }
-"""Sizes that are not known before run time: what is called, on what, as which operators."""
+"""Calls with sizes that are unknown before run time: call, inputs, operators."""
 
 
 @pytest.mark.parametrize("name", OPEN)
@@ -96,7 +96,7 @@ PRODUCTS = {
     "acb,acd->abd": ["TRANSPOSE", "BATCH_MATMUL"],
     "abc,acd->adb": ["BATCH_MATMUL", "TRANSPOSE"],
 }
-"""The kernel takes what is summed as the last axis of the second tensor, or before."""
+"""The kernel needs the summed axis as the last or the second last of the second tensor."""
 
 
 @pytest.mark.parametrize("equation", PRODUCTS)
@@ -113,7 +113,7 @@ BY_CONVERTER = {
     "flatten": (layers.Flatten(), (None, None, 4)),
     "expand": (lambda x: tf.expand_dims(x, 1), (None, 5)),
 }
-"""Open sizes that files ask for at run time."""
+"""Unknown sizes, which files read at run time."""
 
 
 @pytest.mark.sample(3)

@@ -364,7 +364,7 @@ OPTIONS = {
         (lambda x: tf.math.top_k(x, 3)[0], [ROW], {"count": 3}),
     ],
 }
-"""Row -> calls of it: what is called, shapes (and types) of inputs, and its attributes."""
+"""Operator -> calls of it: function, shapes (and types) of inputs, and attributes."""
 
 
 def last_call(build, shapes):

@@ -110,7 +110,7 @@ REFUSED = [
     (layers.EinsumDense("abc,bcd->abd", (5, 3)), [STEPS], "is not a product with a matrix"),
     (layers.EinsumDense("abc,cd->abd", (5, 3), bias_axes="bd"), [STEPS], "its bias has axes"),
 ]
-"""What is called, shapes of inputs, and why there is no kernel."""
+"""Function, shapes of inputs, and the reason why there is no kernel."""
 
 
 @pytest.mark.parametrize(("build", "shapes", "reason"), REFUSED)

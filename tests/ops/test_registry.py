@@ -89,11 +89,11 @@ PLAIN = {
     "gather": (lambda x: tf.gather(x, tf.argmax(x, -1), axis=1), (6,)),
     "broadcast": (lambda x: tf.broadcast_to(x, [3, 6]), (6,)),
 }
-"""Calls without options, of the rows that have defaults."""
+"""Calls without options, for operators that have defaults."""
 
 
 FROM_SHAPES = {"affine", "contract"}
-"""Rows whose calls have options that count the axes of their inputs."""
+"""Operators of calls with options that depend on the number of axes."""
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,14 @@ FACTORS = (
     *(2.0**-1, 2.0**-4, 2.0**-7, 3 * 2.0**-6, 255 * 2.0**-11),
     *(2.0**-4 * NEXT, 2.0**-4 * (1 - 2.0**-24), 3 * 2.0**-6 * NEXT, 0.0123, 0.3, 0.9),
 )
-"""What sums are multiplied by. Of the first, which are short, every other half is a tie."""
+"""Factors of sums. With the first factors, which are short, every other half is a tie."""
 
 RATIOS = (
     *(2.0**-8, 2.0**-3, 0.5, 1.0, 1.5, 2.0, 128.0, 255 / 256, 0.5 + 2.0**-9, 2.0**-4 + 2.0**-9),
     *(2.0**-8 * NEXT, 2.0**-8 * (1 - 2.0**-24), 2.0**7 * NEXT, 128.501, 2.0**-9, 2.0**-10),
     *(0.0123, 1.37),
 )
-"""Ratios of scales: multiples of 256ths, halves between two of them, and where the ways part."""
+"""Ratios of scales: multiples of 256ths, ties between two of them, and limits of kernels."""
 
 
 def single(x: Fraction) -> Fraction:
@@ -191,8 +191,11 @@ GATES = (
     *((-3530, 1145, 5298, -3920), (-1725, 5792, 6337, -5290), (5676, -3641, 1920, 6008)),
     *((-4478, 5024, 1526, 4949), (2901, -1849, 6289, 3909), (3469, -1053, 7553, 5251)),
 )
-"""Gates of an LSTM, in steps of 2^-12, for which within four steps of time the output depends on
-how a product of cell and forget gate is rounded: one product of 32 768 does."""
+"""Gates of an LSTM, in steps of 2^-12.
+
+Within four time steps, the output depends on the rounding of a product of cell state and forget
+gate. This holds for one of 32,768 products.
+"""
 
 
 @pytest.mark.parametrize(("bits", "family"), [*((8, name) for name in RUNNABLE), (16, "tflm")])

@@ -17,7 +17,7 @@ from tests.ops.test_contracts import MATCHING
 from tests.ops.test_movement import calls_of
 
 LOWER = "DEPTH_TO_SPACE"
-"""TensorFlow writes its version 2, which TFLite's reference kernels do not take."""
+"""TensorFlow writes its version 2, which TFLite's reference kernels do not support."""
 
 
 def versions(contents: bytes) -> dict[str, int]:
@@ -64,11 +64,14 @@ OTHERWISE = {
     **{"ADD": {3}, "SUB": {5}, "DEPTHWISE_CONV_2D": {5}},
     **{"STRIDED_SLICE": {2}, "REVERSE_V2": {3}, "TILE": {3}},
 }
-"""Versions of operators of 16 bits for which TensorFlow has others: higher ones for other biases
-and kernels, and lower ones, as it sees in no file which scales are powers of two."""
+"""Versions of 16-bit operators that differ from TensorFlow's.
+
+They are higher for other biases and kernels. They are lower because no file tells TensorFlow which
+scales are powers of two.
+"""
 
 LATER = {"QUANTIZE": [2, 2, 0], "HARD_SWISH": [2, 0, 0], "LEAKY_RELU": [2, 3, 0]}
-"""Operators that TensorFlow says older runtimes have, and what files ask for."""
+"""Operators that older runtimes have according to TensorFlow, and the versions in files."""
 
 
 def assert_tensorflows(contents: bytes) -> None:

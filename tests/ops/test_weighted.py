@@ -147,7 +147,7 @@ LONG = {
         (702, 1),
     ),
 }
-"""Their sums would seem to be short if output channels were counted along another axis."""
+"""Their sums would seem short if output channels were counted along another axis."""
 
 
 @pytest.mark.sample(4)

@@ -159,7 +159,7 @@ PRODUCTS = [
     (lambda x: layers.ConvLSTM2D(3, 2)(x), FILM, 5 * 3 * 3 * (2 * 2 * 4 * 3 * (2 + 3))),
     (layers.MaxPooling2D(2), IMAGE, 0),
 ]
-"""Layers, the shape of their input, and the products that are summed up for one example."""
+"""Layers, the shape of their input, and the number of products for one example."""
 
 
 @pytest.mark.parametrize(("build", "shape", "count"), PRODUCTS)
@@ -191,7 +191,7 @@ KINDS = {
         *("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"),
     },
 }
-"""What is said of few rows, and of which: kernels that fuse a ReLU, ..."""
+"""Properties that only few operators have: name -> operators."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

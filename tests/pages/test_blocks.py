@@ -22,7 +22,7 @@ PAGES = {
 OTHER_LANGUAGES = {"c", "c++", "cmake", "cpp", "java", "kotlin", "ruby", "swift"}
 TAGS = {"python", "py", "console", "text", "", *OTHER_LANGUAGES}
 QUICK = {"README.md"}
-"""The page that runs by default: the first one that is read."""
+"""The page that runs by default, which users read first."""
 
 
 def blocks(page: str) -> list[tuple[str, int, str]]:

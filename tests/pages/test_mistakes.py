@@ -154,7 +154,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
     "Labels are not needed": lambda _: keras_qat.calibrate(calibrated(X), X, np.zeros(64)),
     "Load it with keras_qat.keras.models.load_model(path)": with_keras_3,
 }
-"""Words of the answer -> the program."""
+"""Words of the message -> the program."""
 
 
 @pytest.mark.sample(3)

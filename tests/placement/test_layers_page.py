@@ -21,12 +21,12 @@ NO_LAYERS = {
     # Broken in Keras 2 itself.
     "SpectralNormalization",
 }
-"""Base classes, parts of layers and what is no layer."""
+"""Base classes, components of layers, and classes that are not layers."""
 
 BEFORE_THE_MODEL = {
     *("Hashing", "HashedCrossing", "IntegerLookup", "StringLookup", "TextVectorization")
 }
-"""What has no operation in TFLite."""
+"""Layers without a counterpart in TFLite."""
 
 
 def table() -> dict[str, str]:
@@ -128,7 +128,7 @@ ARGUMENTS: dict[str, Any] = {
     "tf.math.cumulative_logsumexp": (1,),
     "tf.math.reduce_euclidean_norm": (-1,),
 }
-"""Operation -> its arguments behind the tensor, of shape [6, 6, 4]."""
+"""Operation -> its arguments after the tensor, which has the shape [6, 6, 4]."""
 
 OF_TWO = {
     *("tf.atan2", "tf.math.squared_difference", "tf.math.divide_no_nan", "tf.math.floormod"),
@@ -153,7 +153,7 @@ CALLS: dict[str, Any] = {
     "tf.sequence_mask": lambda x: x * tf.sequence_mask(tf.argmax(x, -1), 4, tf.float32),
     "tf.where": lambda x: tf.where(x > 0.0, x, 0.1),
 }
-"""Operations that are called in another way."""
+"""Operations with other calls."""
 
 
 def operation_model(name: str) -> Any:

@@ -41,13 +41,13 @@ from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 __all__ = ["assert_alike_in_training", "quantizer_of"]
 
 NEXT = 0.51
-"""Steps to the code that is next to a number, and what float32 rounds."""
+"""Maximum distance to the nearest quantized value in steps, including float32 errors."""
 
 OF_FACTOR = 0.5
-"""Steps by which 255 may be off that is multiplied by a factor in 256ths, as in XNNPACK."""
+"""Steps by which 255 times a factor in 256ths may be off, as in XNNPACK."""
 
 TWICE = 0.25
-"""Steps that a product in fixed point may be off by besides, as it is rounded twice."""
+"""Further steps that a fixed-point product may be off, because it is rounded twice."""
 
 MORE: dict[int, dict[str, float]] = {
     8: {
@@ -60,14 +60,16 @@ MORE: dict[int, dict[str, float]] = {
         **{"sigmoid": 2.0, "tanh": 2.0, "softmax": 32.0},
     },
 }
-"""Bits -> operator -> steps that its kernels round beyond the code next to the exact result: tables
-and tensors of 16 bits inside of it, and in 16 bits multipliers of 15."""
+"""Bits -> operator -> steps that its kernel may be off in addition.
+
+The causes are 16-bit tables and tensors inside it, and with 16 bits, multipliers of 15 bits.
+"""
 
 RECURRENT = ("gru", "lstm", "masked", "simple_rnn", "conv_lstm")
-"""Beginnings of the names of operators that round at each step what the next one reads."""
+"""Beginnings of names of operators that round at each step."""
 
 MEAN = {8: 8.0, 16: 64.0}
-"""Bits -> steps by which those may be off on average, as a sum that is rounded can turn a gate."""
+"""Bits -> steps that those may be off on average, because a rounded sum can switch a gate."""
 
 
 def assert_alike_in_training(graph: ResolvedGraph, inputs: list[np.ndarray]) -> None:

@@ -27,7 +27,7 @@ __all__ = ["Refused", "live", "live_on"]
 REASONS = ("NaN or infinity", "TFLite's converter refuses")
 
 SOME = 16
-"""Examples that values are compared on."""
+"""Number of examples to compare."""
 
 
 class Refused(Exception):

@@ -22,10 +22,10 @@ __all__ = ["STEPS", "Sketch", "Step", "built", "random_inputs"]
 
 
 LARGEST = 1e4
-"""What values of the float model stay below, so that none becomes infinite on the way."""
+"""Maximum of values in the float model, so that no value becomes infinite."""
 
 INTEGERS = 3
-"""What integer inputs stay below."""
+"""Upper bound of integer inputs."""
 
 
 @dataclasses.dataclass(frozen=True)

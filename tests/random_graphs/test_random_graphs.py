@@ -67,7 +67,7 @@ FOR_TARGETS = some.one_of(
 PLACES = some.sampled_from(
     ("tflm", "tflm", "tflm", "ethos_u55", "ethos_u85", "stm32_npu", "edgetpu")
 )
-"""Targets, mostly the one whose files run here."""
+"""Targets, mostly TFLite Micro, because its files run here."""
 
 # Statistics of random layers do not match random data.
 pytestmark = pytest.mark.filterwarnings("ignore:(The data for input|Input) ':UserWarning")

@@ -18,9 +18,9 @@ STEPS_PER_EPOCH, EPOCHS = 3, 10
 TOTAL = STEPS_PER_EPOCH * EPOCHS
 DELAY, FREEZE = 9, 18
 EVERY = 2
-"""Steps from one save to the next, where it isn't epochs."""
+"""Steps between saves, unless models are saved after epochs."""
 END = "end.npz"
-"""What is left of a run that came to its end: all weights, also the optimizer's."""
+"""The file of a completed run: all weights, including the optimizer's."""
 
 
 def network() -> Any:
@@ -118,7 +118,7 @@ WAYS: dict[str, Callable[..., Start]] = {
     "weights": from_weights,
     "checkpoint": from_checkpoint,
 }
-"""How to go on; "none" does not."""
+"""How to continue. "none" does not continue."""
 
 
 def run(folder: Path, way: str, recipe: str, doomed: bool, told: Any) -> None:

@@ -11,10 +11,10 @@ from tests.networks import composite, convolutional, single_layers
 FAMILIES = {**convolutional.FAMILIES, **single_layers.FAMILIES, **composite.FAMILIES}
 
 ALWAYS = ("add", "affine")
-"""Those of each run; the others are slow."""
+"""Families that run by default. The others are slow."""
 
 COUNT = 12
-"""Examples: one after another."""
+"""Number of examples, which run one by one."""
 
 
 def known(family):

@@ -32,7 +32,7 @@ REFUSED = {
     # QUANTIZE of int32, which the target lists.
     "ethos_u85": ("argmax-16", "from_integers", "layer_norm-8", "group_norm-8"),
 }
-"""Beginnings of names of files that Vela 5.2 does not compile."""
+"""Beginnings of names of files that Vela 5.2 cannot compile."""
 
 ACCELERATORS = {
     "ethos_u55": "ethos-u55-128",

@@ -55,7 +55,7 @@ REASONS = {
         "The converter drops what MAX_POOL_2D clips.": "blocks max_relu",
     },
 }
-"""What TOSA does not compute, or computes otherwise, by the reason."""
+"""Reason -> operators that TOSA does not compute, or computes differently."""
 
 OTHERWISE = {
     form.format(name)

@@ -37,9 +37,9 @@ def net():
 
 
 LAST_BIT = 2.0**-23
-"""What a sum in another order differs by, in units of the largest number of its tensor."""
+"""Error of a sum in another order, relative to the largest value of its tensor."""
 SUMS = 2 * len(X) * (4 * 64 + 4 + 3)
-"""Values that two steps add up and quantize: four tensors of 4x4x4, the averages, the outputs."""
+"""Values that two steps sum and quantize: four tensors of 4x4x4, the averages, the outputs."""
 
 
 def codes_moved(bits):

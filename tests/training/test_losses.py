@@ -90,7 +90,7 @@ REGULARIZED = {
     ),
     "attention": lambda x: layers.MultiHeadAttention(2, 3, activity_regularizer="l1")(x, x),
 }
-"""What Keras adds to the loss for the results of a layer."""
+"""Losses that Keras adds for the results of a layer."""
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ KERNELS = {
     "large": (lambda: layers.Dense(2**9), (2**9,)),
     "as large": (lambda: layers.Dense(2**9), (2**9,)),
 }
-"""Layers of kernels in all shapes, with the shapes of their inputs."""
+"""Layers with kernels of all shapes, and the shapes of their inputs."""
 
 
 def test_weights_of_all_shapes_together_are_those_by_themselves():

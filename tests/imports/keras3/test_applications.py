@@ -21,7 +21,7 @@ keras = pytest.importorskip("keras", minversion="3.0")
 
 NAMES = [name for name, value in vars(keras.applications).items() if inspect.isfunction(value)]
 SIZES = {"InceptionV3": 75, "InceptionResNetV2": 75, "Xception": 71}
-"""The smallest height and width, where it is not 32."""
+"""The minimum height and width, if it is not 32."""
 
 
 LARGE = {
@@ -29,7 +29,7 @@ LARGE = {
     *("EfficientNetB5", "EfficientNetB6", "EfficientNetB7", "EfficientNetV2M", "EfficientNetV2L"),
     *("ResNet101", "ResNet101V2", "ResNet152", "ResNet152V2"),
 }
-"""What takes minutes and gigabytes: left out where `--seeds` asks for less than all."""
+"""Models that need minutes and gigabytes. They are skipped if `--seeds` requests fewer."""
 
 
 def options(name: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ LEGACY = {
     *("cells", "formulas", "gather nd", "masked recurrent", "shared patterns", "sizes"),
     *("softmax", "written out"),
 }
-"""Subjects that also have to pass on TensorFlow 2.15."""
+"""Subjects that must also pass on TensorFlow 2.15."""
 
 SLOW = {
     "conv lstm": ("of_images", "of_sequences", *cells_and_convolutions.RECIPES),
@@ -54,4 +54,4 @@ SLOW = {
     "states": ("both_ways", "apart", "relu_last", "translator"),
     "unrolled": ("mixed",),
 }
-"""Subject -> networks that take many seconds, so that by default another one is run."""
+"""Subject -> networks that take many seconds, so another network runs by default."""

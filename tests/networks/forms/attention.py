@@ -83,7 +83,7 @@ CHOICES = {
         scores - tf.where(mask[:, 0] > 0.5, tf.zeros_like(mask[:, 0]), 1e9)[:, tf.newaxis]
     ),
 }
-"""How a mask, 1 where there is something to attend to, chooses scores; or a constant one."""
+"""How a mask (1 for visible steps) selects scores, or a constant mask."""
 
 
 def of_two(mask, scores):

@@ -104,7 +104,7 @@ def sliced(x):
 
 TOKEN_IDS = np.random.default_rng(0).integers(0, 9, (16, 5)).astype(np.float32)
 ROWS = np.concatenate([TOKEN_IDS[:, :1], TOKEN_IDS[:, 1:3] / 4.0 - 1.0], 1)
-"""The tokens are not exact in 8 bits, so that they have to be rounded."""
+"""The token ids are not exact in 8 bits, so the file must round them."""
 
 TOKENS = {
     f"{build.__name__}, {target}": Form(build, (ROWS,), target=target, in_float=True)

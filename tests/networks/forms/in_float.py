@@ -114,7 +114,7 @@ def conv_lstm(**options):
 
 OPAQUE = "cannot be traced"
 LONG = (40, 4)
-"""With up to 32 steps, recurrent layers are opened step by step."""
+"""Recurrent layers of up to 32 steps would be traced step by step."""
 
 IMAGES = (3, 6, 5, 2)
 ROWS = {

@@ -66,7 +66,7 @@ AGAIN = {
         tf.where(tf.logical_not(seen), 0.0, x),
     ),
 }
-"""A mask, and the same that replaces what it hides."""
+"""A mask, and the same mask that replaces what it hides."""
 
 
 def again(form):
@@ -124,7 +124,7 @@ HIDDEN_NUMBERS = {
 }
 SHAPE = (8, 4)
 WITHIN = np.equal(*np.meshgrid(np.arange(8) // 4, np.arange(8) // 4))
-"""What a step sees: those of its window."""
+"""The visible steps of each step: the steps of its window."""
 
 HELD_MASKS = {
     "sum": (np.where(WITHIN, 0.0, -100.0), lambda x, mask: x + tf.cast(mask, tf.float32)),
@@ -132,7 +132,7 @@ HELD_MASKS = {
     "product": (WITHIN.astype(np.float32), lambda x, mask: x * mask - 1e10 * (1.0 - mask)),
     "counts": (WITHIN.astype(np.int32), lambda x, mask: tf.where(mask == 0, -1e9, x)),
 }
-"""What a variable holds, and how it hides scores."""
+"""The contents of a variable, and how it masks scores."""
 
 
 @keras.utils.register_keras_serializable("tests")

@@ -89,7 +89,7 @@ UNROLLED = {
 STEPS = 4
 WORDS = np.random.default_rng(0).integers(1, 9, (12, STEPS), np.int32)
 WORDS[1, 2:], WORDS[2, :2], WORDS[3, 2], WORDS[4] = 0, 0, 0, 0
-"""Sentences with padding behind, before and between words, and nothing else in one."""
+"""Sentences with padding after, before and between words, and one of padding only."""
 
 
 def masked(kind, both_ways, sequences, depth=1):

@@ -9,7 +9,7 @@ import numpy as np
 from keras_qat.keras2.backend import keras
 
 BATCH = 3
-"""Of all examples."""
+"""Batch size of all examples."""
 
 
 @dataclasses.dataclass(frozen=True)
