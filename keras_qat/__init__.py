@@ -15,7 +15,7 @@ from keras_qat.analysis.tune import TuneResult, tune
 from keras_qat.analysis.verify import Report, verify
 from keras_qat.config.arguments import COUNTERPARTS
 from keras_qat.config.recipe import Recipe
-from keras_qat.export import export_c, export_onnx, export_saved_model, export_tflite, read_metadata
+from keras_qat.export import export_c, export_saved_model, export_tflite, read_metadata
 from keras_qat.imports.keras3 import from_keras_3
 from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
@@ -55,7 +55,6 @@ __all__ = [
     "callbacks",
     "diagnose",
     "export_c",
-    "export_onnx",
     "export_saved_model",
     "export_tflite",
     "freeze_batch_norm",

@@ -68,7 +68,7 @@ def calibrate(
 
 @cli.command()
 @options.quantized_model
-@click.argument("file", type=OutputFile("an export", ".tflite", ".onnx", *SOURCES, directory=True))
+@click.argument("file", type=OutputFile("an export", ".tflite", *SOURCES, directory=True))
 @options.exporting
 @options.target
 @click.option("--batch-size", type=options.COUNT, help="Batch size of the file: 1 for devices.")
@@ -83,12 +83,11 @@ def export(
     batch_size: int | None,
     as_json: bool,
 ) -> None:
-    """Write a quantization-aware MODEL to FILE: .tflite, .cc, .onnx, or a SavedModel directory."""
+    """Write a quantization-aware MODEL to FILE: .tflite, .cc, or a SavedModel directory."""
     arguments = exporting.select(file, target=target, batch_size=batch_size)
     with settings.library() as keras_qat:
         verbs = {
             ".tflite": keras_qat.export_tflite,
-            ".onnx": keras_qat.export_onnx,
             **dict.fromkeys(SOURCES, keras_qat.export_c),
         }
         verb: Any = verbs.get(file.suffix, keras_qat.export_saved_model)

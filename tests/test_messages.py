@@ -143,7 +143,7 @@ def test_float_models(verb):
 
 @pytest.mark.parametrize(
     ("name", "verb"),
-    [("m.tflite", "export_tflite"), ("m.onnx", "export_onnx"), ("m.cc", "export_c")],
+    [("m.tflite", "export_tflite"), ("m.cc", "export_c")],
 )
 def test_saving_what_is_exported(name, verb, tmp_path):
     """Keras would create a directory of that name."""

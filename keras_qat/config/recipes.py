@@ -89,7 +89,7 @@ def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") ->
     """Returns a recipe with symmetric int8 activations: all zero points are 0.
 
     TensorRT supports no other files. Tensors after a ReLU use half of the 256 levels, so `int8` is
-    more accurate on other runtimes. `export_onnx` writes int8 activations with this recipe.
+    more accurate on other runtimes.
 
     Args:
         ema_decay: decay per step of the moving averages that set the ranges of activations.

@@ -1,6 +1,6 @@
 """Exports the resolved graph to a SavedModel, with the integer arithmetic of `predict`.
 
-ONNX files and models of recipe `contrib` use fake quantization instead, with folded
+Models of recipe `contrib` use fake quantization instead, with folded
 BatchNormalization, and with weights and ranges as constants.
 """
 
@@ -74,14 +74,9 @@ def make_exact_module(graph: ResolvedGraph) -> tf.Module:
     return _make_module(graph, compute)
 
 
-def make_inference_module(graph: ResolvedGraph, for_onnx: bool = False) -> tf.Module:
-    """Returns a module with a function `serve`: the folded model with fake quantization.
-
-    For ONNX, the outputs of operators that only move values are also fake-quantized: runtimes only
-    recognize operators with quantization before and after. Float layers use operations that
-    converters support.
-    """
-    return _make_module(graph, lambda inputs: _simulate(graph, inputs, for_onnx))
+def make_inference_module(graph: ResolvedGraph) -> tf.Module:
+    """Returns a module with a function `serve`: the folded model with fake quantization."""
+    return _make_module(graph, lambda inputs: _simulate(graph, inputs))
 
 
 def _make_module(
@@ -90,7 +85,7 @@ def _make_module(
     """Return a module with a function `serve` that calls `compute`, and its weights."""
     if graph.origin.states:
         raise ValueError(
-            f"'{graph.name}' keeps states (stateful=True), which SavedModel and ONNX files do not "
+            f"'{graph.name}' keeps states (stateful=True), which a SavedModel does not "
             f"support. Export it with export_tflite."
         )
     signature = [
@@ -114,9 +109,7 @@ def _make_module(
     return module
 
 
-def _simulate(
-    graph: ResolvedGraph, inputs: list[tf.Tensor], for_onnx: bool
-) -> dict[str, tf.Tensor]:
+def _simulate(graph: ResolvedGraph, inputs: list[tf.Tensor]) -> dict[str, tf.Tensor]:
     values: dict[Tensor, tf.Tensor] = {
         tensor: x if tensor.params is None else _fake_quantize(x, tensor.params)
         for tensor, x in zip(graph.inputs.values(), inputs, strict=True)
@@ -124,20 +117,20 @@ def _simulate(
     for node in graph.nodes:
         read = [values[x] for x in node.inputs if not isinstance(x, Constant)]
         with tf.name_scope(node.name.replace(":", "_")):
-            results = tf.nest.flatten(_compute_node(node, read, for_onnx))
+            results = tf.nest.flatten(_compute_node(node, read))
         values.update(zip(node.outputs, results, strict=True))
     return {name: values[tensor] for name, tensor in graph.outputs.items()}
 
 
-def _compute_node(node: Node, inputs: list[tf.Tensor], for_onnx: bool) -> Any:
+def _compute_node(node: Node, inputs: list[tf.Tensor]) -> Any:
     if node.op is None:
-        return compute_in_float(node, inputs, for_file=for_onnx)
-    results = inputs if node.op.only_rounds else _call_layer(node, inputs, for_onnx)
+        return compute_in_float(node, inputs)
+    results = inputs if node.op.only_rounds else _call_layer(node, inputs)
     params = node.output.params
     if node.maximum is not None and not (params and _clips_like_relu(params, node.maximum)):
         clip = tf.nn.relu6 if node.maximum == 6 else tf.nn.relu
         results = tf.nest.map_structure(clip, results)
-    if params is None or (node.op.output == SharedRange() and not for_onnx):
+    if params is None or node.op.output == SharedRange():
         return results
     return tf.nest.map_structure(lambda x: _fake_quantize(x, params), results)
 
@@ -149,7 +142,7 @@ def _clips_like_relu(params: QuantParams, maximum: float) -> bool:
     return params.zero_point == params.lowest and reaches
 
 
-def _call_layer(node: Node, inputs: list[tf.Tensor], for_onnx: bool) -> Any:
+def _call_layer(node: Node, inputs: list[tf.Tensor]) -> Any:
     """Call a node's layer in float with the weights of files, folded and dequantized."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
@@ -166,7 +159,7 @@ def _call_layer(node: Node, inputs: list[tf.Tensor], for_onnx: bool) -> Any:
                 replaced["use_bias"] = True
         with swap_attributes(layer, **replaced), compute_in_float32(layer):
             return layer.call(x)
-    return compute_in_float(node, inputs, for_file=for_onnx)
+    return compute_in_float(node, inputs)
 
 
 def _call_recurrent(node: Node, weights: Weights, inputs: list[tf.Tensor]) -> Any:

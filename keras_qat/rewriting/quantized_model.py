@@ -57,7 +57,7 @@ CONVERTS = "convert_with_keras_qat.export_tflite"
 """Scope of the operations. TFLiteConverter prints it if it converts a SavedModel of the model."""
 
 VERBS = (
-    *("bias_correction", "calibrate", "diagnose", "export_c", "export_onnx", "export_saved_model"),
+    *("bias_correction", "calibrate", "diagnose", "export_c", "export_saved_model"),
     *("export_tflite", "freeze_batch_norm", "freeze_ranges", "learn_rounding"),
     *("quantizers", "resolve", "set_quantization"),
     *("simulate", "strip_quantization", "verify"),

@@ -27,7 +27,7 @@ FILES = (".keras", ".h5", ".hdf5")
 FLOAT_WEIGHTS = "Load float weights into the float model, and then quantize it."
 """Advice for weights that do not fit."""
 
-EXPORTED = {".tflite": "export_tflite", ".onnx": "export_onnx", ".cc": "export_c"}
+EXPORTED = {".tflite": "export_tflite", ".cc": "export_c"}
 """Suffix of an exported file -> the function that writes it."""
 
 

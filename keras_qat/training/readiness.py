@@ -67,7 +67,7 @@ def check_before_export(
     if path is not None and Path(path).suffix in but_not:
         raise ValueError(
             f"{str(path)!r} is the name of another format. export_tflite writes .tflite files, "
-            f"export_onnx .onnx, export_c .cc, and export_saved_model directories."
+            f"export_c .cc, and export_saved_model directories."
         )
     if path is not None:
         check_writable(path, directory)

@@ -52,7 +52,7 @@ ERRORS = {
     ),
     "no name": (["simulate", "qat.keras", "json:x"], "json.* has no attribute 'x'"),
     "no images": (["simulate", "qat.keras", "."], "contains no images"),
-    "option": (["export", "qat.keras", "m.onnx", "--pack-int4"], "for .tflite files only"),
+    "option": (["export", "qat.keras", "m.cc", "--pack-int4"], "for .tflite files only"),
     "source": (["export", "qat.keras", "m.cc", "--batch-size", "1"], "for .tflite files only"),
     "target": (
         ["plan", "float.keras", "--target", "ethos"],
@@ -66,7 +66,7 @@ ERRORS = {
         ["calibrate", "float.keras", "x.npy", "-o", "./float.keras"],
         "float.keras is the input model and would be overwritten",
     ),
-    "ending": (["export", "qat.keras", "m.tfl"], "m.tfl: an export is written to .tflite, .onnx"),
+    "ending": (["export", "qat.keras", "m.tfl"], "m.tfl: an export is written to .tflite"),
     "codes": (["simulate", "qat.keras", "x.npy", "-o", "codes.txt"], "written to .npz files"),
     "no directory for codes": (
         ["simulate", "qat.keras", "x.npy", "-o", "no/codes.npz"],

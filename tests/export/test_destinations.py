@@ -72,7 +72,6 @@ REFUSED_FOLDERS = {
 CASES = [
     *((keras_qat.export_tflite, *case) for case in REFUSED.values()),
     *((keras_qat.export_saved_model, *case) for case in REFUSED_FOLDERS.values()),
-    (keras_qat.export_onnx, lambda folder: folder / "m.tflite", OTHER_FORMAT),
 ]
 
 

@@ -109,18 +109,6 @@ def with_litert() -> Names:
     return calibrated()
 
 
-def for_servers() -> Names:
-    """Skips pages that also write ONNX if its package is missing."""
-    pytest.importorskip("tf2onnx")
-    return with_litert()
-
-
-def for_onnx() -> Names:
-    """Skips pages about ONNX if its package is missing."""
-    pytest.importorskip("tf2onnx")
-    return calibrated()
-
-
 PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/bits.md": compiled,
     "docs/boards.md": for_micro,
@@ -128,7 +116,7 @@ PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/choosing.md": compiled,
     "docs/coming-from-tfmot.md": compiled,
     "docs/distribution.md": compiled,
-    "docs/export.md": for_onnx,
+    "docs/export.md": calibrated,
     "docs/feeding.md": with_litert,
     "docs/index.md": float_model,
     "docs/keras-3.md": of_keras_3,
@@ -137,7 +125,7 @@ PRELUDES: dict[str, Callable[[], Names]] = {
     "docs/accuracy-drops.md": calibrated,
     "docs/reading.md": calibrated,
     "docs/recurrent.md": data,
-    "docs/serving.md": for_servers,
+    "docs/serving.md": with_litert,
     "docs/simulate.md": calibrated,
     "docs/skip.md": float_model,
     "docs/streaming.md": for_micro,
