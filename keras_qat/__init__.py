@@ -5,15 +5,12 @@ how. `quantizers` returns each `Quantizer`, `summary` a `Summary`, `verify` a `R
 `Simulation`, and `resolve` the `ResolvedGraph` that all exports read.
 """
 
-from typing import Any
-
 from keras_qat import callbacks, layers, recipes, specs, targets
 from keras_qat.analysis.diagnose import diagnose
 from keras_qat.analysis.plan import plan
 from keras_qat.analysis.summary import Summary, summary
 from keras_qat.analysis.tune import TuneResult, tune
 from keras_qat.analysis.verify import Report, verify
-from keras_qat.config.arguments import COUNTERPARTS
 from keras_qat.config.recipe import Recipe
 from keras_qat.export import export_c, export_saved_model, export_tflite, read_metadata
 from keras_qat.imports.keras3 import from_keras_3
@@ -21,7 +18,6 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.integer_graph.simulate import Simulation, simulate
 from keras_qat.keras2.backend import keras
-from keras_qat.messages import suggest
 from keras_qat.ops.registry import register_op
 from keras_qat.placement.plan import Plan
 from keras_qat.rewrite import QuantizedModel
@@ -84,16 +80,3 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def __getattr__(name: str) -> Any:
-    within = [
-        f"keras_qat.{module}.{name}"
-        for module in ("callbacks", "recipes", "targets", "specs", "layers")
-        if name in globals()[module].__all__
-    ]
-    if name in COUNTERPARTS or within:
-        instead = f" Use {COUNTERPARTS.get(name) or within[0]}."
-    else:
-        instead = suggest(name, __all__)
-    raise AttributeError(f"module 'keras_qat' has no attribute '{name}'.{instead}", name=name)

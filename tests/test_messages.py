@@ -82,7 +82,6 @@ MISTAKES = {
     r"float model.*plan\(model, target='tflm'\)\.problems": lambda _: keras_qat.targets.problems(
         tiny_net(), "tflm"
     ),
-    r"Use register_op\(MyDense, 'dense'": lambda _: keras_qat.register_rule,
     r"no operator 'moves'. Did you mean 'move'\? There": lambda _: keras_qat.register_op(
         Mine, "moves"
     ),

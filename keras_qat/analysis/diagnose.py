@@ -16,7 +16,6 @@ from keras_qat.analysis.verify.causes import is_constant
 from keras_qat.analysis.verify.labels import Use
 from keras_qat.analysis.verify.results import compute_sqnr
 from keras_qat.analysis.verify.verdict import GOOD, grade_figures
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.recipes import int8, int16x8
 from keras_qat.graph.calls import flatten_values
@@ -116,7 +115,6 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-@answers_unknown()
 @one_at_a_time
 def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
     """Finds problems of a quantized model, and measures which remedies help.

@@ -7,7 +7,6 @@ import weakref
 from typing import Any
 
 from keras_qat.config import specs
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.specs import QuantSpec
 from keras_qat.io.counts import check_count
 from keras_qat.messages import warn_caller
@@ -58,7 +57,6 @@ class Override:
                 object.__setattr__(self, name, specs.check_bits(bits))
 
 
-@answers_unknown("keras_qat.recipes.int8() and others make recipes.")
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """Description of how a model is quantized.
@@ -117,10 +115,6 @@ class Recipe:
                     f"not mix widths. Keep layers float with quantize=False."
                 )
 
-    @answers_unknown(
-        bits="weight_bits=4, activation_bits=4, or one of them",
-        dtype="quantize=False for float layers",
-    )
     def override(
         self,
         layers: str,

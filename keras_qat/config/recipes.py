@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Override, Recipe, note_use
 from keras_qat.config.specs import QuantSpec
 from keras_qat.messages import suggest, warn_caller
@@ -32,7 +31,6 @@ _ANY = "weight_bits=4, or use keras_qat.recipes.low_bits(4, 4)"
 """Advice for `bits=4`."""
 
 
-@answers_unknown(bits=_ANY, num_bits=_ANY, symmetric="keras_qat.recipes.symmetric() as the recipe")
 def int8(
     weight_bits: int = 8,
     activation_bits: int = 8,
@@ -84,7 +82,6 @@ def int8(
     )
 
 
-@answers_unknown(bits="recipe=keras_qat.recipes.low_bits(4, 4)")
 def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") -> Recipe:
     """Returns a recipe with symmetric int8 activations: all zero points are 0.
 
@@ -130,9 +127,6 @@ def power_of_two(ema_decay: float = 0.999) -> Recipe:
     )
 
 
-@answers_unknown(
-    bits="weight_bits=4: activations have 16", activation_bits="weight_bits=4: activations have 16"
-)
 def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool = True) -> Recipe:
     """Returns a recipe with int16 activations and int8 weights, for TFLite's 16x8 kernels.
 
@@ -159,9 +153,6 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool
     )
 
 
-@answers_unknown(
-    bits="activation_bits=8: weights have 4", weight_bits="activation_bits=8: weights have 4"
-)
 def int4_weights(
     activation_bits: int = 8,
     ema_decay: float = 0.999,
@@ -195,7 +186,6 @@ def int4_weights(
     return dataclasses.replace(base, name="int4_weights", end_bits=end_bits, unpacked_bits=8)
 
 
-@answers_unknown(bits="low_bits(4, 4): bits of weights, then of activations")
 def low_bits(
     weight_bits: int = 4,
     activation_bits: int = 4,
@@ -233,7 +223,6 @@ def low_bits(
     return dataclasses.replace(base, name="low_bits", end_bits=end_bits)
 
 
-@answers_unknown(bits="weight_bits=4, activation_bits=4")
 def contrib(
     weight_bits: int = 8,
     activation_bits: int = 8,

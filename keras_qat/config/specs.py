@@ -10,7 +10,6 @@ import dataclasses
 import math
 from typing import Any, Literal, get_args
 
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.io.counts import as_integer
 
 __all__ = ["FixedSpec", "QuantSpec", "SharedSpec", "Spec"]
@@ -27,7 +26,6 @@ Observer = Literal[
 Preserve = Literal["zeros", "clusters"]
 
 
-@answers_unknown()
 @dataclasses.dataclass(frozen=True)
 class QuantSpec:
     """Specification of a tensor with its own range.

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Any, Literal
 
 from keras_qat.arithmetic.kernel_families import DEFAULT, XNNPACK, kernel_family
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.targets.target import Target, describe_problems, get
 from keras_qat.export.read_back import check_contents
 from keras_qat.export.target_problems import find_batch_size, find_file_problems
@@ -45,12 +44,6 @@ EndType = Literal["int8", "uint8", "int16", "float32"]
 
 
 @one_at_a_time
-@answers_unknown(
-    inference_input_type='input_dtype="int8"',
-    inference_output_type='output_dtype="int8"',
-    optimizations="nothing, because the model's recipe makes the file int8",
-    representative_dataset="the data to calibrate",
-)
 def export_tflite(
     model: keras.Model,
     path: str | os.PathLike[str] | None = None,

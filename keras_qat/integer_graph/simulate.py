@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from keras_qat.arithmetic.kernel_families import KernelFamily, kernel_family
 from keras_qat.arithmetic.quant_params import QuantParams
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.integer_graph.execute import Prepared, prepare, run
 from keras_qat.integer_graph.float_nodes import compute_in_float
 from keras_qat.integer_graph.graph import ResolvedGraph
@@ -75,7 +74,6 @@ class Simulation:
 
 
 @one_at_a_time
-@answers_unknown()
 def simulate(
     model: keras.Model,
     x: Any,

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_qat.config import recipes
-from keras_qat.config.arguments import ARGUMENTS, answers_unknown, switch
+from keras_qat.config.arguments import switch
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings
@@ -50,7 +50,6 @@ from keras_qat.training.steps.custom_training import (
 )
 
 
-@answers_unknown(**ARGUMENTS)
 def quantize_model(
     model: Any,
     recipe: str | Recipe | None = None,

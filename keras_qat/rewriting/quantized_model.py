@@ -56,19 +56,6 @@ from keras_qat.training.steps.step_tensors import compute_together
 CONVERTS = "convert_with_keras_qat.export_tflite"
 """Scope of the operations. TFLiteConverter prints it if it converts a SavedModel of the model."""
 
-VERBS = (
-    *("bias_correction", "calibrate", "diagnose", "export_c", "export_saved_model"),
-    *("export_tflite", "freeze_batch_norm", "freeze_ranges", "learn_rounding"),
-    *("quantizers", "resolve", "set_quantization"),
-    *("simulate", "strip_quantization", "verify"),
-)
-"""Functions of the library that users may try as methods."""
-INSTEAD = {
-    **{verb: f"Call keras_qat.{verb}(model, ...)." for verb in VERBS},
-    "add": "Add layers to the float model, and quantize that.",
-}
-"""Attribute that users may try -> advice."""
-
 
 @backend.register
 class QuantizedModel(
@@ -308,8 +295,6 @@ class QuantizedModel(
                 f"self(x). To train parts separately, quantize the model of each part, and build a "
                 f"{self.left_out[name]} from the results."
             )
-        elif name in INSTEAD:
-            message += f". {INSTEAD[name]}"
         raise AttributeError(message)
 
     def get_config(self) -> Config:

@@ -65,16 +65,6 @@ class TensorInfo:
         return dequantize(np.asarray(codes), self.scale, self.zero_point)
 
 
-INSTEAD = {
-    "evaluate": "The model's evaluate computes the integers of its file; or compare what predict "
-    "returns with the labels.",
-    "fit": "A file cannot be trained: train the model, and export it again.",
-    "summary": "Print the file to see its inputs and outputs; keras_qat.summary(model) has layers.",
-    "save": "It is a file already: keras_qat.export_tflite(model, path) writes it.",
-}
-"""Methods of Keras models that users may try on a file -> advice."""
-
-
 class TFLiteModel:
     """A TFLite file that predicts like its model.
 
@@ -176,10 +166,6 @@ class TFLiteModel:
         return outputs if len(outputs) > 1 else outputs[0]
 
     __call__ = predict
-
-    def __getattr__(self, name: str) -> Any:
-        instead = INSTEAD.get(name, "")
-        raise AttributeError(f"A TFLiteModel has no {name!r}. {instead}".strip(), name=name)
 
     def reset_states(self) -> None:
         """Resets the states of recurrent layers that the file keeps to zeros.

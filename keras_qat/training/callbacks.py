@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.io.counts import check_count
 from keras_qat.keras2.backend import keras, make_tf_function
 from keras_qat.keras2.readability import is_graph_model
@@ -70,7 +69,6 @@ class _Threshold(ListedCallback):
 
     threshold: str
 
-    @answers_unknown(delay="steps=2_000", epochs="steps=epochs * len(x) // batch_size")
     def __init__(self, steps: int, *, model: keras.Model = None) -> None:
         super().__init__()
         self.steps, self.within = check_count("steps", steps, least=0), model

@@ -43,12 +43,6 @@ def test_a_file_is_called_like_a_model(file, expected):
     assert np.array_equal(file(X), expected)
 
 
-@pytest.mark.parametrize("method", ["evaluate", "fit", "summary", "save"])
-def test_methods_that_only_models_have(file, method):
-    with pytest.raises(AttributeError, match=f"A TFLiteModel has no '{method}'\\. [A-Z].+\\."):
-        getattr(file, method)
-
-
 def test_names_of_inputs_and_outputs(of_two):
     _, file = of_two
     with pytest.raises(KeyError, match=rf"no tensor 'logits'.*: {', '.join(file.outputs)}"):

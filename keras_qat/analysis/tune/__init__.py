@@ -16,7 +16,6 @@ import numpy as np
 from keras_qat.analysis.tune.build import Builder, Data, Settings, read_data
 from keras_qat.analysis.tune.score import Judge, Metric
 from keras_qat.analysis.tune.search import Attempt, Search, climb, shrink
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
 from keras_qat.config.targets.target import settings as read_settings
@@ -96,7 +95,6 @@ class TuneResult:
 
 
 @one_at_a_time
-@answers_unknown()
 def tune(
     model: keras.Model,
     train: object,

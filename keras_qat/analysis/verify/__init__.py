@@ -26,7 +26,6 @@ from keras_qat.analysis.verify.report import Report
 from keras_qat.analysis.verify.results import Agreement, OutputReport, TensorReport
 from keras_qat.analysis.verify.verdict import POOR, Findings, Verdict, is_same, judge
 from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamily
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.export.target_problems import problems
 from keras_qat.graph.calls import flatten_values
 from keras_qat.integer_graph.float_inference import make_evaluator
@@ -52,7 +51,6 @@ __all__ = ["Agreement", "OutputReport", "Report", "TensorReport", "Verdict", "ve
 
 
 @one_at_a_time
-@answers_unknown()
 def verify(
     model: keras.Model,
     tflite: str | os.PathLike[str] | bytes,

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from keras_qat.arithmetic.quant_params import WIDER, find_share_off_ties
 from keras_qat.config import specs
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.graph.calls import Call, Graph
 from keras_qat.graph.precision import compute_in_float32
 from keras_qat.graph.read_model import read_model
@@ -48,11 +47,6 @@ _QUICK, _LARGEST = 1 << 17, 128
 
 
 @one_at_a_time
-@answers_unknown(
-    epochs="nothing, because one pass over the data is enough",
-    samples="the examples themselves, such as x_train[:200]",
-    representative_dataset="it as the second argument",
-)
 def calibrate(
     model: keras.Model,
     dataset: object,

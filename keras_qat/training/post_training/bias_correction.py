@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.graph.calls import Call, map_values
 from keras_qat.keras2.backend import keras, one_at_a_time
 from keras_qat.training.batch_norm import fold_modes
@@ -21,7 +20,6 @@ BATCH = 32
 """Number of examples that are computed at a time."""
 
 
-@answers_unknown()
 @one_at_a_time
 def bias_correction(
     model: keras.Model,

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.arithmetic import fake_quant
-from keras_qat.config.arguments import answers_unknown
 from keras_qat.graph.calls import Call, Value
 from keras_qat.helper_layers.keras_variants import has_computed_kernel
 from keras_qat.io.counts import check_counts
@@ -40,10 +39,6 @@ _WEIGHT = 1.0
 
 
 @one_at_a_time
-@answers_unknown(
-    bits="them to the recipe, such as recipes.int4_weights()",
-    epochs="iterations=500, of each layer",
-)
 def learn_rounding(
     model: keras.Model,
     data: object,
