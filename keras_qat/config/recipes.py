@@ -27,10 +27,6 @@ __all__ = [
 Ranges = Literal["moving_average", "learned", "learned_clipping"]
 
 
-_ANY = "weight_bits=4, or use keras_qat.recipes.low_bits(4, 4)"
-"""Advice for `bits=4`."""
-
-
 def int8(
     weight_bits: int = 8,
     activation_bits: int = 8,
