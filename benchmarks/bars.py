@@ -22,8 +22,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 
 LIMITS = {
-    "lines of keras_qat": 50_040,
-    "lines of tests": 43_110,
+    "lines of keras_qat": 49_590,
+    "lines of tests": 42_860,
     "longest file, lines": 400,
     "parameters typed Any, %": 8.0,
     "function names that are not verbs, %": 1.4,
