@@ -56,7 +56,7 @@ def problems(
         One entry for each such operator, in the order of computation.
 
     Raises:
-        ValueError: if `resolve` raises it, or on an unknown target.
+        ValueError: if `model` is not quantized or not readable, or another argument is not valid.
 
     Example:
         >>> for problem in keras_qat.targets.problems(qat, "tflm"):

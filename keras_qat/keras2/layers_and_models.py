@@ -128,8 +128,8 @@ def _check_arguments(
 def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> dict[str, Any]:
     """Returns a layer's custom regularizers and constraints, by attribute name.
 
-    They cannot be created from the layer's configuration. It only holds the names of functions, and
-    possibly arguments that the class of an object does not accept.
+    They cannot be created from the layer's configuration, because it holds only names of functions,
+    and may hold arguments that an object's class does not accept.
     """
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))

@@ -41,7 +41,7 @@ def safe_scope(config: object, custom_objects: dict[str, Any] | None = None) -> 
         custom_objects: accepted classes and functions by name.
 
     Raises:
-        ValueError: if the configuration names code that it may not run.
+        ValueError: if the configuration names code that Keras must not import or call.
     """
     mode = get_safe_mode()
     if mode is not False:

@@ -184,7 +184,7 @@ class Emission:
         return target
 
     def _reshape_after_unknown(self, source: int, target: int, sizes: list[int]) -> None:
-        """Add a RESHAPE if several first sizes are unknown. The file reads them at run time."""
+        """Add a RESHAPE that keeps unknown first sizes, which the file reads at run time."""
         same = 0
         for before, after in zip(self.shape(source), self.shape(target), strict=False):
             if before != after:

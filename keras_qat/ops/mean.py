@@ -58,8 +58,8 @@ def _is_fixed_point(a: Arguments) -> bool:
 def _mean(a: Arguments) -> Any:
     """Compute means along axes.
 
-    XNNPACK multiplies the sum, including zero points, by a float32 factor, and adds an offset. ARM
-    rounds only once for both. TFLite divides a shifted 31-bit multiplier by the number of values.
+    XNNPACK multiplies the sum, including zero points, by a float32 factor, and adds an offset; ARM
+    does both in one step, rounded once. TFLite divides a shifted 31-bit multiplier by the count.
     """
     (x,), (params,) = a.q, a.params
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]

@@ -241,12 +241,12 @@ class Op:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether it has weights that training quantizes."""
+        """Whether the operator has weights that training quantizes."""
         return bool(self.weights) and self.trains_weights
 
     @property
     def is_affine(self) -> bool:
-        """Whether it computes x * factor + offset for each channel."""
+        """Whether the operator computes x * factor + offset for each channel."""
         return "" in self.weights
 
     def has_kernel_for(self, bits: int, family: KernelFamily | None = None) -> bool:

@@ -44,7 +44,7 @@ class Score:
         perfect: the accuracy or error of perfect answers; None if unknown.
         chance: the largest difference between file and float model that may be due to chance.
         examples: number of examples with labels.
-        by_chance: the same for the difference between the float model and the guess.
+        by_chance: like `chance`, but for the difference between the float model and the guess.
         channel: the channel that loses most, if channels are measured separately.
         accuracy: the file's share of right answers; None if errors are measured.
         float_accuracy: the float model's share of right answers.

@@ -52,7 +52,7 @@ def _has_batch_of_one(site: Site) -> bool:
 def _rescales(site: Site) -> bool:
     """Return whether an operator's ratio of scales has more bits than float32.
 
-    Some kernels divide scales in float32, but TFLite Micro's Python package in double precision.
+    Some kernels round this ratio to float32, unlike those in TFLite Micro's Python package.
     """
     ratio = site.tensors[0].scale / site.outputs[0].scale
     return float(np.float32(ratio)) != ratio
