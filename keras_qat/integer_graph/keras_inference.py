@@ -100,7 +100,7 @@ class Inference:
         """Chooses TensorFlow or the interpreter for the next batch, after `settle`.
 
         Returns:
-            A key. Graphs that were traced for another key are out of date.
+            A key of this choice. Graphs that were traced for another key are out of date.
         """
         settled, model = self.settled, self.model
         self.runs_file = not (

@@ -271,8 +271,7 @@ def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorS
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
-"""A scope for functions that AutoGraph does not convert. In it, AutoGraph converts the `call` of
-custom layers."""
+"""In functions without AutoGraph, this scope lets AutoGraph convert the `call` of custom layers."""
 
 without_autograph = tf.autograph.experimental.do_not_convert
 """A decorator. AutoGraph then leaves a function unchanged, even in a `tf.function` of Keras."""

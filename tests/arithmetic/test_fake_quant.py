@@ -182,7 +182,7 @@ def test_without_quantization_the_gradient_is_that_of_the_relu(monkeypatch, on_g
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_how_far_beyond_a_range_the_gradient_passes(monkeypatch, is_known, on_gpu, bits):
-    """It passes up to a millionth of the end, on GPUs up to a millionth of the width."""
+    """The gradient passes up to a millionth of the end, on GPUs up to a millionth of the width."""
     monkeypatch.setattr(plain_operations, "has_gpu", lambda: on_gpu)
     levels = 2**bits - 1
     step = 16.0 / levels

@@ -130,7 +130,7 @@ def test_post_activation_bypass_trains_and_infers():
 
 
 def test_inference_before_the_delay_is_float():
-    """As with `experimental_create_eval_graph(quant_delay=n)`, but only training counts steps."""
+    """Like `experimental_create_eval_graph(quant_delay=n)`, but inference is not counted."""
     model = tiny_net()
     quantized = keras_qat.quantize_model(model, contrib(2, 2, quant_delay=3))
     x = images(4, (6, 6, 2))

@@ -89,7 +89,7 @@ def alone_and_shared(program, folder):
 
 @pytest.mark.slow
 def test_workers_share_calibration(tmp_path):
-    """Each has a half of the data, and gets the numbers of one process."""
+    """Each worker has half of the data, and gets the numbers of one process."""
     alone, *workers = alone_and_shared(programs.shares_the_work, tmp_path)
     for name, expected in alone.items():
         for result in workers:

@@ -233,7 +233,7 @@ RECURRENT = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_layers_train_in_float_as_files_compute_them(kind):
-    """They trained with 8-bit values inside. Only TFLite Micro's LSTM kernel supports 16 bits."""
+    """Layers once trained with inner 8-bit values. Only TFLite Micro's LSTM kernel has 16 bits."""
     shape, build = RECURRENT[kind]
     model, x = functional(shape, build=lambda x: build()(x)), images(64, shape)
     assert len(keras_qat.plan(model, "int16x8").float_layers) == 1 + (kind == "bidirectional")

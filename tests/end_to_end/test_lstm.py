@@ -172,7 +172,7 @@ def with_positions(x: Any) -> Any:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("batch", [None, 1])
 def test_sequences_of_steps_begin_with_zeros_where_sizes_are_computed(batch):
-    """Their number was computed from the repeated sequences, and two tensors had one name."""
+    """Wrong numbers of sequences were computed once, and two tensors had the same name."""
     qat = observe(keras_qat.quantize_model(functional(SHAPE, build=with_positions)), images())
     export_exact(qat, images(), batch_size=batch)
 

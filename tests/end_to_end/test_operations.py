@@ -41,7 +41,7 @@ def test_one_number_for_each_example_is_negated():
 
 
 def test_casts_to_integers_stay():
-    """They truncate fractions."""
+    """Casts to integers truncate fractions."""
     made = exported(lambda y: tf.cast(tf.cast(9.0 * y, tf.int32), tf.float32))
     assert made.report.identical == 1
     stripped = keras_qat.strip_quantization(made.model)

@@ -90,7 +90,7 @@ def test_existing_saved_model_is_replaced(exported, tmp_path):
 
 @pytest.mark.slow
 def test_layers_in_float_whose_inputs_have_no_quantizer(tmp_path):
-    """Their weights are saved, because the function reads them."""
+    """The weights of these layers are saved, because the function reads them."""
     qat = keras_qat.quantize_model(scramble(residual_net()), "contrib")
     observe(qat, x := images(8, (8, 8, 1)))
     keras_qat.export_saved_model(qat, tmp_path / "model")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.legacy
 
 @pytest.mark.parametrize("activation", [Steep(2.0), partial(tf.nn.leaky_relu, alpha=0.1)])
 def test_activations_that_keras_cannot_save(activation, tmp_path):
-    """They are traced, so the model can be saved, unlike the float model."""
+    """Such activations are traced, so the model can be saved, unlike the float model."""
     model, data = model_of(lambda x: layers.Conv2D(4, 3, activation=activation)(x)), images(32)
     qat = quantized(model)
     keras_qat.calibrate(qat, data)

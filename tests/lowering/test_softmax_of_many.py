@@ -56,7 +56,7 @@ def pooled(x):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("target", [None, "edgetpu"])
 def test_some_numbers_have_16_bits_where_they_take_no_time(target, tmp_path):
-    """But not if the device would compute all later operators on its CPU."""
+    """The numbers have 8 bits if the device would compute all later operators on its CPU."""
     keras.utils.set_random_seed(1)
     model, x = functional((100, 4), build=pooled), images(32, (100, 4))
     qat = quantize_on(model, x, target=target)

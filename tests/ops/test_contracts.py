@@ -38,7 +38,7 @@ MATCHING = [op for op in ROWS if op.name in LISTING | OF_PARTS]
 
 
 def is_slow(op, bits, family):
-    """Fewer than 8 bits are 8 bits with other ends. One kernel family is enough to test that."""
+    """Returns whether a case is slow, or has 5 bits, for which one kernel family is enough."""
     if op.name in UNROLLED:
         return (op.name, bits, family) != ("gru", 8, "xnnpack")
     return bits == 5 and family != "xnnpack"

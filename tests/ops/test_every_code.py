@@ -136,7 +136,7 @@ def test_results_are_those_of_the_function(op, bits, family):
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("half", [0.5, 77.5, 110.5])
 def test_sigmoids_next_to_halves(half, family):
-    """So many steps above 1/2, the last bits of float32 matter."""
+    """For outputs so many steps above 1/2, the last bits of float32 matter."""
     node, _ = node_of(op_named("sigmoid"), 8, 0)
     for q in (1, 6):
         scale = np.float32(np.log((128 + half) / (128 - half)) / q)

@@ -110,7 +110,7 @@ def test_sums_are_computed_in_no_wider_steps_than_kernels_need():
 @pytest.mark.parametrize("family", KERNELS)
 @pytest.mark.parametrize("scale", [1e7, 1e8, 1e12])
 def test_hard_swish_of_a_diverged_network(scale, family):
-    """Its kernel shifts by too many bits for scales from 1e8. A table is written instead."""
+    """The kernel shifts by too many bits for scales from 1e8, so files hold a table instead."""
     node, numbers = node_of(op_named("hard_swish"), 8, 1)
     ends = [finer(item, scale / item.params.scale) for item in (node.inputs[0], node.output)]
     node = dataclasses.replace(node, inputs=(ends[0],), outputs=(ends[1],))

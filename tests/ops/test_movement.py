@@ -138,7 +138,7 @@ class Shuffle(layers.Layer):
 
 @register
 class Scale(layers.Layer):
-    """Not a movement."""
+    """A layer that changes values instead of moving them."""
 
     def build(self, shape):
         self.factor = self.add_weight("factor", shape[1:])

@@ -21,7 +21,7 @@ def test_large_integers_keep_their_value_and_larger_ones_the_end_of_the_range():
 
 @pytest.mark.legacy
 def test_this_version_runs_files_with_comparisons_and_quotients():
-    """They use 16 bits, which runtimes before 2.17 cannot convert from int8."""
+    """Both operators use 16 bits, which runtimes before 2.17 cannot convert from int8."""
     x = keras.Input((6,))
     y = keras.layers.Dense(6)(x)
     qat = keras_qat.quantize_model(keras.Model(x, tf.where(y > x, x, y / (tf.abs(x) + 1.0))))

@@ -36,7 +36,7 @@ def all_differences(bits, width):
 
 @pytest.mark.parametrize(("shape", "axis"), [((3, 40, 7), -2), ((2, 4, 20, 20), -1), ((3, 9), -1)])
 def test_sums_are_rounded_in_order(shape, axis):
-    """Also with an unknown batch size, and after graph optimization."""
+    """The order also holds with an unknown batch size, and after graph optimization."""
     x = np.exp(np.random.default_rng(0).normal(0, 5, shape)).astype(np.float32)
     expected = np.cumsum(np.moveaxis(x, axis, 0), 0, dtype=np.float32)[-1]
     spec = tf.TensorSpec([None, *shape[1:]], tf.float32)

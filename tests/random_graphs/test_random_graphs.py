@@ -150,7 +150,7 @@ def folder(tmp_path_factory):
 
 
 def test_layers_of_examples_are_registered():
-    """Otherwise Keras cannot load a model, float or not: "'str' object is not callable"."""
+    """Keras cannot load other models, float or not: "'str' object is not callable"."""
     for module in (elementwise, movement, products, weighted):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, keras.layers.Layer):

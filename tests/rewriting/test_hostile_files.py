@@ -178,7 +178,7 @@ def test_code_that_is_asked_for(ending, tmp_path):
 
 
 def test_graphs_of_saved_models_are_asked_for(tmp_path):
-    """They can read and write files, which no check of a configuration reveals."""
+    """Such graphs can read and write files, which no check of a configuration reveals."""
     tiny_net().save(tmp_path / "model", save_format="tf")
     assert "--trust" in run("plan", tmp_path / "model", code=2)
     models.load(tmp_path / "model", trust=True)

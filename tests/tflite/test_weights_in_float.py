@@ -118,7 +118,7 @@ def test_folded_wrappers(name, fold, quantized):
 
 
 def test_constants_past_127_steps_take_a_wider_scale():
-    """They are multiples of both scales. With the smaller one, they do not fit 8 bits."""
+    """The constants are multiples of both scales. With the smaller scale, they need over 8 bits."""
     values = (np.arange(-100, 101) * 0.5).astype(np.float32)
     tensor = new("TensorT", name=b"kernel", shape=[201], type=TYPES["float32"], buffer=1)
     model = new(

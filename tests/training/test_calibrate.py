@@ -206,7 +206,7 @@ def activations(qat):
 
 @pytest.mark.parametrize("recipe", ["int8", CONTRIB])
 def test_training_goes_on_from_there(recipe):
-    """As if the examples had been batches of 32."""
+    """Training continues as if the examples had been batches of 32."""
     qat = calibrated(np.concatenate([X, X, X, X]), recipe)
     before = activations(qat)
     keras_qat.set_quantization(qat, False)
@@ -274,7 +274,7 @@ def test_outlier_is_cut_off_before_it_reaches_other_layers():
 
 
 def test_pixels_keep_their_range():
-    """They lie on the steps of the full range. Any other range is worse, despite histograms."""
+    """Pixels lie on the steps of the full range. Any other range is worse, despite histograms."""
     x = np.random.default_rng(0).integers(0, 256, (64, 8, 8, 1)) / np.float32(255)
     qat = keras_qat.quantize_model(functional((8, 8, 1), build=layers.ReLU(name="y")))
     for method in METHODS:

@@ -205,7 +205,7 @@ class TestOptimizers:
         assert float(qat.optimizer.learning_rate) == pytest.approx(0.02)
 
     def test_one_that_knows_all_weights(self):
-        """As in two models that train in turn."""
+        """An optimizer for two models that train in turn has the weights of both."""
         first, second = quantized("first"), quantized("second")
         optimizer = keras.optimizers.Adam()
         optimizer.build(first.trainable_variables + second.trainable_variables)

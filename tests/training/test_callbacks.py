@@ -97,7 +97,7 @@ def test_delays_are_exact_to_the_step(quantize_from, freeze_from):
 
 
 def test_delays_in_a_custom_loop_are_exact_to_the_step():
-    """Its graph compares counters with the delays in each step."""
+    """The loop's graph compares counters with the delays in each step."""
     callbacks = QuantDelay(4), FreezeBatchNorm(6)
     assert_same(plain_loop().run(8, 4, 6, *callbacks), reference(8, 4, 6))
 

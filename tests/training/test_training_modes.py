@@ -140,7 +140,7 @@ class Batches(keras.utils.Sequence):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["GRU", "SimpleRNN"])
 def test_recurrent_layers_train_on_data_of_unknown_sizes(kind):
-    """They are unrolled by the number of steps of the model's input."""
+    """The layers are unrolled by the number of steps of the model's input."""
     x = keras.Input((5, 3), name="steps")
     hidden = getattr(keras.layers, kind)(2)(x)
     qat = keras_qat.quantize_model(keras.Model({"steps": x}, keras.layers.Dense(1)(hidden)))

@@ -49,7 +49,7 @@ def compare_layers(
     """Runs model and file batch by batch, and compares their tensors.
 
     The file runs with every tensor as an output (free run). With `in_pieces`, each layer of the
-    file also runs separately, with the model's quantized values as inputs. Without it, the free run
+    file also runs separately, with the model's quantized values as inputs. Otherwise, the free run
     is only compared with the float model, to find the layer that loses most.
 
     Returns:

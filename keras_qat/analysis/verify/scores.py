@@ -64,7 +64,7 @@ class Score:
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share of right answers instead of an error."""
+        """Whether the score is a share of right answers instead of an error."""
         return "accuracy" in self.measure
 
     @property

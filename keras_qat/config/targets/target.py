@@ -1,4 +1,4 @@
-"""Defines targets as data: operators with types and sizes, rounding, and faults."""
+"""Targets as data: the operators that they run, their types and sizes, rounding, and faults."""
 
 from __future__ import annotations
 

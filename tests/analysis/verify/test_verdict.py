@@ -119,7 +119,7 @@ def test_poor(name):
     ("model", "rows", "share"), [(network, 2, "1%"), (regressor, 1, "less than 1%")]
 )
 def test_a_few_values_far_beyond_a_range_are_the_cause(model, rows, share):
-    """As with anomalies: less than 2 % of the values, but large."""
+    """Anomalies, for example, are less than 2 % of the values, but large."""
     x = X[:32].copy()
     x[5, :rows] *= 200
     qat = quantize_on(model(), X)

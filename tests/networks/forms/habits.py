@@ -15,7 +15,7 @@ class Own(layers.Layer):
 
 
 class Beside(Own):
-    """Also returns its input, twice."""
+    """A layer that also returns its input, twice."""
 
     def call(self, x):
         y = tf.nn.relu(x)
@@ -86,7 +86,7 @@ class Heads(layers.Layer):
 
 
 class Sized(Own):
-    """Also returns Python integers, like SegFormer's layers."""
+    """A layer that also returns Python integers, like SegFormer's layers."""
 
     def call(self, x):
         return self.dense(x), x.shape[1], tf.constant(0.5)

@@ -84,7 +84,7 @@ def flat_grid(layer, x):
 
 
 class Measuring(layers.Layer):
-    """Also returns sizes, like the embeddings of vision transformers."""
+    """A layer that also returns sizes, like the embeddings of vision transformers."""
 
     def call(self, x):
         return 2.0 * x, (x.shape[1], tf.shape(x)[2] // 2, x.shape[1] > 2)

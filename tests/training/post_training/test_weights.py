@@ -205,7 +205,7 @@ def test_what_cannot_be_learned():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("change", [keras_qat.learn_rounding, keras_qat.bias_correction])
 def test_masked_recurrent_layers(change):
-    """Their masks are inputs, too."""
+    """The layers' masks are inputs, too."""
     words = rng().integers(0, 9, (8, 5)).astype(np.int32)
     inputs = keras.Input((5,), dtype="int32")
     x = layers.Embedding(9, 4, mask_zero=True)(inputs)

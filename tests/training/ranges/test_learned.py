@@ -134,7 +134,7 @@ def test_weights_start_with_the_least_error():
 
 
 def test_zeros_alone_have_a_range():
-    """They had no range, as if there had been no data. Random models revealed it."""
+    """Zeros once had no range, as if there had been no data. Random models revealed it."""
     model = functional((6,), build=lambda x: layers.Subtract(name="y")([x, x]))
     qat = learned(model=model, x=images(8, (6,)))
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), images(8, (6,))).identical == 1
