@@ -191,8 +191,7 @@ def reset_dropout_mask(layer: keras.layers.Layer) -> None:
 def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
     """Returns the shape of a built layer's output, even if Keras does not infer all sizes.
 
-    Keras infers too few sizes for EinsumDense. For an Embedding, it refuses other lengths than
-    `input_length`, although the layer accepts them.
+    Keras infers too few sizes for EinsumDense, and allows only one length for an Embedding.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])
