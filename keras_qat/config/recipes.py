@@ -233,8 +233,8 @@ def contrib(
 ) -> Recipe:
     """Returns a recipe that quantizes like `tf.contrib.quantize` of TensorFlow 1.15.
 
-    Weights have one range per tensor, with BatchNormalization folded in, observed in the last
-    batch. The same activations are quantized as in the original. Inputs are not.
+    BatchNormalization is folded into weights, and each weight tensor has one range: that of the
+    last batch. The same activations are quantized as in the original. Inputs are not.
 
     Args:
         weight_bits: 2 to 8.

@@ -36,8 +36,8 @@ class QuantSpec:
         narrow_range: whether the lowest quantized value is unused, which leaves 2^bits - 1 values.
             TFLite expects this for weights.
         per_channel: one range for each output channel instead of one for the tensor.
-        observer: how the range is found. `moving_average` averages the extremes of batches: at the
-            start of training, of the last tenth of all batches so far. `shadowed_moving_average`
+        observer: how the range is found. `moving_average` averages the extremes of batches. Early
+            in training, these are the last tenth of all batches so far. `shadowed_moving_average`
             averages all batches like TensorFlow 1, with its shadow variables. `last_value` uses the
             extremes of the last training batch. `current_value`, for weights, uses the tensor's
             current extremes and stores nothing. `learned` trains the range with the rounding and

@@ -60,8 +60,8 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
 def _replace_weight_reads(graph: Graph) -> Graph:
     """Replace operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
 
-    A `ReadsWeight` also passes a weight to a layer that is called with another layer's weight, such
-    as a mask of windows.
+    If a layer is called with another layer's weight, such as a mask of windows, a `ReadsWeight`
+    returns this weight.
 
     Raises:
         ValueError: if a variable belongs to no layer.

@@ -122,7 +122,7 @@ def compute_in_float32(
     in float32 and then rounds halves to even.
 
     Args:
-        function: the float function of float32 values, held in float64, and of the attributes.
+        function: computes results from float32 values, stored as float64, and the attributes.
         xnnpack: the function that XNNPACK tabulates, if XNNPACK has a kernel.
     """
 

@@ -97,8 +97,8 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
     """Compute the table of x above zero and slope * x below.
 
-    XNNPACK's 8-bit kernel multiplies by integers in 256ths and rounds halves up. TFLite's kernel
-    computes slopes that are too steep or too flat for it.
+    XNNPACK's 8-bit kernel multiplies by integers in 256ths and rounds halves up. If a slope is too
+    steep or too flat for that, TFLite's kernel runs instead.
     """
     exact = _tabulate_exact_leaky_relu(a)
     if a.wide or a.family.leaky_relu != "256ths":

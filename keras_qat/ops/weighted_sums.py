@@ -55,7 +55,7 @@ class Sums:
         bias: one value for each output channel, or None.
         channels: axes of the weights that are output channels, counted from the end.
         factor: the factor that rescales the sums, in float32, float64 or fixed point.
-        rounding: how sums are rescaled; "family": in float32, like the family's kernels.
+        rounding: how sums are rescaled. "family" rescales in float32, like the family's kernels.
         fits: whether float32 represents all possible sums exactly.
     """
 

@@ -104,7 +104,7 @@ def _get_bits(site: Site) -> int:
 
 
 def _find_factors(site: Site) -> tuple[float, float] | None:
-    """Return the factors of a resize for height and width; None if it copies."""
+    """Return the factors of a resize for height and width; None if it only copies pixels."""
     before, after = site.shape()[1:3], site.outputs[0].shape[1:3]
     centred = site.operation.kernel == "RESIZE_BILINEAR" and site.option("halfPixelCenters")
     if before == (1, 1) or (before == after and not centred):

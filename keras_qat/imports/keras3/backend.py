@@ -23,7 +23,7 @@ def keras_3() -> Any:
     """Returns the module `keras` of Keras 3.
 
     Raises:
-        ImportError: if Keras 3 is not installed, or only Keras 2.
+        ImportError: if the package `keras` is not installed or is Keras 2.
     """
     try:
         import keras
