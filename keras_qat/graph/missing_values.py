@@ -16,7 +16,7 @@ from keras_qat.graph.operations import READS_SHAPES, get_kind, moves_elements
 from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 
-REPLACES_NAN = "replaces NaN in an input before rounding, as quantized values have no NaN"
+REPLACES_NAN = "replaces NaN in an input before rounding, because quantized values cannot be NaN"
 """Why the calls that replace NaN stay in float."""
 
 

@@ -262,7 +262,7 @@ class _Attempt:
         is_model = self._is_entire_model(call)
         symbol = find_normalization(traced.graph, traced.of_weights)
         if symbol and not (is_model or self.context.may_trace(call)):
-            raise CannotTrace(f"it normalizes (tf.{symbol}), which takes more than 8 bits")
+            raise CannotTrace(f"it normalizes (tf.{symbol}), which needs more than 8 bits")
         prefix = "" if is_model else f"{call.name}/"
         taken = {other.name.removeprefix(prefix) for other in siblings}
         calls = self.inliner.inline(traced, prefix, taken)

@@ -12,11 +12,11 @@ from keras_qat.lowering.mask_tensors import masks_nonzero
 from keras_qat.ops.op import Op
 from keras_qat.ops.registry import find_op, find_row
 
-COMPUTES_INDICES = "computes indices, which rounding would move"
+COMPUTES_INDICES = "computes indices, which rounding would change"
 
 FINDS_NUMBER = (
-    "finds its mask_value before rounding, unless recipe.override('Masking', open=True) asks for "
-    "integers"
+    "compares with its mask_value before rounding, unless recipe.override('Masking', open=True) "
+    "asks for integers"
 )
 """The reason why a Masking, and calls that compute its mask, stay in float."""
 

@@ -193,13 +193,13 @@ class Int8Placement:
         """Decides how an input of the model is quantized."""
         if known := self.find_conversion(value):
             fixed = FixedSpec(known.minimum, known.maximum, own.bits)
-            return Decision(fixed, "input of the model, read in a fixed range")
+            return Decision(fixed, "input of the model, converted to a fixed range")
         if reason := self.explain_exact_input(value):
             return Decision(None, f"input of the model; {reason}")
         if not self.is_read_by_file(value):
-            return Decision(None, "input of the model that its file does not compute with")
+            return Decision(None, "input of the model that its file does not use")
         if may_be_labels(value, self.graph, self.get_op):
-            return Decision(None, "input of the model that only layers in float read")
+            return Decision(None, "input of the model that only float layers read")
         if not self.is_read_by_int8(value):
             return Decision(None, "input of the model")
         off_ties = own.bits <= 8 and not own.symmetric
@@ -220,7 +220,7 @@ class Int8Placement:
         if value not in self.outputs or self.settings.in_scope is not None:
             return Decision(None, reason)
         self.unrounded.add(value)
-        return Decision(own, f"output of the model, of integers on request alone; {reason}")
+        return Decision(own, f"output of the model, quantized only on request; {reason}")
 
     def decide_integer_result(self, value: Value, own: QuantSpec, call: Call, op: Op) -> Decision:
         """Decides how the output of an integer call is quantized."""
@@ -247,7 +247,7 @@ class Int8Placement:
                 return Decision(shared, f"{op.name} keeps it")
         if op.clips and self.follows_pooling(call):
             shared = SharedSpec(call.inputs[0].name, rounds=True)
-            return Decision(shared, "merged into pooling, which keeps it")
+            return Decision(shared, "merged into pooling, which keeps the range")
         if isinstance(output, OwnRange) and output.non_negative:
             own = dataclasses.replace(own, lower_bound=0.0)
         return Decision(own, f"output of {op.name}")

@@ -18,7 +18,7 @@ from keras_qat.ops.registry import find_op, is_on_request
 
 OUT_OF_SCOPE = "outside the scope"
 BY_RECIPE = "left in float by the recipe"
-NOT_IN_FILE = "behind the outputs that files have"
+NOT_IN_FILE = "after the outputs of exported files"
 REQUESTED = (OUT_OF_SCOPE, BY_RECIPE, NOT_IN_FILE)
 """Reasons of layers that compute in float because the user requested it."""
 

@@ -63,11 +63,11 @@ def find_deviation(call: Call, trace: Trace) -> str:
         for weight, held in zip(assigned, before, strict=True):
             weight.assign(held)
     if not all(map(np.allclose, *after)):
-        return "it assigns another value to a weight each time"
+        return "it assigns another value to a weight in each call"
     with _restore_states(call.layer):
         computed = list(map(tf.convert_to_tensor, trace(inputs)))
     if len(computed) != len(expected[0]):
-        return "it does not return the same each time"
+        return "its outputs differ from call to call"
     for first, second, traced in zip(*expected, computed, strict=True):
         magnitudes = np.abs(np.asarray(tf.cast(first, tf.float32)))
         largest = np.max(magnitudes, initial=0.0, where=np.isfinite(magnitudes))
@@ -75,7 +75,7 @@ def find_deviation(call: Call, trace: Trace) -> str:
             if first.shape != values.shape or not np.allclose(
                 first, values, rtol=1e-4, atol=1e-5 * largest + 1e-12, equal_nan=True
             ):
-                return "it does not compute the same each time"
+                return "its outputs differ from call to call"
     return ""
 
 

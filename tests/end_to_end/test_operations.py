@@ -46,7 +46,7 @@ def test_casts_to_integers_stay():
     assert made.report.identical == 1
     stripped = keras_qat.strip_quantization(made.model)
     first, *_ = keras_qat.plan(stripped).float_layers.values()
-    assert first == "computes indices, which rounding would move"
+    assert first == "computes indices, which rounding would change"
 
 
 @pytest.mark.slow

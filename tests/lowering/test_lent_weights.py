@@ -30,7 +30,7 @@ class Remembering(layers.Dense):
 @pytest.mark.parametrize(
     ("layer", "shape", "reason"),
     [
-        (Counting(2, 3), (8, 8, 1), "it assigns another value to a weight each time"),
+        (Counting(2, 3), (8, 8, 1), "it assigns another value to a weight in each call"),
         (Remembering(4), (6,), "it assigns a value that depends on its input to a weight"),
     ],
 )

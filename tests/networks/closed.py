@@ -59,8 +59,8 @@ class NoisyInTraining(layers.Layer):
 CLOSED: dict[str, tuple[Callable[[], Any], str]] = {
     "by value": (ByValue, r"in `if tf.reduce_max\(inputs\) > 1:`"),
     "numpy": (InNumpy, "InvalidArgument|numpy|KerasTensor|Error"),
-    "random": (Random, "not compute the same each time"),
-    "counting": (Counting, "not compute the same each time"),
+    "random": (Random, "differ from call to call"),
+    "counting": (Counting, "differ from call to call"),
     "normalization": (OwnNorm, r"it normalizes \(tf.math.rsqrt\)"),
     "a loss": (WithLoss, "it calls add_loss|adds to the loss"),
     "training": (NoisyInTraining, "computes differently in training"),

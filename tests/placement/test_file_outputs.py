@@ -111,7 +111,7 @@ def test_strict_does_not_count_what_is_cut_off():
     model = detector()
     keras_qat.quantize_model(model, outputs=PARTS, strict=True)
     planned = keras_qat.plan(model, outputs=PARTS)
-    assert set(planned.float_layers.values()) == {"behind the outputs that files have"}
+    assert set(planned.float_layers.values()) == {"after the outputs of exported files"}
     assert planned.file_outputs == tuple(PARTS)
 
 
