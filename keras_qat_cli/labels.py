@@ -108,7 +108,7 @@ def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
     else:
         raise ValueError(
             f"{labels or path} contains no labels. Pass --labels with an .npy file, an array of "
-            f"the .npz file or a column of the table; images are labelled by their subdirectories."
+            f"the .npz file or a column of the table. Images are labelled by their subdirectories."
         )
     return _convert_to_numbers(values)[: data.limit], data
 

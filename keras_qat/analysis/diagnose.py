@@ -129,7 +129,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table. It names problems of the data, the quality now and with
+        A report that prints as a table. It lists problems of the data, the quality now and with
         each remedy that gains at least 3 dB, and the layers with the largest drops of the SQNR.
 
     Raises:
@@ -287,7 +287,7 @@ def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
 def _find_falls(
     model: keras.Model, graph: ResolvedGraph, simulation: Simulation, exact: dict[Tensor, NDArray]
 ) -> dict[str, tuple[float, float]]:
-    """Return layer -> SQNR before and after it, for the layers with the largest drops."""
+    """Return the SQNR before and after each of the layers with the largest drops."""
     ratios: dict[object, float | None] = {
         tensor: compute_sqnr(values, computed)
         for tensor, values in exact.items()

@@ -114,7 +114,7 @@ def _is_eager(value: Scalar) -> bool:
 
 @functools.cache
 def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tensor]]:
-    """Return a function (minimum, maximum) -> (scale, zero point)."""
+    """Return a function of minimum and maximum that returns scale and zero point."""
 
     @partial(trace_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
     def scale_and_zero_point(minimum: Scalar, maximum: Scalar) -> tuple[tf.Tensor, tf.Tensor]:

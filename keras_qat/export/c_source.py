@@ -69,8 +69,8 @@ def export_c(
         output_dtype: type of its outputs, as for inputs.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float.
-        rescaling: for uint8 inputs that are pixels, 0 to 255: the scale and offset that turn pixels
-            into training data, such as `(1 / 255, 0)`; see `export_tflite`.
+        rescaling: for uint8 inputs that are pixels from 0 to 255, the scale and offset that convert
+            pixels to training data, such as `(1 / 255, 0)`. See `export_tflite`.
 
     Returns:
         The contents of the TFLite file in the array.

@@ -44,7 +44,7 @@ class Facts:
         self._answers: dict[Any, dict[Any, Any]] = {}
 
     def find(self, rule: Rule[Question, Answer], question: Question) -> Answer:
-        """Returns the answer of a rule for `question`, a tensor or another key."""
+        """Returns the answer of a rule for `question`, which is a tensor or any other key."""
         return solve(question, rule, self._answers.setdefault(rule, {}))
 
 

@@ -176,7 +176,7 @@ def _name_outputs(name: str, call_number: int, outputs: object) -> list[str]:
 
 
 def list_symbols(model: keras.Model) -> dict[str, KerasTensor]:
-    """Returns value name -> symbolic tensor, for the tensors outside nested models."""
+    """Returns the symbolic tensors outside nested models, by the name of the value."""
     tensors: dict[str, KerasTensor] = {}
     counts: Counter[Any] = Counter()
     for node in list_nodes(model):

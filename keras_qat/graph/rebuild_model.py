@@ -1,7 +1,7 @@
 """Creates Keras models and configurations from graphs.
 
-Keras does not save all arguments of TensorFlow operations. It loses the tensors of `tf.einsum`, the
-right side of `!=`, and others.
+Keras does not save all arguments of TensorFlow operations. It loses the tensors of `tf.einsum`, for
+example.
 """
 
 from __future__ import annotations

@@ -90,9 +90,9 @@ def _read_rescaling(name: str, rescaling: Any) -> Rescaling:
         scale = offset = np.array(np.nan)
     if max(scale.ndim, offset.ndim) > 1 or not np.all(np.isfinite(scale) & np.isfinite(offset)):
         raise ValueError(
-            f"rescaling of '{name}': pass (scale, offset) such as (1 / 127.5, -1), so that the "
-            f"model's input is scale * pixel + offset, or the Rescaling or Normalization layer "
-            f"that was used."
+            f"rescaling of '{name}': pass (scale, offset), such as (1 / 127.5, -1), for a model "
+            f"input of scale * pixel + offset. Or pass the Rescaling or Normalization layer that "
+            f"was used."
         )
     return scale.tolist(), offset.tolist()
 

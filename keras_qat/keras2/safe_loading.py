@@ -60,9 +60,9 @@ def check_code(config: object) -> None:
     if isinstance(config, dict):
         if reason := _find_reason(config):
             raise ValueError(
-                f"The model's configuration {reason}. If you trust the file, register a custom "
-                f"class or function with Keras, import its module before you load the file, or "
-                f"pass safe_mode=False."
+                f"The model's configuration {reason}. If you trust the file, pass "
+                f"safe_mode=False. Or register the custom class or function with Keras, or import "
+                f"its module before you load the file."
             )
         config = list(config.values())
     if isinstance(config, (list, tuple)):

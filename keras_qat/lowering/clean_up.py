@@ -59,7 +59,7 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
 
 
 def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
-    """Remove calls that compute the same as another call on the same tensors.
+    """Remove duplicate calls, which compute the same on the same tensors.
 
     TensorFlow's optimizer merges such calls, so a quantizer on only one of them has no effect.
     """

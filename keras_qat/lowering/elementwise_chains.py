@@ -57,8 +57,8 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
     """Replace functions of one tensor, such as log(1 + exp(x)), by one layer with a lookup table.
 
     8 bits lose all but the largest values of exp(x). Each chain is computed for inputs in typical
-    ranges, once as a table and once with 8-bit results between its operations. It becomes a table
-    if that is much more accurate.
+    ranges, once as a table and once with 8-bit results between its operations. The chain becomes a
+    table if that is much more accurate.
     """
     chains: dict[Value, _Chain] = {}
     graph = _split_activations(graph, context)

@@ -108,8 +108,8 @@ def expand_call(
 ) -> list[Call]:
     """Trace an expansion of a call, and compare it with the call on random inputs.
 
-    The last new call has the name of the original call, and names of the others begin with it. The
-    function may end them, as in `tf.reduce_mean(x, name="mean")`.
+    The last new call gets the name of the original call. The names of all other new calls begin
+    with that name. The function may end them, as in `tf.reduce_mean(x, name="mean")`.
 
     Args:
         call: the call of an operation or a layer.
@@ -132,7 +132,7 @@ def expand_call(
 
 
 def trace_in_place(call: Call, compute: Callable[[], Any], context: LoweringContext) -> list[Call]:
-    """Trace a function that replaces a call. It gets tensors of the graph from `make_symbol`."""
+    """Trace a function that replaces a call. It reads tensors of the graph by `make_symbol`."""
     return _expand(call, compute, context)
 
 

@@ -123,7 +123,7 @@ class MaskTensors:
         return self._traced[key]
 
     def find(self, values: list[Value]) -> dict[Value, Value]:
-        """Return value -> mask, for the values that have a mask.
+        """Return the mask of each value that has one, by value.
 
         Raises:
             CannotTrace: if a mask cannot be traced.
@@ -278,7 +278,7 @@ def _may_read_masks(call: Call) -> bool:
 
 
 def masks_nonzero(call: Call) -> bool:
-    """Return whether a call is a Masking with another value than 0, which may be quantized."""
+    """Return whether a call is a Masking with a value other than 0, which may be quantized."""
     return type(call.layer) is layers.Masking and call.layer.mask_value != 0
 
 

@@ -73,7 +73,7 @@ class ScoreLimits:
     def find(self, value: Value, side: int) -> Distance | None:
         """Return how far masked scores must be from other scores; None if a consumer uses them.
 
-        `side` is 1 if masked scores are far below all others, -1 if they are above.
+        `side` is 1 if masked scores are far below all other scores, and -1 if they are above.
         """
         return self._facts.find(self._find_distance, (value, side))
 

@@ -100,9 +100,9 @@ def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
 def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
     """Pass the Keras mask of a sequence to a recurrent layer as an argument, and return all calls.
 
-    If the sequence has no mask, it gets a mask that is True for all steps, because all calls of the
-    layer need the same operator and other calls have masks. The call stays unchanged if the layer
-    has no integer operator with a mask.
+    If the sequence has no mask, other calls of the layer have one. All calls need the same
+    operator, so the sequence gets a mask that is True for all steps. The call stays unchanged if
+    the layer has no integer operator with a mask.
 
     Raises:
         CannotTrace: if the mask cannot be traced.

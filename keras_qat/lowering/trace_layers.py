@@ -72,7 +72,7 @@ class BorrowedWeights:
                 self._parents.setdefault(inner, set()).add(layer)
 
     def note(self, layer: layers.Layer, variables: Sequence[tf.Variable]) -> bool:
-        """Record that a layer reads variables of others. Return whether it can be traced."""
+        """Record that a layer reads variables of other layers. Return whether it can be traced."""
         owner_of = {id(variable): self._find_owner(variable) for variable in variables}
         if outside := [v for v in variables if owner_of[id(v)] is None]:
             noted = self.outside.setdefault(layer, [])

@@ -96,7 +96,7 @@ def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
 def find_refused_cells(
     traced: Iterable[layers.Layer], refused: Mapping[layers.Layer, str]
 ) -> dict[layers.Layer, str]:
-    """Return layer -> reason, for traced recurrent layers with a cell that stayed opaque."""
+    """Return the reasons, by layer, of traced recurrent layers with a cell that stayed opaque."""
     return {
         layer: refused[cell]
         for layer in traced

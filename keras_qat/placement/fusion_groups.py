@@ -41,7 +41,7 @@ class Group:
 
 
 def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
-    """Finds layer -> [BatchNormalization] -> [activation] sequences.
+    """Finds sequences of a layer, possibly a BatchNormalization, and possibly an activation.
 
     A sequence ends at a value with several consumers. The group of a layer that is called several
     times only includes a BatchNormalization that all calls share, and no activation, because each

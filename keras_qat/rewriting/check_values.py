@@ -48,8 +48,8 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
 def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[str]:
     """Return the names of outputs that differ; [] if the models cannot be run.
 
-    Inputs in `flags` are 0 or 1. Both examples must differ, because a mask may mask all values of
-    one example, so that any result is correct.
+    Inputs in `flags` are 0 or 1. A wrong output must differ in both examples. In one example, a
+    mask may mask all values, so any result is correct.
     """
     ours, inputs = read_model(qat), draw_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}

@@ -96,7 +96,7 @@ def _read_entry(contents: bytes, name: str) -> Any:
 
 
 def read_input_keys(contents: bytes) -> dict[str, str]:
-    """Returns input name -> key in the model's input dict, if they differ."""
+    """Returns the keys of the model's input dict by input name, if they differ from the names."""
     return _read_entry(contents, "keys")
 
 

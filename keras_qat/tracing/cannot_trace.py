@@ -34,8 +34,8 @@ class OnlyTrains(Exception):
 class MustTraceInline(BaseException):
     """Raised for an inner layer that must be traced as if its code were in the outer layer.
 
-    The layer has weights but reads no tensor, such as an embedding of positions, or it stores a
-    tensor of one call in an attribute and is called again. It does not derive from `Exception`,
+    The layer has weights but reads no tensor, such as an embedding of positions. Or it stores a
+    tensor of one call in an attribute, and is called again. It does not derive from `Exception`,
     because custom code may catch exceptions.
     """
 

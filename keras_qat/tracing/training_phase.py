@@ -91,7 +91,7 @@ def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace
     """Returns a trace of both phases. Sections that only training computes stay in float.
 
     The phases may differ in some sections, as in stochastic depth. Layers without weights may
-    differ entirely, such as a layer that adds noise in training and rounds at inference.
+    differ entirely, such as noise in training and rounding at inference.
 
     Raises:
         CannotTrace: `refusal`, for all other layers.
@@ -139,9 +139,9 @@ def _is_random_like_layer(trained: Trace) -> bool:
 class _TrainingSections:
     """Compares traces of a layer in training and at inference, which omits some sections.
 
-    A section is stochastic depth written by hand: `x / keep * mask` in training, `x` otherwise. It
-    computes a tensor from another one of the same shape, without weights. It may also read tensors
-    that inference computes: `mean + deviation * noise` in training, `mean` otherwise.
+    A section is stochastic depth written by hand: `x / keep * mask` in training, `x` otherwise. A
+    section computes a tensor from another tensor of the same shape, without weights. It may also
+    read tensors that inference computes: `mean + deviation * noise` in training, `mean` otherwise.
 
     Args:
         trained, tested: traces of training and of inference. The first is changed.

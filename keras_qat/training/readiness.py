@@ -148,8 +148,8 @@ def _read_own_settings(layer: keras.layers.Layer) -> dict[str, object]:
 def check_settings(model: keras.Model) -> None:
     """Raises a `ValueError` if a setting was changed after the model was quantized or loaded.
 
-    Training, inference and files were planned for the original settings, so some would
-    follow the change and others would ignore it.
+    Training, inference and files were planned for the original settings. Some of them would ignore
+    a change.
     """
     for layer, before in getattr(model, "settings", ()):
         now = vars(layer)
@@ -183,10 +183,10 @@ def _explain_delay(model: keras.Model, graph: Graph) -> str:
     layer, (step, start) = max(waiting.items(), key=lambda item: item[1][1])
     per_step = graph.count_calls().get(layer, 1)  # A layer counts its calls.
     when = (
-        "Quantization is switched off"
+        "quantization is switched off"
         if start == NEVER
-        else f"Quantization begins at training step {(start - 1) // per_step + 1}, and "
-        f"{step // per_step} are done (restored weights include their step)"
+        else f"quantization begins at training step {(start - 1) // per_step + 1}, and only "
+        f"{step // per_step} steps are done (restored weights include their steps)"
     )
     return (
         f"'{model.name}' is not quantized yet: {when}. Its predictions are float, but the file "

@@ -101,7 +101,7 @@ class ScheduledLayer(keras.layers.Layer):
 
     Its weights are `step`, the number of completed training steps; `quantize_from`, the first step
     (counted from 1) that quantizes; and `freeze_from`, the first step with frozen
-    BatchNormalization, which also contains the first step with frozen ranges (see `_RANGES`).
+    BatchNormalization. It also contains the first step with frozen ranges (`_RANGES`).
 
     It computes in float32. Wrapped layers follow their own dtype policies.
 
@@ -160,7 +160,7 @@ class ScheduledLayer(keras.layers.Layer):
         return split_thresholds(self.quantize_from.read_value(), self.freeze_from.read_value())
 
     def set_thresholds(self, **thresholds: int) -> None:
-        """Sets the given thresholds, and leaves the others unchanged."""
+        """Sets the given thresholds, and leaves all other thresholds unchanged."""
         if "quantize_from" in thresholds:
             self.quantize_from.assign(thresholds["quantize_from"])
         if not thresholds.keys() <= {"quantize_from"}:
@@ -185,7 +185,7 @@ class ScheduledLayer(keras.layers.Layer):
         return []
 
     def yield_block_weights(self) -> Iterator[tuple[WeightQuantizer, tf.Tensor]]:
-        """Yields (quantizer, weight) for weights that may be quantized together with others."""
+        """Yields (quantizer, weight) for weights that may be quantized with other weights."""
         yield from ()
 
     def get_config(self) -> dict[str, Any]:

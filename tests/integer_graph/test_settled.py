@@ -85,7 +85,7 @@ def test_what_verify_keeps_follows_the_model(qat):
     with pytest.warns(UserWarning, match="other weights or ranges"):
         assert len(notes(file)) == 1
     keras_qat.set_quantization(qat, enabled=False)
-    with pytest.warns(UserWarning, match="Quantization is switched off"):
+    with pytest.warns(UserWarning, match="quantization is switched off"):
         assert len(notes(file)) == 2
     keras_qat.set_quantization(qat)
     assert notes(keras_qat.export_tflite(qat)) == ()

@@ -97,7 +97,7 @@ PEOPLE = {
     "image": rng(1).normal(size=(64, 8)).astype(np.float32),
     "income": rng(2).uniform(0, 1e5, (64, 1)).astype(np.float32),
 }
-TENSOR = r"The output of 'part', -\S+ to \S+, shares one range, .*, with 'income': it spans less"
+TENSOR = r"The output of 'part', -\S+ to \S+, shares one range, .*, with 'income'. It spans less"
 
 
 @pytest.mark.parametrize("join", JOINS)

@@ -113,7 +113,7 @@ class Judge:
     def _make_metric(
         self, model: keras.Model, y: Arrays | None, metric: Metric | None
     ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
-        """Return a function (labels, outputs) -> (name of the metric, value)."""
+        """Return a function of labels and outputs that returns the metric's name and value."""
         if y is None:
             if metric is not None:
                 raise ValueError("metric= needs labels: pass validation=(x, y).")

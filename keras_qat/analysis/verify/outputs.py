@@ -89,10 +89,10 @@ def check_rows(
     for name, computed in zip(graph.outputs, expected, strict=True):
         if quantized[name].shape[:1] != computed.shape[:1]:
             raise ValueError(
-                f"'{graph.name}' computes over all examples of a batch: for the same data, the "
-                f"model's output '{name}' has {len(computed)} rows and the file's "
-                f"{len(quantized[name])}. Compute each example by itself, or export with the "
-                f"batch size of the data."
+                f"'{graph.name}' computes over all examples of a batch. For the same data, "
+                f"output '{name}' has {len(computed)} rows in the model and "
+                f"{len(quantized[name])} in the file. Compute each example by itself, or export "
+                f"with the batch size of the data."
             )
 
 
@@ -202,7 +202,7 @@ class OutputComparison:
         inputs: an array for each input; the last batch is padded.
         quantized: the file's outputs by name.
         expected: the model's outputs, in order.
-        examples: number of examples to compare; the others are padding.
+        examples: number of examples to compare. Further examples are padding.
         labels: the result of `match_labels`.
         losses: the loss of each output.
     """

@@ -102,7 +102,7 @@ def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair],
 
 
 def find_float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]:
-    """Returns the float operators of a file: layer -> operators."""
+    """Returns the float operators in a file by layer."""
     scopes = _list_scopes(resolved)
     kernels_of: dict[str, list[str]] = {}
     for operation in file.operations:

@@ -38,9 +38,9 @@ class Report:
         verdict: whether file and model agree, and whether the model is good.
         tensors: a report for each tensor that file and model have in common, in the order of
             computation; empty without `per_layer`.
-        merged: layers whose quantized result is not a tensor of the file, because one operator
-            computes them together with the next layer, or because the tensor belongs to another
-            layer. If there are many, the file belongs to another model.
+        merged: layers without a separate tensor in the file. Their operator also computes the next
+            layer, or the tensor belongs to another layer. If there are many, the file belongs to
+            another model.
         float_operations: layer -> its operators in the file that compute in float.
         notes: reasons why file and model may differ apart from arithmetic, a sentence each.
         arena_size: with TFLite Micro, the bytes of its arena that stay in use on this computer. It

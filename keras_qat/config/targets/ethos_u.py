@@ -1,4 +1,4 @@
-"""Arm's Ethos-U NPUs: the operators that Vela compiles for the NPU. The CPU computes the others.
+"""Arm's Ethos-U NPUs: the operators that Vela compiles for the NPU, not for the CPU.
 
 `vela --supported-ops-report` lists the rules that Vela checks. tests/targets/test_vela.py compares
 this module with Vela, operator by operator.

@@ -62,13 +62,13 @@ def log_softmax(x: tf.Tensor) -> tf.Tensor:
 
 @register
 def celu(x: tf.Tensor) -> tf.Tensor:
-    """Computes exp(x) - 1 for negative values, and returns others unchanged."""
+    """Computes exp(x) - 1 for negative values, and returns positive values unchanged."""
     return tf.nn.elu(x)
 
 
 @register
 def glu(x: tf.Tensor) -> tf.Tensor:
-    """Multiplies one half of the channels by the sigmoid of the other."""
+    """Multiplies one half of the channels by the sigmoid of the other half."""
     values, gates = tf.split(x, 2, axis=-1)
     return values * tf.sigmoid(gates)
 

@@ -107,8 +107,8 @@ def _fill_like(
 def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.Tensor:
     """Round a constant in a comparison to the quantized values of the other operand.
 
-    Otherwise the tensor might never equal the constant: -1.0, for example, if its nearest quantized
-    value is -1.003.
+    Otherwise the tensor might never equal the constant. For example, the quantized value nearest to
+    -1.0 may be -1.003.
     """
     x, y = (x, y) if is_tensor(x) else (y, x)
     wanted = unwrap(read_scalar(y))
@@ -162,7 +162,7 @@ def _cumulative_product(
 
 
 def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Compute the angle in one eighth of the circle, and mirror it to the other eighths."""
+    """Compute the angle for one eighth of the circle, and mirror it for the rest."""
     require(not NO_WIDE)  # Quotients have 16 bits.
     x, y = (end if (known := read_scalar(end)) is None else known for end in (x, y))
     width, height = abs(x), abs(y)

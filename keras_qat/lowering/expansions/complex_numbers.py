@@ -1,7 +1,7 @@
 """Expands operations on complex numbers to operations on pairs of floats.
 
 TFLite has no integer kernels for complex numbers. A Fourier transform becomes a product with
-matrices of cosines and sines. This supports front ends of audio models: transforms, movements and
+matrices of cosines and sines. Audio models begin with such operations: transforms, movements and
 products of spectra, up to an operation that returns floats.
 """
 

@@ -116,7 +116,7 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
     """Return how many rows of the tensor that is read for its size belong to one copy, or None.
 
-    This is 1, or the `size` of the copied table if examples and heads are merged.
+    It is 1, or the `size` of the copied table if examples and heads are merged.
     """
     like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):

@@ -62,9 +62,9 @@ def calibrate(
     """Sets the ranges of a quantization-aware model from data, without training it.
 
     The model can then be exported (post-training quantization). The ranges are observed in the
-    float model at inference: quantization, dropout and noise are off. They do not depend on the
-    batch size or the order of the examples. Weights, BatchNormalization statistics and the training
-    step do not change, except with `weights="mse"`. It warns about data that seem to be
+    float model at inference: quantization, dropout and noise are off. The ranges do not depend on
+    the batch size or the order of the examples. Weights, BatchNormalization statistics and the
+    training step do not change, except with `weights="mse"`. It warns about data that seem to be
     preprocessed differently than in training, or whose differences are less than a step of 8 bits.
 
     In a cluster (`MultiWorkerMirroredStrategy`) all workers have to call it, each with its share of
@@ -84,7 +84,7 @@ def calibrate(
             reads the data twice, unless the data is a generator. Fixed ranges, such as a softmax's,
             do not change.
         percentile: percentage of the values below the upper end, and above the lower end.
-        weights: how to choose the ranges of weights with one range per channel: "minmax" uses the
+        weights: how to choose the ranges of weights with one range per channel. "minmax" uses the
             extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,
             which helps with 4 bits and fewer. Do not use "mse" before `learn_rounding`, which
             chooses such ranges itself and would start from the clipped weights.

@@ -81,9 +81,9 @@ def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str
     others = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return (
         f"The output of '{lost[0]}', {start:.4g} to {end:.4g},{others} shares one range, {low:.4g} "
-        f"to {high:.4g}, with '{widest}': it spans less than {LEVELS} of {2**bits} quantized "
+        f"to {high:.4g}, with '{widest}'. It spans less than {LEVELS} of {2**bits} quantized "
         f"values, and is lost. Scale them alike before they are joined, for example by a Rescaling "
-        f"or a BatchNormalization after '{widest}', or end the file before the join: "
+        f"or a BatchNormalization after '{widest}'. Or end the file before the join: "
         f"quantize_model(model, outputs=[...])."
     )
 
@@ -140,7 +140,7 @@ def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
 
 
 def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
-    """Returns quantizer -> slot -> name of the tensor in the float model.
+    """Returns the name of each tensor in the float model, by quantizer and slot.
 
     A Rescaling by 1, which only changes the range of its input, has the name of its input.
     """
@@ -285,7 +285,7 @@ def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
     remaining = max(1, int(needed / (high - low) * (2**bits - 1)))
     cost = (
         f"its range, {low:.4g} to {high:.4g}, is set by {far.value:.4g}, far outside of its other "
-        f"values, {far.low:.4g} to {far.high:.4g}, which share {remaining} of {2**bits} quantized "
+        f"values. These, {far.low:.4g} to {far.high:.4g}, share {remaining} of {2**bits} quantized "
         f"values."
     )
     if far.share < MARK:

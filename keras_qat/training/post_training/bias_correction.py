@@ -35,7 +35,7 @@ def bias_correction(
     subtracted from the layer's bias, or from the offset of the BatchNormalization after it. Layers
     are corrected from first to last, with the corrected and quantized outputs of earlier layers.
 
-    A channel is corrected only if the correction also works for other data: the correction from
+    A channel is corrected only if the correction also works for other data. The correction from
     each half of the examples must bring the other half closer to the float model, also after the
     activation. Layers without bias and BatchNormalization, and layers that are called several
     times, do not change.

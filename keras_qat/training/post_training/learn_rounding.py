@@ -54,12 +54,12 @@ def learn_rounding(
 ) -> None:
     """Learns whether to round each weight up or down, from a few hundred examples without labels.
 
-    Rounding to the nearest level is best for a single weight, but not for a sum of many. From the
-    first layer to the last, `learn_rounding` searches the rounding for which a layer's output is
-    closest to the float model's, given the new weights of earlier layers. The weights are set to
-    the chosen levels, so `predict`, `simulate` and files use them, and training can continue. It
-    also corrects biases, like `bias_correction`. Use it with fewer than 8 bits. Models with at most
-    4 bits gain most.
+    Rounding to the nearest level is best for a single weight, but not for a sum of many.
+    `learn_rounding` visits layers from first to last. It searches the rounding for which a layer's
+    output is closest to the float model's, given the new weights of earlier layers. The weights are
+    set to the chosen levels, so `predict`, `simulate` and files use them, and training can
+    continue. It also corrects biases, like `bias_correction`. Use it with fewer than 8 bits. Models
+    with at most 4 bits gain most.
 
     With `reconstruct="block"`, the layers of a residual block are learned together, with quantized
     activations between them, so one layer can compensate for another. A layer outside of such
