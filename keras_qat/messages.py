@@ -35,7 +35,7 @@ def get_package(item: object) -> str:
 def show_once(message: str, key: str = "") -> None:
     """Logs a message, unless one with the same key was logged before in this process.
 
-    Use it for facts that the user may intend, and a warning for probable mistakes. Python shows it
+    Use it for facts that the user may intend. Use a warning for probable mistakes. Python shows it
     on the standard error stream; `logging.getLogger("keras_qat").setLevel("ERROR")` hides it.
     """
     key = key or message

@@ -115,7 +115,7 @@ class Summary:
 
     @property
     def float_layers(self) -> dict[str, str]:
-        """Name of each layer that computes in float -> the reason."""
+        """The reason for each layer that computes in float, by name."""
         return {layer.name: layer.reason for layer in self.layers if layer.operator == "float"}
 
     @property

@@ -53,7 +53,7 @@ def make_switch(predicate: Predicate) -> Predicate:
 def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
     """Calls one of two functions: by `tf.cond`, or directly if `predicate` is known while tracing.
 
-    The gradient of `tf.cond` is slow to trace. If a graph has many, use `tf.custom_gradient`.
+    The gradient of `tf.cond` is slow to trace. For many conditions, use `tf.custom_gradient`.
     """
     if isinstance(predicate, Choice):
         predicate.is_taken, predicate = True, predicate.value

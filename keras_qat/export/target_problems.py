@@ -92,7 +92,7 @@ def write_planned_file(graph: ResolvedGraph, target: Target) -> bytes:
 def find_batch_size(
     graph: ResolvedGraph, requested: int | None, target: Target | None
 ) -> int | None:
-    """Returns the batch size of a file: the requested one, or the target's.
+    """Returns the batch size of a file: the requested size, or the target's.
 
     A model with states, or with a fixed batch size, determines the batch size.
 

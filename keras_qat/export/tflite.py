@@ -59,8 +59,8 @@ def export_tflite(
     """Exports a trained quantization-aware model to an int8 TFLite file.
 
     The file has the model's inputs and outputs by name (as tensors and in its signature
-    `serving_default`) and in the model's order. It accepts batches of any size, and its metadata
-    describe how it was made: `read_metadata`. The same model always produces the same bytes.
+    `serving_default`) and in the model's order. It accepts batches of any size, and `read_metadata`
+    returns how it was made. The same model always produces the same bytes.
 
     Args:
         model: the model, or a model built from layers of quantization-aware models.

@@ -22,7 +22,7 @@ _MERGING = (
 
 
 def get_first_argument(call: Call) -> Any:
-    """Returns the argument of a call that Keras reads masks from."""
+    """Returns the first argument of a call, from which Keras reads masks."""
     return call.args[0] if call.args else next(iter(call.kwargs.values()))
 
 

@@ -229,7 +229,7 @@ def _list_parameters(function: Callable[..., object]) -> tuple[str, ...]:
 
 
 def list_arguments(call: Call) -> list[Any]:
-    """Returns the arguments of an operation except its name, in the order of its function."""
+    """Returns the arguments of an operation except its name, in the order of the parameters."""
     given: dict[Any, Any] = dict(enumerate(call.args))
     if call.kwargs:
         given = inspect.signature(call.layer.function).bind(*call.args, **call.kwargs).arguments

@@ -261,7 +261,7 @@ def _make_loadable(model: keras.Model, config: dict[str, Any]) -> None:
 
     A constant on the left of `+` becomes an argument of `tf.math.add`. `==` and `!=`, which Keras
     saves without their right side, become `tf.math.equal` and `tf.math.not_equal`. A `tf.einsum`
-    of two tensors, which Keras saves without them, becomes a `Contract`.
+    of two tensors, which Keras saves without its tensors, becomes a `Contract`.
     """
     layers = {layer.name: layer for layer in model.layers}
     for entry in config["layers"]:

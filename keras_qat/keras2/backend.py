@@ -81,7 +81,7 @@ def add_scalar(
 
 
 def resolve_training(training: bool | int | tf.Tensor | None) -> bool | tf.Tensor:
-    """Returns the `training` argument of a `call` as a bool or a tensor, like Keras' layers."""
+    """Returns the `training` argument of a `call`, resolved to a bool or a tensor as in Keras."""
     if training is None:
         training = keras.backend.learning_phase()
     return bool(training) if isinstance(training, int) else training

@@ -212,7 +212,7 @@ def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
 
 
 def rewrite_calls(graph: Graph, rewrite: Callable[[Call], list[Call]]) -> Graph:
-    """Replace calls by the results of `rewrite`. If it returns [], a call stays."""
+    """Replace calls by the results of `rewrite`. If `rewrite` returns [], the call stays."""
     calls = [new for call in graph.calls for new in rewrite(call) or [call]]
     return dataclasses.replace(graph, calls=calls)
 

@@ -47,7 +47,7 @@ class _Concatenation(NamedTuple):
     is_stacked: bool
 
     def cut(self, begin: int, end: int) -> list[_Piece]:
-        """Return the pieces of the tensors that are the entries `begin` to `end`.
+        """Return the pieces of the tensors that form the entries `begin` to `end`.
 
         Raises:
             CannotExpand: if all tensors are needed.
@@ -62,7 +62,7 @@ class _Concatenation(NamedTuple):
         return pieces
 
     def read(self, pieces: list[_Piece]) -> tf.Tensor:
-        """Return the concatenation of pieces, as symbolic tensor."""
+        """Return the concatenation of pieces as a symbolic tensor."""
         tensors = [
             make_symbol(x)
             if is_entire
@@ -115,7 +115,7 @@ def _cuts(call: Call) -> bool:
 
 
 def _reshape_tensors(call: Call) -> tf.Tensor:
-    """Rewrite `reshape(concat(a, b))` to concatenate reshaped tensors, if it keeps the axis."""
+    """Rewrite `reshape(concat(a, b))` to `concat(reshape(a), reshape(b))`, if the axis stays."""
     require(unwrap(match(call).op).name == "reshape")
     found, shape = _find(call.inputs[0]), call.output.shape
     require(not found.is_stacked and found.axis == len(call.inputs[0].shape) - 1)

@@ -1,8 +1,8 @@
 """Replaces other classes of BatchNormalization by Keras' layer.
 
 Some classes derive from Keras' layer, such as `SyncBatchNormalization` and users' classes with
-frozen statistics. Others are custom layers that assign moving statistics in training, which are
-recognized by their results for test inputs.
+frozen statistics. Other classes are custom layers that assign moving statistics in training. Their
+results for test inputs identify them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _find_options(
 ) -> dict[str, object]:
     """Return the options of the BatchNormalization that equals a layer; {} if there is none.
 
-    A call with a variance of 0 shows epsilon, and a call in training shows momentum.
+    It determines epsilon from a call with a variance of 0, and momentum from a call in training.
     """
     draw, count = np.random.default_rng(1), x.shape[axis]
     before = [draw.uniform(2.0, 4.0, (count,)).astype(np.float32) for _ in layer.weights]

@@ -126,7 +126,7 @@ def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list
 
 
 def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
-    """Return the TensorFlow name of the operation with which a graph normalizes its input, or "".
+    """Return the name of the TensorFlow operation that normalizes a graph's input, or "".
 
     Values in `of_weights` depend only on weights, and are computed in float.
     """

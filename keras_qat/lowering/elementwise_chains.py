@@ -102,7 +102,7 @@ def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Return the calls that compute a chain as a table. After a softmax, they read log-softmax."""
+    """Return the calls that compute a chain as a table. They read log-softmax, not softmax."""
     scores, axis = _find_scores(chain.x)
 
     def compute() -> tf.Tensor:

@@ -109,7 +109,7 @@ def expand_call(
     """Trace an expansion of a call, and compare it with the call on random inputs.
 
     The last new call gets the name of the original call. The names of all other new calls begin
-    with that name. The function may end them, as in `tf.reduce_mean(x, name="mean")`.
+    with that name. The function may choose the rest, as in `tf.reduce_mean(x, name="mean")`.
 
     Args:
         call: the call of an operation or a layer.

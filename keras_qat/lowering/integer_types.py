@@ -141,11 +141,11 @@ def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find_token_ids(graph: Graph) -> set[Value]:
-    """Return float inputs that are only used as token ids, and tensors with their values."""
+    """Return float inputs that are only used as token ids, and all tensors that hold these ids."""
     consumers, ends = graph.consumers(), set(flatten_values(graph.outputs))
 
     def find_moved(value: Value) -> list[Value]:
-        """Return the tensors that have the same type as a tensor."""
+        """Return the tensors before and after a tensor that must have the same type."""
         calls = [call for call in [value.producer, *consumers[value]] if call and _moves(call)]
         return [x for call in calls for x in [*call.inputs, *flatten_values(call.outputs)]]
 
@@ -179,7 +179,7 @@ def _reads_token_ids(call: Call) -> bool:
 
 
 def _keeps_result(call: Call) -> bool:
-    """Return whether a call returns the same for integer inputs, such as a shape or comparison."""
+    """Return whether a call returns the same for integer and float inputs, such as a shape."""
     if type(call.layer) is WeightTensor:  # It does not read the values of its input.
         return True
     kind = get_kind(call)

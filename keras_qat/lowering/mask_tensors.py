@@ -38,7 +38,7 @@ _TRACED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePoolin
 
 
 class _Symbols(dict[Value, Any]):
-    """Value -> the symbolic tensor that represents it, created on first use."""
+    """A dict from values to symbolic tensors, which are created on first use."""
 
     def __missing__(self, value: Value) -> tf.Tensor:
         symbol = self[value] = make_input(value.shape, value.dtype)
@@ -46,7 +46,7 @@ class _Symbols(dict[Value, Any]):
 
 
 class MaskTensors:
-    """The masks of a graph's values as values of the graph, and the calls that compute them.
+    """Stores the masks of a graph's values as values of the graph, and their calls.
 
     Tracing replaces the calls that set Keras masks, so `note` is called before a call is traced.
     """

@@ -68,7 +68,7 @@ class _Mask:
     """Operations that move the tensor to the axes of the scores."""
 
     def compute(self, beyond: float, limit: float | None) -> tf.Tensor:
-        """Compute the scores. Masked scores are `beyond` from all others, and reach `limit`."""
+        """Compute the scores. Masked scores are `beyond` away from others, and reach `limit`."""
         scores = make_symbol(self.scores)
         if self.sum is not None:
             name = {"name": "unmasked"} if is_operation(self.sum.layer) else {}

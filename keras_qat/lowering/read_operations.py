@@ -83,7 +83,7 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 class Uniform(NamedTuple):
-    """The value of a tensor whose elements are equal, or are similar and very large or low."""
+    """The value of a tensor with equal elements, or with similar and very large or low elements."""
 
     value: float
     is_exact: bool = True

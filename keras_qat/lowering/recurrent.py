@@ -193,7 +193,7 @@ def _has_dropout(cell: layers.Layer) -> bool:
 
 
 def _drops_inputs(layer: layers.RNN) -> bool:
-    """Return whether a layer's dropout only drops inputs, and the same ones in all steps."""
+    """Return whether a layer's dropout only drops inputs, and the same inputs in all steps."""
     has_one_mask = getattr(layer, "implementation", 2) == 2
     return type(layer) is not layers.RNN and has_one_mask and not layer.recurrent_dropout
 

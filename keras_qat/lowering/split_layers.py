@@ -1,7 +1,7 @@
 """Splits layers that compute several operations into calls of single operators.
 
 For example, a layer with an activation becomes two layers, and a sum of three tensors becomes two
-sums. Later passes then need not handle other variants.
+sums. Later passes then need not handle such layers.
 """
 
 from __future__ import annotations

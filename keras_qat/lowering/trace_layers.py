@@ -98,7 +98,7 @@ class BorrowedWeights:
         return None
 
     def find_sharing(self) -> set[layers.Layer]:
-        """Return the layers that share weights, so their weights must stay tensors."""
+        """Return the layers with shared weights, which must therefore stay tensors."""
         owners = set(self.owners.values())
         return owners | {layer for layer, lenders in self.lenders.items() if owners & set(lenders)}
 

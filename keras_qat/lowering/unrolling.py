@@ -37,7 +37,7 @@ UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
 def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
     """Return a function that computes a recurrent layer step by step; None if it has an operator.
 
-    The function has the arguments of the layer. With `anyway`, it is returned in both cases.
+    The function has the arguments of the layer. With `anyway`, it is returned in any case.
     """
     layer = call.layer
     if type(layer) is layers.Bidirectional:

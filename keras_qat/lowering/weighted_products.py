@@ -131,7 +131,7 @@ def _multiply_patches(product: _Product, shape: Sequence[int | None]) -> tf.Tens
 def make_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
     """Convert a constant with more than two axes to a weight that does not train.
 
-    A product with several constant matrices then is a product of two tensors.
+    Products with several constant matrices are then products of two tensors.
     """
     arguments = [*call.args, *call.kwargs.values()]
     constants = [leaf for leaf in arguments if getattr(read_array(leaf), "ndim", 0) > 2]

@@ -83,7 +83,7 @@ def describe_model(model: keras.Model) -> Config:
 
 
 def split_config(config: Config) -> tuple[Config, Config]:
-    """Splits a configuration into Keras' entries, and `ENTRIES` with defaults for missing ones."""
+    """Splits a configuration into Keras' entries and `ENTRIES`, with defaults for the latter."""
     of_keras = {name: value for name, value in config.items() if name not in ENTRIES}
     required = {name: config[name] for name in REQUIRED}
     return of_keras, {**ENTRIES, **{n: config[n] for n in ENTRIES if n in config}, **required}
@@ -92,7 +92,7 @@ def split_config(config: Config) -> tuple[Config, Config]:
 def restore_model(
     model: keras.Model, config: Config, saved: Config, custom_objects: Config | None
 ) -> None:
-    """Restores what the entries `saved` of a configuration describe."""
+    """Restores attributes of a model from the entries `saved` of its configuration."""
     restore_names(model, config)
     model.safe_mode = get_safe_mode() is not False
     if saved["recipe"] is not None:  # Missing for a part that Keras saved before it was exact.

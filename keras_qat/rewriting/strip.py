@@ -110,7 +110,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
     layer_of = {layer.name: layer for layer in model.layers}
 
     def has_layer(call: Call) -> bool:
-        """Whether the quantized model has the layer, as in files of earlier versions."""
+        """Whether the quantized model has the layer itself, as in files of earlier versions."""
         layer: Any = layer_of.get(PREFIX + call.name)
         layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
         return type(layer) is type(call.layer)

@@ -129,7 +129,7 @@ def _check_graph(model: schema.ModelT, graph: schema.SubGraphT) -> None:
 
 
 def _check_kind(graph: schema.SubGraphT, operator: schema.OperatorT, kind: str) -> None:
-    """Checks the inputs of an operator that its kernels read without checking them."""
+    """Checks the inputs of an operator, because its kernels read them without checks."""
     if kind not in LEAST_INPUTS:
         return
     count = 0 if operator.inputs is None else len(operator.inputs)

@@ -31,7 +31,7 @@ class SoftmaxCheck:
     """Finds inputs that would make TFLite's fixed-point softmax crash the process.
 
     TFLite's portable kernel and TFLite Micro's assert that the exponentials add up to less than
-    512. XNNPACK has no such limit, so it first computes the scores of longer rows.
+    512. XNNPACK has no such limit, so it computes the scores of longer rows first.
 
     Args:
         graph: the file.

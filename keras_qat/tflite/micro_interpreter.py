@@ -89,8 +89,8 @@ class MicroInterpreter(FileInterpreter):
     def arena_size(self) -> int:
         """Returns the size of the arena in bytes that the interpreter reports.
 
-        The figure includes this computer's pointers, so a 32-bit chip needs slightly less. While
-        the interpreter prepares a small file, it uses up to 1.5 times that size.
+        The size includes this computer's pointers, so a 32-bit chip needs slightly less. While the
+        interpreter prepares a small file, it uses up to 1.5 times that size.
         """
         with _capture_stderr() as lines:
             self._interpreter.print_allocations()

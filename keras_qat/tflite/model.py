@@ -170,7 +170,7 @@ class TFLiteModel:
     def reset_states(self) -> None:
         """Resets the states of recurrent layers that the file keeps to zeros.
 
-        Each `predict` continues from the last one's states, as a model with `stateful=True` does.
+        Each `predict` continues from the states of the last `predict`, like a stateful model.
         """
         self._file.reset_states()
 

@@ -174,7 +174,7 @@ class FileGraph:
         return self._copy_file({}, list(indices), {})
 
     def cut_at(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
-        """Returns the file cut at some tensors. Each becomes an output and a new input.
+        """Returns the file cut at some tensors. Each tensor becomes an output and a new input.
 
         All segments between cuts run in one call, each on its own inputs. Inputs and outputs are
         named by the tensors' indices. Unused inputs and operations are removed.

@@ -89,7 +89,7 @@ def operator_code(entry: schema.OperatorCodeT) -> int:
 
 
 def as_scope(name: str) -> str:
-    """Turns a name into one that TensorFlow accepts as a scope."""
+    """Converts a name to a name that TensorFlow accepts as a scope."""
     return re.sub(r"[^A-Za-z0-9_.\\/>-]", ">", name)
 
 

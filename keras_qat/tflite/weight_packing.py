@@ -16,7 +16,7 @@ SMALLEST = 256
 
 
 def pack_nibbles(q: NDArray) -> NDArray:
-    """Packs 4-bit weights two to a byte, with the first one in the lower half."""
+    """Packs 4-bit weights two to a byte, with the first in the lower half."""
     nibbles = (q.reshape(-1) & 15).astype(np.uint8)
     nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
     return nibbles[0::2] | nibbles[1::2] << 4
@@ -70,7 +70,7 @@ def pack_weights(model: schema.ModelT, scales: Iterable[float]) -> None:
 def _add_dequantize(
     graph: schema.SubGraphT, packed: dict[int, tuple[int, np.float32]], opcode: int
 ) -> None:
-    """Make each packed constant of a subgraph the result of a DEQUANTIZE at its start."""
+    """Add a DEQUANTIZE for each packed constant at the start of a subgraph."""
     operators = []
     for index, tensor in enumerate(list(graph.tensors)):
         if tensor.buffer not in packed:

@@ -78,8 +78,8 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
     """Lets Python read symbolic size expressions as integers inside a `with` block.
 
     Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`, also in code
-    that AutoGraph converts. TensorFlow and Keras still see symbolic tensors. Keras interprets
-    a vector of integers as sizes and refuses negative ones, which are accepted in this block.
+    that AutoGraph converts. TensorFlow and Keras still see symbolic tensors. Keras interprets a
+    vector of integers as sizes, and refuses negative sizes. This block accepts them.
     """
     create = KerasTensor.from_tensor
 

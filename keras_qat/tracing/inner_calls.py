@@ -106,7 +106,7 @@ def _holds_symbols(layer: keras.layers.Layer) -> bool:
 
 
 def _keeps_tensors(layer: keras.layers.Layer) -> bool:
-    """Return whether attributes of a custom layer without phases are tensors of a trace."""
+    """Return whether attributes of a custom layer without `training` are tensors of a trace."""
     if _is_known(layer) or "training" in inspect.signature(type(layer).call).parameters:
         return False
     is_constant = (tf.Variable, tf.__internal__.EagerTensor)

@@ -29,8 +29,8 @@ MASKS = -100.0
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
     """Returns a layer and the custom objects in its attributes, each with its weights.
 
-    Weights are attributes that contain variables. A custom object is not a layer, but for example a
-    `tf.Module`, whose variables Keras trains.
+    Weights are attributes that contain variables. An example of a custom object is a `tf.Module`,
+    whose variables Keras trains.
     """
     holders: list[tuple[Any, dict[str, Any]]] = []
     seen = set[int]()
@@ -64,7 +64,7 @@ def _is_custom_object(value: object) -> bool:
 
 
 def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
-    """Returns the tensor that code reads instead of a variable: a constant for a mask, or symbolic.
+    """Returns the tensor that code reads instead of a variable: symbolic, or constant for a mask.
 
     The symbolic tensor has the methods of a variable. Non-trainable integers, such as a flag or a
     counter, have values that Python can read.
@@ -102,7 +102,7 @@ def hash_constant_masks(model: keras.Model) -> list[int]:
 
 
 def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
-    """Replaces variables in a structure by `symbols`, by id of the variable."""
+    """Replaces each variable in a structure by the entry of `symbols` with its id."""
     if isinstance(value, dict):
         return {key: replace_variables(item, symbols) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

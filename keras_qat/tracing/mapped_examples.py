@@ -212,13 +212,13 @@ def _shift_axes(axes: Iterable[int]) -> list[int]:
 
 
 def _align(x: KerasTensor, rank: int) -> KerasTensor:
-    """Add axes to a batch to broadcast its examples like one example of `rank` axes."""
+    """Add axes to a batch, so its examples broadcast like an example with `rank` axes."""
     missing = rank + 1 - len(x.shape)
     return tf.reshape(x, [-1, *([1] * missing), *x.shape[1:]]) if missing else x
 
 
 def _as_slice(item: Any) -> Any:
-    """Return an item of an index. Keras saves slices as dictionaries."""
+    """Return an item of an index, as a slice if Keras stored it as a dictionary."""
     return slice(item["start"], item["stop"], item["step"]) if isinstance(item, dict) else item
 
 

@@ -123,7 +123,7 @@ def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
 def draw_largest() -> Iterator[None]:
     """Makes `random` and `numpy.random` return their largest values inside a `with` block.
 
-    They become constants of a trace. With the largest values, LayerDrop omits no layer: `if
+    The values become constants of a trace. With the largest values, LayerDrop omits no layer: `if
     training and np.random.uniform(0, 1) < self.layerdrop: continue`.
     """
     draw = np.random.uniform

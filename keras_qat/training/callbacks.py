@@ -261,13 +261,13 @@ class FreezeOscillations(StepCallback):
 
     @property
     def frozen(self) -> float:
-        """The share of frozen weights among those that can freeze."""
+        """The share of frozen weights among the weights that can be frozen."""
         frozen = [weights.frozen.numpy() for weights in self._watched]
         return float(sum(map(np.sum, frozen)) / max(sum(map(np.size, frozen)), 1))
 
 
 def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
-    """Warns about callbacks that may select an epoch before quantization begins as the best."""
+    """Warns about callbacks that may choose an epoch without quantization as the best epoch."""
     done = steps_done(model)
     left = delay.steps - done
     if left <= 1:
@@ -297,7 +297,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
 
 
 def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
-    """Return what a callback may do wrong if a float epoch remains the best; "" if nothing."""
+    """Return the harm that a callback may do if a float epoch remains the best, or ""."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.EarlyStopping):
         is_late = quantized is not None and callback.start_from_epoch >= quantized - 1

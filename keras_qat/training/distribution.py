@@ -49,7 +49,7 @@ def run_on_replicas(
 
 
 def combine_moments(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[Any, Any, Any]:
-    """Returns the mean, variance and count of the values of all replicas, given each replica's."""
+    """Returns the mean, variance and count over all replicas, given those on each replica."""
     context = _replica_context()
     if context is None:
         return mean, variance, count
@@ -80,7 +80,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope in which to create layers whose moving averages `agree` keeps equal."""
+    """Returns a scope for creating layers. `agree` keeps their moving averages equal."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (

@@ -203,7 +203,7 @@ def _can_switch_weights(layer: ScheduledLayer) -> bool:
 
 
 def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
-    """Whether all BatchNormalizations can compute both results, and quickly."""
+    """Whether all BatchNormalizations can compute both results quickly."""
     size = 0
     for layer in layers:
         for norm in (getattr(layer, name, None) for name in ("layer", "batch_norm")):
@@ -243,7 +243,7 @@ class PhaseFinder:
     """Finds the phase of all layers of a model during the next execution.
 
     It reads the layers' weights each time, so any code may set them. Between undisturbed steps of
-    `fit` it does not, because reading weights from a GPU waits until a step is finished.
+    `fit` it does not read them, because reading from a GPU waits until a step is finished.
     """
 
     steps: int = -1

@@ -99,8 +99,8 @@ def simulate_unrolled(
 ) -> tf.Tensor:
     """Computes a recurrent layer with quantized weights, and observes the tensors of its steps.
 
-    Tensors inside a step are rounded to the ranges before the call. In the first training batch,
-    they are rounded to the ranges of this batch.
+    Tensors inside a step are rounded with the ranges from before the call. In the first training
+    batch, they are rounded with the ranges of this batch.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
     observes = phase.calibrated and phase.training is not False  # Otherwise ranges may be empty.
@@ -253,7 +253,7 @@ _MASK = "mask"
 
 
 def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
-    """Return the functions that multiply inputs, and hidden states, by a kernel."""
+    """Return two functions, which multiply inputs and hidden states by a kernel."""
     if not isinstance(layer, CONV_LSTMS):
         return tf.matmul, tf.matmul
     return partial(layer.cell.input_conv, padding=layer.cell.padding), layer.cell.recurrent_conv

@@ -103,8 +103,8 @@ def _scan(
 class _Backward:
     """The gradient of all steps.
 
-    A step computes its targets, which are the next states and the operands of products, from its
-    sources, which are the states and the products.
+    A step computes targets (the next states and the operands of products) from sources (the states
+    and the products).
     """
 
     def __init__(

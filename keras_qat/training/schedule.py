@@ -54,7 +54,7 @@ def check_quantized(model: keras.Model) -> None:
 
 
 def check_is_graph(model: keras.Model) -> None:
-    """Raises a `ValueError` if Python code calls quantize-aware layers, so it cannot be exported.
+    """Raises a `ValueError` if Python code that cannot be exported calls quantize-aware layers.
 
     Args:
         model: a model, or a layer that is called in one.

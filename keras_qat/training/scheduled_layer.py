@@ -101,7 +101,7 @@ class ScheduledLayer(keras.layers.Layer):
 
     Its weights are `step`, the number of completed training steps; `quantize_from`, the first step
     (counted from 1) that quantizes; and `freeze_from`, the first step with frozen
-    BatchNormalization. It also contains the first step with frozen ranges (`_RANGES`).
+    BatchNormalization. `freeze_from` also contains the first step with frozen ranges (`_RANGES`).
 
     It computes in float32. Wrapped layers follow their own dtype policies.
 

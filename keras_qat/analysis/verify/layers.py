@@ -135,7 +135,7 @@ def _round_like_file(
     """Compute some examples with the rounding of the file's kernels; {} if that is unknown.
 
     Returns:
-        Index of a tensor, as text -> its quantized values.
+        The quantized values by the index of the tensor, as text.
     """
     family, states = FAMILIES.get(kernels), resolved.origin.states
     if family is None:

@@ -96,7 +96,7 @@ class Report:
 
     @property
     def differing(self) -> tuple[TensorReport, ...]:
-        """The tensors that differ from the model's, given the model's inputs."""
+        """The tensors that differ from the model's even if their layers read the model's values."""
         return tuple(tensor for tensor in self.tensors if not tensor.agrees)
 
     @property

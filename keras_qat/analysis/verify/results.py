@@ -247,7 +247,7 @@ class TensorReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether at least 99.9 % of the values are identical and none is 2 LSB off."""
+        """Whether at least 99.9 % of the values are identical and none differs by 2 LSB or more."""
         if self.fed is None:
             return self.run.identical == 1
         return self.fed.identical >= SAME and self.fed.max_difference <= 1

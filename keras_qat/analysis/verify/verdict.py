@@ -170,7 +170,7 @@ class Verdict:
 
 
 def is_same(outputs: Sequence[OutputReport], rounds_alike: bool) -> bool:
-    """Returns whether the outputs of file and model differ by rounding at most."""
+    """Returns whether the outputs of file and model differ only by rounding."""
     mean, largest = FLIPS if rounds_alike else OTHER_ROUNDING
     return all(
         output.mean_difference <= mean and output.max_difference <= largest for output in outputs

@@ -117,7 +117,7 @@ def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.T
 
 
 def make_by_layer(make: Any, **options: object) -> Expansion:
-    """Return an expansion of a function of one tensor into a single layer."""
+    """Return an expansion that replaces a function of one tensor by a single layer."""
     return lambda x: make(**options)(x)
 
 
@@ -146,7 +146,7 @@ def _evaluate_polynomial(coeffs: Any, x: tf.Tensor) -> tf.Tensor:
 def _cumulative_product(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
-    """Multiply by the products of the last 1, 2, 4, ... values, so few products are rounded."""
+    """Multiply by products of the last 1, 2, 4, ... values, which rounds fewer times."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
 

@@ -91,7 +91,7 @@ def _list_complex_calls(end: Call) -> list[Call]:
 
 
 def _is_complex(value: Value) -> bool:
-    """Return whether a value is complex and not an input, or zeros for an imaginary part."""
+    """Return whether a value is complex and computed, or is zeros for an imaginary part."""
     return value.producer is not None and (
         value.is_complex or get_kind(value.producer) == "zeros_like"
     )

@@ -1,6 +1,6 @@
-"""Expands copies of a tensor for each example, such as of a class token, to a sum with zeros.
+"""Expands copies of a tensor for each example, such as a class token, to a sum with zeros.
 
-Sizes then need not be computed at run time, which some runtimes do not support.
+A sum needs no sizes that are computed at run time, which some runtimes do not support.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return how many rows of the tensor that is read for its size belong to one copy, or None.
+    """Return the rows per copy in the tensor that determines the counts; None if unknown.
 
     It is 1, or the `size` of the copied table if examples and heads are merged.
     """

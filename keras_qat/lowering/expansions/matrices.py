@@ -55,7 +55,7 @@ MOST_PRODUCTS = 32
 
 
 def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
-    """Compute `tf.einsum` of one tensor, of more than two, or of a tensor and a constant."""
+    """Compute `tf.einsum` of one tensor, of three or more, or of a tensor and a constant."""
     ranks = [len(np.shape(tensor)) for tensor in inputs]
     terms, output = _read_equation(equation, ranks)
     if len(inputs) > 2:
@@ -112,7 +112,7 @@ def _without(term: str, axes: list[str]) -> str:
 
 
 def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
-    """Split an equation: the first for two tensors, the second for their result and the rest."""
+    """Split an equation in two: for the first two tensors, and for their product and the rest."""
     terms, output = _read_equation(equation, ranks)
     needed = set(output).union(*terms[2:])
     middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
@@ -218,7 +218,7 @@ def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
 
 
 def _multiply_outer(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Expand the product of a column and a row of integers, which copies integers."""
+    """Expand the matrix product of a column and a row, for which integers have no operator."""
     require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
     return a * b
 

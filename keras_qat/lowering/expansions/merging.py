@@ -1,4 +1,4 @@
-"""Expands layers and operations that merge tensors, so each merge has two inputs or one range."""
+"""Expands layers and operations that merge tensors to merges that TFLite's operators support."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _multiply_matrices(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Stack lists of tensors. For other arguments, make the second factor's range symmetric."""
+    """Multiply matrices: stack lists of tensors, or make the second matrix's range symmetric."""
     pair = [a, b]
     if not any(isinstance(factor, (list, tuple)) for factor in pair):
         return _convert_second_factor(tf.matmul, a, b, *flags, **options)
@@ -114,7 +114,7 @@ def _limit(
     merge: Callable[..., Any],
     operation: Callable[..., Any],
 ) -> tf.Tensor:
-    """Expand a maximum or minimum of a tensor and a constant beyond the tensor's fixed range."""
+    """Expand the maximum or minimum of a tensor and a constant outside the tensor's fixed range."""
     tensor, limit = (x, read_array(y)) if is_tensor(x) else (y, read_array(x))
     farthest = 0.0 if limit is None else float(sign * np.max(sign * limit))
     if limit is None or not tensor.dtype.is_floating or limit.ndim > len(tensor.shape):

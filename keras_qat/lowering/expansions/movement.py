@@ -91,7 +91,7 @@ def _getitem(tensor: tf.Tensor, slice_spec: Any) -> tf.Tensor:
 
 
 def _strided_slice(input_: tf.Tensor, begin: Any, end: Any, strides: Any = ()) -> tf.Tensor:
-    """Expand a strided slice without strides that keeps the batch."""
+    """Expand a strided slice that has steps of 1 and keeps the batch."""
     require(not any(map(is_tensor, (begin, end, strides))))
     ends = (*begin, *end[1:], *strides)
     require(all(isinstance(number, int) for number in ends) and not begin[0])
@@ -163,7 +163,7 @@ def _argsort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") ->
 
 
 def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
-    """Transpose for a sort along another axis than the last."""
+    """Sort along an axis other than the last, between two transposes."""
     rank = len(values.shape)
     order = list(range(rank))
     require(isinstance(axis, int) and 0 < axis % rank < rank - 1)

@@ -124,7 +124,7 @@ def has_initial_state(a: Arguments | Emission) -> bool:
 
 
 def _multiply_inputs(m: Steps, part: str, x: Quantized) -> Quantized:
-    """Multiply the inputs of all steps by one part of the weights. Images become one batch."""
+    """Multiply the inputs of all steps, as one batch, by one part of the weights."""
     q, params = x
     if not convolves(m.attributes):
         return m.multiply_input(part, x)

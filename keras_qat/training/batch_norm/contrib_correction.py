@@ -128,7 +128,7 @@ class CorrectedFold:
         self.moments: Any = None
 
     def __call__(self, learning: Any) -> Any:
-        """Computes the output, corrected to the batch's statistics if `learning`.
+        """Computes the output. If `learning`, it is corrected to the batch's statistics.
 
         Inference and exported files compute the uncorrected output. The branch contains only the
         terms that differ, because replicas must not wait for each other inside a branch.

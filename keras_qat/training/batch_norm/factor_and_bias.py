@@ -63,7 +63,7 @@ def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> 
 def fold_normalization(
     bias: tf.Tensor, norm: keras.layers.Layer, dtype: tf.DType = tf.float32
 ) -> tuple[Any, Any]:
-    """Returns the factor and offset of a BatchNormalization at inference, after adding `bias`."""
+    """Returns the factor and offset that replace adding `bias` and then BatchNormalization."""
     factor = tf.math.rsqrt(tf.cast(norm.moving_variance, dtype) + norm.epsilon)
     if norm.scale:
         factor *= tf.cast(norm.gamma, dtype)

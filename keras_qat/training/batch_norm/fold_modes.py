@@ -191,7 +191,7 @@ def fold_kernel(wrapper: Weighted) -> Any:
 
 
 def get_factors(wrapper: Weighted) -> Any:
-    """Returns the factor of each weight of a wrapper in folding."""
+    """Returns the factor by which folding multiplies each weight of a wrapper."""
     kernel, factor, axes = _get_kernel(wrapper)
     return scale_channels(tf.ones_like(kernel), axes, factor)
 

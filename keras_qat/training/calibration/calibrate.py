@@ -65,7 +65,7 @@ def calibrate(
     float model at inference: quantization, dropout and noise are off. The ranges do not depend on
     the batch size or the order of the examples. Weights, BatchNormalization statistics and the
     training step do not change, except with `weights="mse"`. It warns about data that seem to be
-    preprocessed differently than in training, or whose differences are less than a step of 8 bits.
+    preprocessed differently than in training, or are too similar for 8 bits.
 
     In a cluster (`MultiWorkerMirroredStrategy`) all workers have to call it, each with its share of
     the data. The ranges are the same as in one process with all data.
@@ -153,7 +153,7 @@ def calibrate(
 
 
 def _quick_batch(model: keras.Model) -> int | None:
-    """Return a batch size, larger for small examples; None for the default."""
+    """Return a larger batch size for small examples, or None for the default."""
     sizes = [math.prod(x.shape[1:]) for x in model.inputs if x.shape[1:].is_fully_defined()]
     if len(sizes) < len(model.inputs) or model.inputs[0].shape[0]:
         return None
@@ -190,7 +190,7 @@ def _set_range(
 ) -> None:
     """Set the range of an observer, or average it with the current range.
 
-    The range has the weight of `count` batches. If `values` are given, rounding them avoids ties.
+    The range has the weight of `count` batches. It is widened until few of the `values` are ties.
     """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends
@@ -208,7 +208,7 @@ def _set_range(
 def _observe_weights(
     model: keras.Model, layers: list[ScheduledLayer], example: list[np.ndarray], reset: bool
 ) -> None:
-    """Update the observers of weights with one call in training, which folds weights."""
+    """Update the observers of weights by one call in training, which also folds the weights."""
     observers = [
         quantizer.observer
         for layer in layers

@@ -38,7 +38,7 @@ _ENOUGH = 1 << 14
 
 
 def find_extremes(x: tf.Tensor) -> Any:
-    """Returns the smallest and the largest value of a tensor, or NaN if any is not finite."""
+    """Returns the smallest and the largest value of a tensor, or NaN if any value is not finite."""
     extremes = tf.stack([tf.reduce_min(x), tf.reduce_max(x)])
     is_finite = tf.reduce_all(tf.math.is_finite(x))
     return tf.where(is_finite, extremes, np.nan)
@@ -122,7 +122,7 @@ class Histogram:
         return cls(bins, low, high, counts[bins].astype(np.float64))
 
     def merge(self, number: int) -> Histogram:
-        """Merges each `number` adjacent bins into one."""
+        """Merges groups of `number` adjacent bins."""
         bins = self.bins // number
         starts = np.flatnonzero(np.diff(bins, prepend=-1))
         ends = np.append(starts[1:], len(bins)) - 1
@@ -240,7 +240,7 @@ def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | n
 
 
 def _rounding(x: np.ndarray) -> np.ndarray:
-    """Return the integral of the squared distance to the nearest integer from 0 to x."""
+    """Integrate the squared distance to the nearest integer, from 0 to x."""
     nearest = np.round(x)
     return nearest / 12 + (x - nearest) ** 3 / 3
 

@@ -168,7 +168,7 @@ def _compare(
 def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
     """Return how much the deviation and the mean of each channel differ from training.
 
-    The first is log2 of the ratio of deviations. The second is in standard deviations.
+    The first result is log2 of the ratio of deviations. The second is in standard deviations.
     """
     statistics = find_statistics(norm)
     assert statistics is not None
@@ -199,7 +199,7 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
 
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
-    """Return why data seem to be rescaled already, if the first layer is a Rescaling, or ""."""
+    """If the first layer is a Rescaling, return why data seem to be rescaled already, or ""."""
     for layer in map(get_first_layer, graph.calls):
         if isinstance(layer, keras.layers.Rescaling):
             scale = float(np.max(np.abs(layer.scale)))

@@ -17,7 +17,7 @@ from keras_qat.training.fake_quantization.phase import Flag
 
 
 def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
-    """Return the factor of the gradient of an end.
+    """Return the factor for the gradient of a range's end.
 
     LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels), so scales and weights change
     at the same rate. An end is `levels` times the scale.

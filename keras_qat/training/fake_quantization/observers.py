@@ -35,7 +35,7 @@ Weights change most when training begins, so an average of all batches would cli
 
 
 def select_seen(seen: Flag, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Returns `new` if a batch counts, else `old`, without a branch, for which a GPU would wait."""
+    """Returns `new` if a batch counts, else `old`. A branch would make a GPU wait."""
     return new if seen is True else tf.where(seen, new, old)
 
 
@@ -48,7 +48,7 @@ def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> 
 
 
 def _add_variable(host: keras.layers.Layer, name: str, value: float = 0.0) -> tf.Variable:
-    """Add a variable to `host`. Replicas average observations, so its values are equal on all."""
+    """Add a variable to `host`. Replicas average observations, so they all have equal values."""
     on_read = tf.VariableSynchronization.ON_READ
     return add_scalar(host, name, value, synchronization=on_read)
 
@@ -268,8 +268,8 @@ def compute_known_share(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the number of batches including the next batch, and their share 1 - decay^n.
 
-    TensorFlow 1's average begins at zero and is divided by this share. `compute_average_weight`
-    has the same arguments, and explains why it computes in float64.
+    TensorFlow 1's average begins at zero and is divided by this share. It computes in float64 for
+    the same reason as `compute_average_weight`.
     """
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))
@@ -354,7 +354,7 @@ class Learned(LastValue):
         super().set(low, high, batches, wider)
 
     def update(self, x: tf.Tensor, ceiling: float | None = None, counts: Counts = True) -> Range:
-        """Returns the current range. A batch changes it only by its gradient."""
+        """Returns the current range. A batch changes the range only through the gradient."""
         return self.range(x)
 
 

@@ -192,7 +192,7 @@ def keep_zeros(weights: tf.Tensor) -> tf.Tensor:
 
 
 def keep_clusters(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weights unchanged. Equal weights share their mean gradient. Zeros have none.
+    """Returns the weights unchanged. Equal weights share their mean gradient; zeros have none.
 
     Optimizers then keep them equal or zero, so no mask is stored.
     """

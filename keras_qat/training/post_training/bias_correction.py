@@ -145,7 +145,7 @@ def _find_variable(wrapper: QuantizeWrapper) -> Any:
 
 
 def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
-    """Adds `shift`, which has the shape of an output, to the bias, averaged per channel."""
+    """Adds the mean of `shift` per channel to the bias. `shift` has the shape of an output."""
     norm, variable = wrapper.batch_norm, _find_variable(wrapper)
     if variable is None:
         return

@@ -65,8 +65,8 @@ def learn_rounding(
     activations between them, so one layer can compensate for another. A layer outside of such
     blocks is a separate block. Use blocks with 2 bits, and for depthwise networks.
 
-    A layer or block keeps rounding to the nearest level if its error on the data is smaller. Layers
-    that are called several times always keep it.
+    A layer or block keeps rounding to nearest if this has a smaller error on the data. Layers that
+    are called several times always round to nearest.
 
     Under a strategy, the replicas share the examples of each step. In a cluster, all workers must
     call it with the same data. The order in which gradients are summed then differs from a single
@@ -162,7 +162,7 @@ class Reconstruction:
     def learn(
         self, iterations: int, learning_rate: float, seed: int, strategy: tf.distribute.Strategy
     ) -> None:
-        """Learns the rounding and applies it. If rounding to nearest is better, applies that.
+        """Learns the rounding and applies it, unless rounding to nearest is better.
 
         Args:
             iterations, learning_rate: the number of steps of Adam, and its learning rate.
@@ -279,7 +279,7 @@ def _concatenate(batches: list[Tensors], values: list[Value]) -> list[Any]:
 
 
 def _rows(x: tf.Tensor) -> Any:
-    """Revert `_group_by_example`."""
+    """Reverse `_group_by_example`."""
     return tf.reshape(x, [-1, *x.shape[2:]])
 
 
@@ -351,11 +351,11 @@ class Levels:
         self.free = (~stays).astype(np.float32)
 
     def weights_at(self, up: tf.Tensor) -> dict[str, Any]:
-        """Returns {attribute: weight} for weights `up` steps above the levels below them."""
+        """Returns the weights by attribute, each `up` steps above the level below it."""
         return {self.name: (self.below + up) * self.scale}
 
     def settle(self, up: np.ndarray) -> None:
-        """Sets the weights to `up` steps above the levels below them."""
+        """Sets each weight to `up` steps above the level below it."""
         moved = self.weights_at(up)[self.name]
         self.weights.assign(np.where(self.factor == 0, self.value, moved))
         self.quantizer.set_limits(self.scale * np.float32(self.levels))

@@ -73,7 +73,7 @@ def sweep(
 ) -> None:
     """Calls `visit`, which may change weights, for each part of a model.
 
-    Weights are restored if it fails or is interrupted.
+    Weights are restored if `visit` fails or is interrupted.
 
     Args:
         model: a calibrated quantization-aware model.
@@ -155,7 +155,7 @@ def _is_relu(call: Call | None) -> bool:
 
 
 def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
-    """Yields each call of a part, with the tensors of all batches before it is computed."""
+    """Yields each call of a part before it is computed, with the tensors of all batches."""
     batches = [{value: tensors[value] for value in part.reads} for tensors in inputs]
     last = {value: call for call in part.calls for value in call.inputs}
     for call in part.calls[:-1]:

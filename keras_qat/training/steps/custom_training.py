@@ -47,7 +47,7 @@ DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset
 
 
 def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool:
-    """Returns whether certainly no user code runs between the steps of an epoch of `fit`.
+    """Returns whether it is certain that no user code runs between the steps of an epoch.
 
     Code in a `tf.data` pipeline is not considered.
     """
@@ -160,7 +160,7 @@ def _set_by_keras() -> frozenset[str]:
 
 @functools.cache
 def derive_class(base: type, user_class: type) -> type:
-    """Returns a class that derives from both, and is saved under the name of `base`."""
+    """Returns a class that derives from both classes, and is saved under the name of `base`."""
     methods: dict[str, Any] = {"class_before": base}
     if issubclass(user_class, keras.Sequential):  # The model is functional nevertheless.
         names = [name for name in vars(keras.Sequential) if not defines(user_class, name)]

@@ -112,7 +112,7 @@ class _JointVariable:
 
 
 class _OptimizerView:
-    """Replaces an optimizer in its `update_step` for a `_JointVariable`."""
+    """Stands for an optimizer while its `update_step` updates a `_JointVariable`."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, variables: Sequence[tf.Variable]
