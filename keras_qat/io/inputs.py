@@ -45,8 +45,7 @@ class Inputs(NamedTuple):
         nested: the structure of inputs that the model or file accepts.
         find_nan_inputs: returns the names of the inputs that may contain NaN. Only called if any
             input contains NaN.
-        parent: the inputs of the complete model, if this model is a part of it. Data may match
-            these inputs instead.
+        parent: inputs of the complete model that this model is a part of. Data may match them too.
     """
 
     model: str

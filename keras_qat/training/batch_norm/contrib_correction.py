@@ -104,9 +104,9 @@ class CorrectedFold:
     """Computes one call of a layer with BatchNormalization, with or without correction.
 
     `tf.contrib.quantize` folds with the batch's variance and corrects the kernel to the moving
-    variance. Fold and correction cancel out, so the kernel is folded with the moving variance, as
-    in an exported file. With frozen statistics the output needs no correction, and one convolution
-    is enough.
+    variance. Both steps cancel out, so the kernel is folded with the moving variance, as in an
+    exported file. With frozen statistics the output needs no correction, and one convolution is
+    enough.
 
     Otherwise the operations are those of `tf.contrib.quantize`, but the factor of the correction is
     applied to the kernel instead of the output. The moving statistics are read before the step
@@ -130,8 +130,8 @@ class CorrectedFold:
     def __call__(self, learning: Any) -> Any:
         """Computes the output. If `learning`, it is corrected to the batch's statistics.
 
-        Inference and exported files compute the uncorrected output. The branch contains only the
-        terms that differ, because replicas must not wait for each other inside a branch.
+        Inference and exported files compute the uncorrected output. The branch has only terms that
+        differ, because replicas must not wait for each other in it.
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
         kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))
