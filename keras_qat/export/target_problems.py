@@ -11,7 +11,7 @@ from keras_qat.config.targets.target import Check, Problem, Target, get
 from keras_qat.export.target_rewrites import rewrite_for
 from keras_qat.export.tflite_writer import write_graph
 from keras_qat.integer_graph.float_inference import mixes_rows
-from keras_qat.integer_graph.graph import Origin, ResolvedGraph
+from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.integer_graph.passes import pack_if_requested, set_batch_size
 from keras_qat.integer_graph.resolve import resolve
 from keras_qat.keras2.backend import keras
@@ -34,10 +34,6 @@ CHANGES = {
 }
 """Operator -> advice if a target lacks it."""
 
-OPEN = (
-    "export with batch_size=1, and quantize keras.Model(x, model(x)) with a keras.Input x that "
-    "has all other sizes"
-)
 IN_FLOAT = "keras_qat.plan explains why it stays float"
 
 
@@ -102,7 +98,7 @@ def find_batch_size(
     required = None if target is None else target.batch_size
     origin, rows = graph.origin, graph.origin.fixed_batch
     others = [size for size in (requested, required) if size not in (None, rows)]
-    if rows is not None and others and _needs_own_batch(origin, rows, others[0]):
+    if rows and others and (origin.kept_batch or mixes_rows(origin.calls, rows, others[0])):
         if requested not in (None, rows):
             does = "keeps the states of" if origin.states else "computes together"
             raise ValueError(
@@ -117,10 +113,6 @@ def find_batch_size(
             f"batch_size out, or pass target='xnnpack'."
         )
     return requested or required or origin.kept_batch
-
-
-def _needs_own_batch(origin: Origin, rows: int, size: int) -> bool:
-    return origin.kept_batch is not None or mixes_rows(origin.calls, rows, size)
 
 
 def count_channel_bytes(contents: bytes, target: Target) -> int:
@@ -151,7 +143,9 @@ def _find_problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
             reason, change = refusal
             name, elsewhere = _get_name(site), target.elsewhere
             if target.host is not None and (missing := _find_refusal(target.host, site)):
-                reason, elsewhere = f"{reason}, and in {target.host.title} {missing[0]}", None
+                elsewhere = None
+                if missing[0] != reason:
+                    reason += f", and in {target.host.title} {missing[0]}"
             yield Problem(name, operation.kernel, reason, change, elsewhere, index)
             continue
         for inner in graph.get_subgraphs(operation):
@@ -161,12 +155,6 @@ def _find_problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
 
 def _get_name(site: Site) -> str:
     return site.outputs[0].name.removeprefix(f"{SCOPE}/").removeprefix(PREFIX)
-
-
-def _reads_open_input(site: Site) -> bool:
-    """Whether an operator reads an input of the file with an unknown size."""
-    ends = site.graph.inputs.values()
-    return any(tensor in ends and -1 in tensor.shape for tensor in site.tensors)
 
 
 def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
@@ -192,8 +180,10 @@ def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
     axes = max(len(tensor.shape) for tensor in site.tensors)
     if axes > kernel.max_axes:
         return f"at most {kernel.max_axes} axes, not {axes}", ""
-    if target.batch_size is not None and _reads_open_input(site):
-        return "fixed sizes only", OPEN
+    ends = site.graph.inputs.values()
+    open_inputs = [x for x in site.tensors if -1 in x.shape and x in ends]
+    if target.batch_size is not None and open_inputs:
+        return "fixed sizes only", open_inputs[0].advise_on_sizes()
     refused = _run_checks((*target.checks, *kernel.checks), site)
     refused = refused or _find_fault(target, site)
     if refused is not None:

@@ -354,6 +354,8 @@ def _affine_attributes(call: Call) -> Attributes:
 
 def _accepts_affine(call: Call, attributes: Attributes) -> str | None:
     last = len(call.output.shape) - 1
+    if call.output.shape[-1:] == (None,):
+        return "the number of channels is unknown"
     known = attributes["axes"] in ((), (last,))
     return None if last > 0 and known else "not one factor per channel"
 

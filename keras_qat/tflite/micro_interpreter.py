@@ -55,14 +55,13 @@ class MicroInterpreter(FileInterpreter):
         graph = FileGraph(self.contents)
         self.inputs, self.outputs = graph.inputs, graph.outputs
         self.size = len(self.contents)
-        is_open = [name for name, tensor in self.inputs.items() if -1 in tensor.shape]
-        if is_open:
-            raise ValueError(
-                f"TFLite Micro needs fixed sizes, but the input '{is_open[0]}' has the shape "
-                f"{list(self.inputs[is_open[0]].shape)}. Export with batch_size=1, and "
-                f"quantize keras.Model(x, model(x)), where x is a keras.Input that has all other "
-                f"sizes."
-            )
+        for name, tensor in self.inputs.items():
+            if -1 in tensor.shape:
+                advice = tensor.advise_on_sizes()
+                raise ValueError(
+                    f"TFLite Micro needs fixed sizes, but the input '{name}' has the shape "
+                    f"{list(tensor.shape)}. {advice[0].upper()}{advice[1:]}."
+                )
         positions = {index: i for i, index in enumerate(graph.ends("inputs"))}
         self._input_positions = {name: positions[t.index] for name, t in self.inputs.items()}
         positions = {index: i for i, index in enumerate(graph.ends("outputs"))}

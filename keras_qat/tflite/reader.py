@@ -56,6 +56,12 @@ class Tensor:
         """Returns the float values of quantized values."""
         return (q.astype(np.float64) - self.zero_point) * self.scale
 
+    def advise_on_sizes(self) -> str:
+        """Returns how to fix the unknown sizes of an input."""
+        if -1 in self.shape[1:]:
+            return "quantize keras.Model(x, model(x)), where x is a keras.Input with fixed sizes"
+        return "export with batch_size=1"
+
 
 @dataclasses.dataclass(frozen=True)
 class Operation:

@@ -144,8 +144,8 @@ def test_open_sizes_are_told():
     for variant in (qat, contents):
         (problem,) = problems(variant, TFLM)
         assert str(problem).endswith(
-            "fixed sizes only; export with batch_size=1, and quantize keras.Model(x, model(x)) "
-            "with a keras.Input x that has all other sizes"
+            "fixed sizes only; quantize keras.Model(x, model(x)), where x is a keras.Input with "
+            "fixed sizes"
         )
     assert "needs fixed sizes" in refusal(contents)
     model = functional((None, 4), build=lambda x: layers.LSTM(3)(layers.Conv1D(3, 2)(x)))

@@ -84,9 +84,12 @@ def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
     """Expand a Rescaling: cast integers such as pixels first, and add a channel axis if missing."""
     if not x.dtype.is_floating:
         return layer(tf.cast(x, dtype=layer.compute_dtype, name="cast"))
+    if len(x.shape) > 1:  # TFLite's operator needs the number of channels.
+        require(x.shape[-1] is None and isinstance(layer, layers.Rescaling))
+        scaled = tf.multiply(x, np.float32(layer.scale), name="scaled")
+        return tf.add(scaled, np.float32(layer.offset)) if np.any(layer.offset) else scaled
     require(len(x.shape) == 1)
-    column = layers.Reshape((1,), name="column")(x)
-    return layers.Reshape((), name="flat")(layer(column))
+    return layers.Reshape((), name="flat")(layer(layers.Reshape((1,), name="column")(x)))
 
 
 def _multiply_matrices(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:

@@ -150,6 +150,11 @@ ROWS = {
         lambda x: layers.GRU(3)(x),
         (MOST_STEPS + 1, 4),
     ),
+    "a norm of any length": (
+        "the number of channels is unknown",
+        lambda x: layers.Normalization(None, 0.2, 0.3)(x),
+        (None,),
+    ),
     "a GRU of any length": ("the number of steps is unknown", small, (None, 4)),
     "ConvLSTM, states": (
         "are kept, given or read",

@@ -85,6 +85,12 @@ FUNCTIONS = {
         layers.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de"),
         (None, 4),
     ),
+    "scores of any length": (
+        lambda x: tf.nn.softmax(
+            layers.Rescaling(0.5, 1.0)(tf.matmul(x, x, transpose_b=True) / 4e3)
+        ),
+        (None, 4),
+    ),
     "caffe": (preprocessed("caffe"), (8, 8, 3)),
     "torch": (preprocessed("torch"), (8, 8, 3)),
     "divided by an array": (lambda x: x / np.array([1.0, 2.0, 4.0, 5.0]), SHAPE),
