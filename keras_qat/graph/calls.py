@@ -75,7 +75,7 @@ class Call:
         outputs: a structure of `Value`s.
         name: the layer's name, with the names of enclosing models as prefix.
         origin: the name of the layer of the user's model that the call helps to compute.
-        source: this layer.
+        source: the layer that `origin` names.
         within: the traced layers that contain this call, outermost first.
     """
 

@@ -119,7 +119,7 @@ def check_precision(graph: Graph) -> None:
             )
         if wrong:
             raise ValueError(
-                f"'{call.name}' of '{graph.name}' computes, or holds its weights, in "
+                f"'{call.name}' of '{graph.name}' computes or stores weights in "
                 f"{min(wrong)}. Models train in float32, or in half precision with weights in "
                 f"float32: policies 'mixed_float16' and 'mixed_bfloat16'. Build the model again "
                 f"after keras.backend.set_floatx('float32') and "

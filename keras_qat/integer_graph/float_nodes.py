@@ -81,7 +81,7 @@ def _call_layer(
 
 
 def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict[str, Any]:
-    """Return the results of `compute`. Files need constants: the converter freezes slowly."""
+    """Return the results of `compute`; as constants for files, because freezing is slow."""
     if not for_file:
         return compute()
     with tf.init_scope():

@@ -185,7 +185,7 @@ class _Inlined:
         calls.append(Call(layer, args, kwargs, outputs, name, source=source))
 
     def _name_call(self, inner: Call, arguments: Any) -> str:
-        """Return the name of an inner call, which depends on the weights that it reads.
+        """Return the name of an inner call. It depends on the weights that the call reads.
 
         The first operation that computes an output gets the name of the layer's call.
         """

@@ -252,8 +252,8 @@ def register_op(
     _check_class(layer_class)
     row = _add_attributes(op_named(op), layer_class, attributes or {})
     if bool(weights) != row.is_weighted:
-        needs = "weights: name their attribute" if row.is_weighted else "no weights"
-        raise ValueError(f"{op} has {needs}, got weights={weights!r}.")
+        needs = "weights, so name their attribute" if row.is_weighted else "no weights"
+        raise ValueError(f"weights={weights!r}: the operator {op} has {needs}.")
     if weights:
         row = dataclasses.replace(row, weights=_check_axes(weights, row), folds_batch_norm=False)
     earlier = _REGISTERED.get(layer_class)

@@ -217,7 +217,7 @@ def _open_as_model(contents: bytes) -> FileInterpreter:
     except (ValueError, ImportError) as error:
         file = open_file(contents, DEFAULT.name)  # Raises if the file is damaged.
         warn_caller(
-            f"The model of this file rounds as kernels={kernels!r}, which cannot run it here: "
+            f"The file is for kernels={kernels!r}, which cannot run it on this computer: "
             f"{str(error).split('. ')[0].rstrip('.')}. XNNPACK's kernels run it instead, and their "
             f"results may differ by one quantized value."
         )

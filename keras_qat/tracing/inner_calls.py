@@ -41,7 +41,7 @@ def trace_inner_calls(
     - the steps of a recurrent layer whose cell is such a layer
 
     Raises:
-        MustTraceInline: for a layer that must be a lender, because its inputs would otherwise
+        MustTraceInline: for a layer that must be traced inline, because its inputs would otherwise
             become constants.
     """
     call, is_inside = keras.layers.Layer.__call__, False

@@ -315,7 +315,7 @@ def _sort_nodes(trace: Trace) -> list[Node]:
 
 
 def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
-    """Assign indices to the tensors of a trace. Outputs of `noise` share their inputs' indices."""
+    """Assign indices to the tensors of a trace. Outputs of `noise` get their inputs' indices."""
     indices = {id(tensor): index for index, tensor in enumerate(trace.model.inputs)}
     count = len(indices)
     for node in _sort_nodes(trace):

@@ -105,7 +105,7 @@ def test_sizes_that_are_unknown_and_divided_say_what_to_do():
 
 def test_weights_in_float64_are_not_taken_for_a_quotient():
     x = keras.Input((4,), dtype="int32")
-    with pytest.raises(ValueError, match=r"computes, or holds its weights, in float64"):
+    with pytest.raises(ValueError, match=r"computes or stores weights in float64"):
         keras_qat.plan(keras.Model(x, layers.Embedding(5, 3, dtype="float64")(x)))
 
 

@@ -155,7 +155,7 @@ class _Converter:
         except (TypeError, NotImplementedError) as error:
             raise ValueError(
                 f"Layer '{operation.name}' ({type(operation).__name__}) of Keras 3 cannot be "
-                f"converted: the Keras 2 layer cannot be called in the same way: {error}"
+                f"converted, because the call of the Keras 2 layer fails: {error}"
             ) from error
 
 
