@@ -140,7 +140,7 @@ def op_named(name: str) -> Op:
     """
     if name not in _BY_NAME:
         raise ValueError(
-            f"There is no operator {name!r}.{suggest(name, _BY_NAME)} There are: "
+            f"There is no operator {name!r}.{suggest(name, _BY_NAME)} The operators are: "
             f"{', '.join(_BY_NAME)}."
         )
     return _BY_NAME[name]

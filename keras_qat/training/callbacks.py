@@ -291,8 +291,8 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
             start = "the first epoch after that" if quantized is None else quantized
             advice = f"Pass start_from_epoch={start} to {name}"
         warn_caller(
-            f"{name} compares the epochs before QuantDelay({delay.steps}) quantizes '{model.name}' "
-            f"with those after it, and may {harm}. {advice}; or use a shorter delay."
+            f"{name} compares float epochs of '{model.name}', before QuantDelay({delay.steps}), "
+            f"with quantized epochs, and may {harm}. {advice}. Or use a shorter delay."
         )
 
 

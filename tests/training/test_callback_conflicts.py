@@ -55,10 +55,10 @@ def test_early_stopping_may_restore_a_float_epoch():
     qat = quantized()
     (told,) = fit(qat, QuantDelay(12), stop())
     assert told.startswith(
-        "EarlyStopping compares the epochs before QuantDelay(12) quantizes 'net' with those after "
-        "it, and may restore weights"
+        "EarlyStopping compares float epochs of 'net', before QuantDelay(12), with quantized "
+        "epochs, and may restore weights"
     )
-    assert "Pass start_from_epoch=3 to EarlyStopping; or" in told
+    assert "Pass start_from_epoch=3 to EarlyStopping. Or" in told
 
 
 def test_the_epoch_counts_from_where_training_goes_on():
@@ -86,7 +86,7 @@ def test_callbacks_that_keep_the_best_or_wait_for_better(tmp_path):
     ):
         assert text.startswith(name)
         assert harm in text
-    assert "Call fit without it up to epoch 2, and then again with it; or" in told[0]
+    assert "Call fit without it up to epoch 2, and then again with it. Or" in told[0]
 
 
 def test_derived_callbacks_and_data_of_unknown_length():

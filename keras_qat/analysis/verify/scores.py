@@ -170,7 +170,7 @@ def _score_decisions(
     """Score yes-or-no answers. The threshold is 0.5 for a sigmoid, or 0 for logits.
 
     Without a known loss, an output without a sigmoid may be a logit, or a value that is trained to
-    be 0 or 1. It then uses the better of both thresholds for the float model.
+    be 0 or 1. It then uses the threshold that is better for the float model.
     """
     is_known = has_sigmoid or (loss is not None and loss.kind != "custom")
     limits = [0.5 if has_sigmoid else 0.0] if is_known else [0.0, 0.5]

@@ -49,7 +49,7 @@ _current: ContextVar[StepTensors | None] = ContextVar("tensors of the step", def
 
 
 def current() -> StepTensors:
-    """Returns the tensors of the step that is being traced; empty ones if there is none."""
+    """Returns the tensors of the step that is being traced, or empty `StepTensors`."""
     tensors, graph = _current.get(), tf.compat.v1.get_default_graph()
     if tensors is not None and tensors.graph is graph:
         return tensors
