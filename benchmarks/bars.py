@@ -27,7 +27,7 @@ LIMITS = {
     "longest file, lines": 400,
     "parameters typed Any, %": 8.0,
     "function names that are not verbs, %": 1.4,
-    "unusual phrases in code, per 1000 words": 2.2,
+    "unusual phrases in code, per 1000 words": 1.6,
     "unusual phrases on pages, per 1000 words": 1.8,
     "time in the slowest tenth of tests, %": 75.0,
 }
