@@ -190,7 +190,7 @@ class PreparedStore:
         """Assigns new parameters with the same structure to the variables.
 
         Returns:
-            Whether graphs that were traced with `read` stay valid: whether conditions are the same.
+            Whether graphs that were traced with `read` stay valid, because conditions are the same.
         """
         packed = self._pack(_list_tensors(prepared))
         for variable, value in zip(self._variables, packed, strict=True):

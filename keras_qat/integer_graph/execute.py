@@ -47,7 +47,7 @@ def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 
 def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
-    """Clip values to a range. `is_bound` is whether none of them is below the lower end."""
+    """Clip values to a range. With `is_bound`, no value is below the lower end."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
     if not is_bound:  # Unlike ClipByValue, Maximum and Minimum can work in place.
         q = tf.maximum(q, low)
@@ -188,7 +188,7 @@ def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments
 def compute_node(
     node: Node, inputs: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
 ) -> list[tf.Tensor]:
-    """Computes the outputs of a node with an operator. `inputs` for constants are ignored."""
+    """Computes the outputs of a node with an operator. It ignores `inputs` for constants."""
     op, output = node.op, node.output.params
     assert op is not None
     known = prepared or prepare_node(node, family)

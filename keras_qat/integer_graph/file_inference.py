@@ -169,7 +169,7 @@ class FileInference:
         return list(tf.cond(is_done, lambda: outputs, compute_otherwise))
 
     def _run(self, inputs: Sequence[NDArray]) -> list[object]:
-        """Run the file. Return whether outputs are final, the time, the duration, and outputs."""
+        """Run the file. Return whether outputs are final, start time, duration and outputs."""
         outputs = [np.zeros(0, dtype) for dtype in self._types]
         start = seconds = 0.0
         with self._lock:

@@ -86,8 +86,8 @@ def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> in
 def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
     """Returns whether an example's outputs depend on the other examples of a batch.
 
-    It compares a batch of `rows` examples with a batch of `size`. Graph networks with nodes along
-    the first axis, for example, return other values or empty tensors, or fail.
+    It compares a batch of `rows` examples with a batch of `size`. For example, a graph network with
+    nodes along the first axis returns other values, or fails.
     """
     outputs, inputs = flatten_values(graph.outputs), draw_inputs(graph)
     inside = [value for call in graph.calls for value in flatten_values(call.outputs)]

@@ -218,7 +218,7 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 
 
 def find_divisor(bits: int) -> int:
-    """Returns by what to divide the scales of weights with few bits, so that values use 8 bits.
+    """Returns the divisor for scales of weights with few bits. The weights then use 8 bits.
 
     The bias is a multiple of input scale x weight scale, so smaller scales round it less.
     """

@@ -130,7 +130,7 @@ class Inference:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether prepared parameters are up to date: never under a distribution strategy."""
+        """Whether prepared parameters are up to date. Under a strategy, they never are."""
         return self.settled.is_ready and not tf.distribute.has_strategy()
 
     def _get_function(self) -> Callable[..., list[tf.Tensor]]:
@@ -298,7 +298,7 @@ class Inference:
 
 
 def _regularizes(call: Call) -> bool:
-    """Whether a call's layer does nothing but add an activity regularization loss."""
+    """Whether a call's layer only adds an activity regularization loss."""
     if getattr(call.layer, "activity_regularizer", None) is None:
         return False
     op = match(call).op

@@ -101,7 +101,7 @@ def pack_if_requested(
 
 
 def pack_int4(graph: ResolvedGraph, family: KernelFamily = XNNPACK) -> ResolvedGraph:
-    """Packs weights into 4 bits where they fit and the runtime has a kernel for them."""
+    """Packs all weights into 4 bits that fit and for which the runtime has a kernel."""
     return dataclasses.replace(graph, nodes=tuple(pack_node(node, family) for node in graph.nodes))
 
 

@@ -1,4 +1,4 @@
-"""Makes pixels, 0 to 255, the inputs of a file although its model expects rescaled values."""
+"""Lets a file accept pixels, 0 to 255, although its model expects rescaled values."""
 
 from __future__ import annotations
 
@@ -183,8 +183,7 @@ def _make_sum(
 ) -> Node:
     """Make a node that adds a constant to scaled pixels. TFLite kernels add with 20 more bits.
 
-    The constant is the offset, moved to the middle of the interval of offsets with the expected
-    results.
+    The constant is the middle of the offsets that return the expected results.
     """
     params = output.params
     assert params is not None

@@ -267,9 +267,9 @@ def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
     """Returns a sentence if data does not match the range of an input, otherwise "".
 
     An example is pixels of 0 to 255 for a range of 0 to 1. Data does not match if more than
-    `BEYOND` of all values are outside by more than `SLIGHT`. It also does not match if most
-    examples have more than `FAR` of the values beyond the range by its width. Single outliers are
-    allowed.
+    `BEYOND` of all values are outside by more than `SLIGHT`. It also does not match if, in most
+    examples, more than `FAR` of the values are further from the range than its width. Single
+    outliers are allowed.
     """
     width = high - low
     if not width > 0 or not x.size:

@@ -83,7 +83,7 @@ def is_table(call: Call) -> bool:
 
 
 def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None]) -> bool:
-    """Returns whether an input may be labels: no integer layer reads it, but another input.
+    """Returns whether an input may be labels: integer layers read other inputs, but not this.
 
     An opaque layer may compare such an input with predictions, so it must not be rounded. `get_op`
     is a function that returns a call's operator, or None for a float call.

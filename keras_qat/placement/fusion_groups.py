@@ -30,7 +30,7 @@ class Group:
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Names of attributes with weights to quantize -> axes of the output channels."""
+        """The axes of the output channels, by attribute with weights to quantize."""
         op = find_op(self.kernel)
         return {name: axes for name, axes in op.weights.items() if name} if op else {}
 

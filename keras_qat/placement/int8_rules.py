@@ -103,7 +103,8 @@ class Int8Placement:
     def find_inner_ranges(self, group: Group) -> dict[str, QuantSpec]:
         """Returns the 8-bit ranges of tensors inside an operator by name. They are not learned.
 
-        The range of a recurrent state with a ReLU can be negative, because its initial state can.
+        With a ReLU, the range of a state includes negative values, because initial states may have
+        them.
         """
         op, attributes, _ = match(group.kernel)
         has_state = any(value.dtype != "bool" for value in group.kernel.inputs[1:])
