@@ -68,7 +68,7 @@ class Emission:
 
     @property
     def source(self) -> int:
-        """The input that an operator moves: the first quantized one, by default the first."""
+        """The input that an operator moves: its first quantized input, or its first input."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
         return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 

@@ -1,1 +1,1 @@
-"""Operators of recurrent layers. An LSTM is one TFLite operator; others are unrolled into steps."""
+"""Operators of recurrent layers. An LSTM is one TFLite operator. All others are unrolled."""

@@ -166,7 +166,7 @@ def select_columns(x: Any, part: Part) -> Any:
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """Returns by name which ranges inside a step are observed: of products and of their sums.
+    """Returns the ranges inside a step that are observed, by name: of products and their sums.
 
     16-bit sums have fixed ranges. Products that are converted to 16 bits have the zero point 0.
     """

@@ -55,7 +55,7 @@ def get_inner_params(weights: Weights, name: str) -> QuantParams:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Computes each operation of a step by an operator on a machine: a `step_math.Arithmetic`.
+    """A `step_math.Arithmetic` that computes each operation by an operator on a machine.
 
     Args:
         machine: prepares, computes or emits the operators.
