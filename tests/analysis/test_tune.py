@@ -78,18 +78,21 @@ def test_ranges_from_data_are_enough_for_an_easy_model(classifier, tmp_path, cap
     assert "ranges from data: calibrate (kept)" in capsys.readouterr().out
     contents = result.export(tmp_path / "model.tflite")
     assert len(contents) == result.best.size
-    report = keras_qat.verify(result.model, contents, VALIDATION[0])
-    assert report.identical == 1
     accuracy = np.mean(result.model.predict(VALIDATION[0], verbose=0).argmax(-1) == VALIDATION[1])
     assert accuracy == pytest.approx(result.best.value)
     assert_all_equal(values(classifier.weights), before)
     again = keras_qat.tune(classifier, TRAIN, VALIDATION, **options, verbose=0)
     assert again.attempts == result.attempts
-    # The directory may hold attempts of other models.
+
+
+@pytest.mark.slow
+def test_a_directory_can_hold_attempts_for_other_models_and_data(classifier, tmp_path):
+    options = {"max_drop": 100, "directory": tmp_path, "verbose": 0}
+    result = keras_qat.tune(classifier, TRAIN, VALIDATION, **options)
     other = keras.models.clone_model(classifier)
     other.compile("adam", "sparse_categorical_crossentropy", ["accuracy"])
     for model, labels in ((classifier, 1 - Y[160:]), (other, Y[160:])):
-        apart = keras_qat.tune(model, TRAIN, (X[160:], labels), **options, verbose=0)
+        apart = keras_qat.tune(model, TRAIN, (X[160:], labels), **options)
         accuracy = np.mean(apart.model.predict(X[160:], verbose=0).argmax(-1) == labels)
         assert apart.best.value == pytest.approx(accuracy)
         assert apart.best.value != result.best.value

@@ -99,11 +99,3 @@ def test_exact_multipliers_survive_float32():
         )
         taken = np.minimum((multiplier + 2**15) >> 16, 2**15 - 1) / 2.0**15
         np.testing.assert_array_equal(taken * 2.0**exponent, exact)
-
-
-def test_inverse_square_roots():
-    numbers = np.unique(2.0 ** np.linspace(1, 30.99, 500)).astype(np.int64)
-    computed = fixed_point.inverse_square_root(tf.constant(numbers))
-    multiplier, exponent = (np.asarray(item) for item in computed)
-    assert (exponent <= 0).all()
-    np.testing.assert_allclose(multiplier * 2.0 ** (exponent - 31), numbers**-0.5, rtol=2e-6)

@@ -38,11 +38,6 @@ def test_spec(options, message):
         specs.QuantSpec(**options)
 
 
-def test_unknown_recipe():
-    with pytest.raises(ValueError, match=r"no recipe 'int9'.*int8"):
-        keras_qat.quantize_model(tiny_net(), recipe="int9")
-
-
 @pytest.mark.parametrize("ends", [(0.0, np.inf), (np.nan, 1.0), (2.0, 1.0), (1.0, 1.0)])
 def test_ranges_that_are_empty_or_not_finite(ends):
     message = r"The range .* (is empty|is not finite)"

@@ -25,10 +25,6 @@ LONGEST = 600
 """Maximum seconds for all examples of a file."""
 
 
-def is_set_up(core: str) -> bool:
-    return (FIRMWARE / core / "firmware.elf").exists()
-
-
 def run(contents: bytes, inputs: list[np.ndarray], core: str) -> list[np.ndarray]:
     """Returns the outputs of a file of one example, for all examples.
 

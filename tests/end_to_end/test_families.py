@@ -52,7 +52,7 @@ WITH_STATES = ("lstm", "gru", "simple_rnn")
 BY_DEFAULT = {
     *(("conv", "int8"), ("depthwise", "int8"), ("dense", "int8"), ("transposed2d_norm", "int8")),
     *(("hard_swish", "int8"), ("concatenations", "int8"), ("other_rounding", "int8")),
-    *(("dot", "int8"), ("dense", "int16x8"), ("affine", "int8 per tensor")),
+    *(("dense", "int16x8"), ("affine", "int8 per tensor")),
 }
 """The most different cases. tests/ops has random examples of each operator."""
 

@@ -75,7 +75,7 @@ def kernels_of(case):
 
 
 @pytest.mark.filterwarnings("ignore:target .*operators:UserWarning")  # They run on a host.
-@pytest.mark.sample(len(FORMS) // 4)
+@pytest.mark.sample(len(FORMS) // 6)
 @pytest.mark.parametrize(("subject", "name"), CASES)
 def test_from_the_float_model_to_the_file(subject, name, tmp_path):
     form = FORMS[subject][name]

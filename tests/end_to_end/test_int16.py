@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
 import keras_qat
@@ -12,24 +11,23 @@ from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS, RUNNABLE, Product, assert_identical
 from tests.end_to_end.exact import assert_exact_everywhere
 from tests.end_to_end.test_families import exported
-from tests.helpers import images, keras, observe, quantize_on, scramble, train
+from tests.helpers import images, keras, observe, quantize_on, scramble
 from tests.networks.small import functional, layers, residual_net
 
 X = images(96, (8, 8, 1))
 
 
 @pytest.fixture(scope="module")
-def trained():
-    """Returns a trained model and its file."""
-    qat = train(keras_qat.quantize_model(residual_net(), "int16x8"), X, steps=24)
-    keras_qat.calibrate(qat, X)  # Otherwise ranges depend on the threads' order of sums.
+def pair():
+    """Returns a calibrated model and its file."""
+    qat = quantize_on(scramble(residual_net()), X, "int16x8")
     return qat, keras_qat.export_tflite(qat)
 
 
 @pytest.mark.legacy
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_layer_by_layer(trained, kernels):
-    report = keras_qat.verify(*trained, X, per_layer=True, kernels=kernels)
+def test_layer_by_layer(pair, kernels):
+    report = keras_qat.verify(*pair, X, per_layer=True, kernels=kernels)
     assert {"image", "stem", "depthwise", "project", "merge_relu", "logits"} <= {
         tensor.name for tensor in report.tensors
     }
@@ -42,9 +40,9 @@ def test_layer_by_layer(trained, kernels):
     assert report.verdict.is_good
 
 
-def test_kernels_multiply_without_an_error(trained):
+def test_kernels_multiply_without_an_error(pair):
     """Kernels use 15 bits of a multiplier, and these are all of its bits."""
-    graph = FileGraph(trained[1])
+    graph = FileGraph(pair[1])
     result = 0
     for tensor in graph.tensors:
         operation = graph.producers.get(tensor.index)
@@ -59,15 +57,6 @@ def test_kernels_multiply_without_an_error(trained):
         assert graph._graph.tensors[operation.inputs[2]].type == schema.TensorType.INT64
         result += 1
     assert result == 4
-
-
-def test_inference_has_the_gradient_of_training(trained):
-    qat, _ = trained
-    x = tf.constant(X)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = tf.reduce_sum(qat(x, training=False) ** 2)
-    assert np.count_nonzero(tape.gradient(y, x)) > 0.5 * X.size
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -87,24 +76,6 @@ def test_channels_without_weights(bits):
     scale = FileInterpreter(contents).outputs[qat.output_names[0]].scale
     np.testing.assert_allclose(codes[..., 1] * scale, 1.5, atol=scale)
     np.testing.assert_allclose(codes[..., 2] * scale, -2.5, atol=scale)
-
-
-def test_finer_than_int8():
-    """More bits must reduce the error relative to the float model a lot."""
-    errors = {}
-    for recipe in ("int8", "int16x8"):
-        model = scramble(functional((64,), build=layers.Dense(8)), seed=5)
-        # Weights lie on their levels, so only activations have an error.
-        kernel = np.round(np.clip(model.layers[1].kernel.numpy(), -1, 1) * 127) / 127
-        kernel[0] = 1
-        model.layers[1].kernel.assign(kernel)
-        x = images(256, (64,))
-        qat, file, _ = export_as_is(model, x, recipe)
-        (detail,) = file.outputs.values()
-        (codes,) = file.run({qat.input_names[0]: x}).values()
-        values = detail.dequantize(codes)
-        errors[recipe] = np.sqrt(np.mean((values - model.predict(x, verbose=0)) ** 2))
-    assert errors["int16x8"] < errors["int8"] / 50
 
 
 def export_as_is(model, x, recipe):

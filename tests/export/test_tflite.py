@@ -111,13 +111,6 @@ def test_unknown_type(exported, end):
         keras_qat.export_tflite(exported.model, **{end: "int16"})
 
 
-def test_any_batch_size(exported):
-    file = FileInterpreter(exported.tflite)
-    (name,) = file.outputs
-    inputs = {"image": exported.x}
-    np.testing.assert_array_equal(file.run(inputs, batch=1)[name], file.run(inputs, batch=96)[name])
-
-
 def test_outputs_that_are_inputs_or_the_same():
     x = keras.Input((4,), name="x")
     y = layers.Dense(3, name="y")(x)

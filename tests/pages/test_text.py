@@ -10,18 +10,6 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
 
 
-def width(table):
-    """Returns the minimum width of a table, with columns as wide as their longest word."""
-    rows = [[cell.strip() for cell in line.strip("| \n").split("|")] for line in table.splitlines()]
-    texts = [[re.sub(r"`[^`]*`", "12345678", cell) for cell in row] for row in rows[:1] + rows[2:]]
-    plain = [[re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell) for cell in row] for row in texts]
-    longest = [
-        max((len(word) for cell in column for word in cell.split()), default=0)
-        for column in zip(*(row for row in plain if len(row) == len(plain[0])), strict=True)
-    ]
-    return sum(6.5 * letters + 16 for letters in longest)
-
-
 def list_tables():
     for page in PAGES:
         for table in re.findall(r"(?:^\|.*\n)+", page.read_text(), flags=re.M):

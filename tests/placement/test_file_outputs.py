@@ -27,10 +27,7 @@ def detector(model_class=keras.Model):
 
 @pytest.fixture(scope="module")
 def qat():
-    qat = keras_qat.quantize_model(detector(), outputs=PARTS)
-    qat.compile("sgd", "mse")
-    qat.fit(X, detector().predict(X, verbose=0), batch_size=16, verbose=0)
-    return qat
+    return quantize_on(detector(), X, outputs=PARTS)
 
 
 @pytest.mark.slow

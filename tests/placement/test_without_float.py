@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import assert_kept
 from tests.helpers import images, keras, layers, observe, quantize_on, save_and_load
 from tests.networks.small import functional, tiny_net
@@ -144,16 +143,6 @@ def test_unknown_layer_passes_through_and_is_reported():
     np.testing.assert_allclose(
         qat.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-4, atol=1e-6
     )
-
-
-def test_model_with_an_unknown_layer_exports():
-    qat = keras_qat.quantize_model(with_unknown_layers())
-    x = images(32, (6, 6, 2))
-    observe(qat, x)
-    contents = keras_qat.export_tflite(qat)
-    names = [name for name, _, _ in FileInterpreter(contents).operations()]
-    assert "SELECT_V2" in names
-    assert keras_qat.verify(qat, contents, x).max_difference <= 1
 
 
 @pytest.mark.legacy

@@ -284,23 +284,12 @@ def test_pixels_keep_their_range():
         assert (quantizer.minimum, quantizer.maximum) == expected, method
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    ("recipe", "method"),
-    [
-        ("int8", "percentile"),
-        pytest.param("int16x8", "mse", marks=pytest.mark.slow),
-        pytest.param("contrib", "percentile", marks=pytest.mark.slow),
-        ("int4", "mse"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "method"), [("int16x8", "mse"), ("contrib", "percentile")])
 def test_methods_export_and_agree(recipe, method):
-    if recipe == "int4":
-        recipe = keras_qat.recipes.int8(4, 4)
     qat = calibrated(recipe=recipe, method=method)
     contents = keras_qat.export_tflite(qat, input_range=(-4, 4))
-    if recipe != "contrib":
-        assert keras_qat.verify(qat, contents, X).identical == 1
+    assert recipe == "contrib" or keras_qat.verify(qat, contents, X).identical == 1
 
 
 def test_bad_method():

@@ -167,11 +167,6 @@ class TestFrozenWithoutData:
         with pytest.raises(ValueError, match=self.MESSAGE):
             qat.train_on_batch(X, Y)
 
-    def test_later_they_have_seen_data(self):
-        qat = quantized()
-        fit(qat, FreezeRanges(2), QuantDelay(40), epochs=1)
-        assert all(item.calibrated for item in keras_qat.quantizers(qat))
-
     def test_one_range_without_data(self):
         """A dead ReLU must not keep other layers from quantizing after the delay, in any graph."""
         recipe = keras_qat.recipes.int8()

@@ -12,7 +12,8 @@ from keras_qat.layers import QuantizeWrapper
 from keras_qat.training.batch_norm import contrib_correction
 from keras_qat.training.fake_quantization import activation_quantizer
 from keras_qat.training.steps import recompute
-from tests.helpers import assert_all_close, assert_all_equal, keras, rng
+from tests.helpers import assert_all_close, assert_all_equal, images, keras, rng
+from tests.networks.small import tiny_net
 
 pytestmark = pytest.mark.legacy
 
@@ -115,22 +116,6 @@ def test_gradient_passes_where_a_range_is_of_zeros():
     np.testing.assert_array_equal(tape.gradient(y, x), [1, 1, 1])
 
 
-def digits_like() -> tuple[np.ndarray, np.ndarray]:
-    return rng().uniform(-1, 1, (48, 8, 8, 2)).astype("float32"), rng(1).integers(0, 3, 48)
-
-
-def small_model():
-    keras.utils.set_random_seed(5)
-    inputs = keras.Input((8, 8, 2))
-    x = keras.layers.Conv2D(4, 3, use_bias=False)(inputs)
-    x = keras.layers.ReLU()(keras.layers.BatchNormalization()(x))
-    shortcut = x
-    shared = keras.layers.Conv2D(4, 3, padding="same")
-    x = keras.layers.add([shared(shared(x)), shortcut])
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    return keras.Model(inputs, keras.layers.Dense(3)(x))
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("activation", ["relu", "relu6", "operation", "concatenated"])
 def test_quantizer_behind_a_merge_computes_the_relu(activation):
@@ -168,8 +153,8 @@ def test_quantizer_behind_a_merge_computes_the_relu(activation):
 @pytest.mark.parametrize(("verb", "step"), [("fit", "train_step"), ("evaluate", "test_step")])
 def test_steps_are_traced_once(verb, step, monkeypatch):
     """Optimizer and metrics create their variables late, which would cause a second trace."""
-    x, y = digits_like()
-    qat = keras_qat.quantize_model(small_model())
+    x, y = images(48, (6, 6, 2)), rng(1).integers(0, 3, 48)
+    qat = keras_qat.quantize_model(tiny_net())
     traces = []
     original = getattr(qat, step)
     monkeypatch.setattr(qat, step, lambda data: traces.append(step) or original(data))

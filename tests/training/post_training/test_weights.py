@@ -118,7 +118,7 @@ def test_bias_correction_of_normalized_layers(norm):
 def learned():
     """Returns a model with learned rounding, one without, and the weights before."""
     plain, qat = calibrated(), calibrated()
-    keras_qat.learn_rounding(qat, X, iterations=60, verbose=1)
+    keras_qat.learn_rounding(qat, X, iterations=40, verbose=1)
     return plain, qat
 
 
