@@ -216,11 +216,6 @@ def test_plan_reports_what_no_file_can_hold():
     assert reasons["tf.math.digamma"].endswith("TFLite has no operation for tf.Digamma")
 
 
-def test_layers_that_tflite_has_not():
-    with pytest.raises(ValueError, match="TFLite has no operation for Hashing"):
-        file_of(in_float(made(lambda x: layers.Hashing(3)(x), (4,), dtype="int32")))
-
-
 SAME_BYTES = """
 import hashlib
 from tests.tflite.islands import SEQUENCE, file_of, in_float, layers, made
