@@ -55,7 +55,7 @@ def split_activation(call: Call, context: LoweringContext) -> list[Call]:
 def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
     """Split layer(activity_regularizer=r) into the layer and Regularize(r).
 
-    Inside a wrapper, the regularizer would not be computed at inference.
+    A wrapper around the layer would not compute the regularizer at inference.
     """
     layer = call.layer
     if layer.activity_regularizer is None or len(flatten_values(call.outputs)) > 1:
@@ -71,7 +71,7 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
 
 
 def make_activation(parts: PartsBuilder) -> layers.Layer:
-    """Return an activation layer: new for an activation function, otherwise a copy."""
+    """Return a new layer for an activation function, or a copy of an activation layer."""
     layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, layers.Layer):
         return parts.new("activation", clone, inner, weights=inner.weights)
@@ -152,7 +152,7 @@ SOFTMAX_BY_HAND = Rule(
     ),
     _softmax,
 )
-"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, which has no ranges inside.
+"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, which has no inner ranges.
 
 An epsilon in the divisor is ignored, because the sum is at least 1.
 """
@@ -177,7 +177,7 @@ def _log_sum_exp(x: tf.Tensor, axis: object, total: tf.Tensor) -> tf.Tensor:
 
 
 LOG_SUM_EXP = Rule(operation("log")(_TOTAL.named("total")), _log_sum_exp)
-"""Subtracts max(x) in log(sum(exp(x))), because 8 bits lose all but large values of exp(x)."""
+"""Subtracts max(x) in log(sum(exp(x))), because 8 bits keep only the large values of exp(x)."""
 
 
 def _find_single_axis(x: tf.Tensor, axes: object) -> int:

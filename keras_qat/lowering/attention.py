@@ -24,9 +24,9 @@ def split_multi_head_attention(
 ) -> list[Call]:
     """Split MultiHeadAttention into projections, products, masks and a softmax.
 
-    The axes of images are merged. The call stays unchanged if sizes of images are unknown, or if it
-    has images together with a mask or returned scores. It also stays unchanged if its inputs have
-    masks and `masks` is None.
+    If the inputs are images, their axes are merged. The call stays unchanged if sizes of the images
+    are unknown, or if it also has a mask or returns scores. It also stays unchanged if its inputs
+    have masks and `masks` is None.
     """
     layer = call.layer
     names = ("query", "value", "key", "attention_mask", "return_attention_scores")

@@ -1,4 +1,4 @@
-"""Builds the calls that replace a call, and stores their new layers."""
+"""Builds the calls that replace a call, and stores the new layers of these calls."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class LoweringContext:
         activations: whether to replace activations by operators that runtimes have.
             `recipes.contrib` keeps them, like tf.contrib.quantize, and does not trace layers.
         may_trace: function that returns whether to trace a call's layer; None for default rules.
-        has_int16: whether the target supports 16 bits. If not, lowering uses them only if 8 bits
-            would lose all values.
+        has_int16: whether the target supports 16 bits. If not, lowering uses 16 bits only where 8
+            bits would lose all values.
         has_float: whether calls that replace NaN stay in float. If not, inputs must not hold NaN.
     """
 
@@ -51,7 +51,7 @@ class LoweringContext:
         self.weights: dict[Layer, list[tf.Variable]] = {}
         """New layer -> the initial values of its weights."""
         self.compared: dict[Hashable, bool] = {}
-        """Call -> whether its expansion returned the same results for random inputs."""
+        """Call -> whether the expansion of the call returned the same results for random inputs."""
         self._layers: dict[tuple[Hashable, str], Layer] = {}
         self._settings: dict[tuple[Layer, str], list[Any]] = {}
 
@@ -74,7 +74,7 @@ class LoweringContext:
         return self._layers[source, part]
 
     def part_for(self, source: Layer, part: str, settings: object) -> str:
-        """Return a component's name, with a number if other calls use it with other settings.
+        """Return a component's name. It has a number if other calls use other settings.
 
         Settings may depend on a tensor's size, which can differ between calls of a layer.
         """
@@ -92,7 +92,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return the layers that have a weight which initializes several new layers."""
+        """Return the layers with a weight that initializes several new layers."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:
@@ -102,7 +102,7 @@ class LoweringContext:
     def clone(
         self, source: Layer, part: str, weights: Iterable[tf.Variable], **config: Any
     ) -> Layer:
-        """Return the component `part` of a layer: a copy with the settings `config`."""
+        """Return the component `part` of a layer: a copy of it with the settings `config`."""
         return self.layer(source, part, lambda: clone(source, **config), weights)
 
     def get_weights(self, layer: Layer) -> list[tf.Variable]:
@@ -174,7 +174,7 @@ class PartsBuilder:
         return self.calls
 
     def chain(self, *layers: Layer) -> list[Call]:
-        """Add calls of layers, each on the output of the last, and return all calls."""
+        """Add calls of layers, each on the output of the call before it, and return all calls."""
         args, kwargs = self.call.args, self.call.kwargs
         for layer in layers[:-1]:
             args, kwargs = (self.add(layer, *args, kwargs=kwargs),), {}
@@ -195,7 +195,7 @@ class PartsBuilder:
 
 
 def get_suffix(tensor: str, call: str) -> str:
-    """Return the end of a tensor's name after the name of its call: `:1` for `split:1`.
+    """Return the part of a tensor's name after the name of its call: `:1` for `split:1`.
 
     A call inside a layer may compute the layer's output, whose name starts with the layer's name.
     """

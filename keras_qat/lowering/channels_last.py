@@ -39,7 +39,7 @@ def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Split off the activation, because a softmax stays along the last axis (columns here)."""
+    """Split off the activation, because a softmax would still use the last axis (columns)."""
     layer, parts = call.layer, list[Call]()
     if _has_channels_first(call) and getattr(layer, "activation", None) is not None:
         is_separable = isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D))
@@ -48,7 +48,7 @@ def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _has_channels_first(call: Call) -> bool:
-    """Return whether axis 1 of a call's input is the channels, not the steps of a sequence."""
+    """Return whether axis 1 of a call's input contains channels, not the steps of a sequence."""
     is_first = getattr(call.layer, "data_format", None) == "channels_first"
     return is_first and not isinstance(call.layer, layers.RNN)
 
@@ -118,7 +118,7 @@ class _Visitor:
         self.calls.append(Call(layer, args, kwargs, copy, call.name).as_part_of(call))
 
     def restore(self, value: Value) -> None:
-        """Compute a channels-first value from its channels-last copy, unless it is available."""
+        """Compute a channels-first value from its channels-last copy, unless it already exists."""
         copy = self.channels_last.get(value)
         if copy is not None and value not in self.computed and value.producer is not None:
             self.computed.add(value)

@@ -21,14 +21,15 @@ from keras_qat.ops.registry import find_op
 Structure = TypeVar("Structure")
 
 IGNORES = {"maximum": HIDES, "minimum": -HIDES}
-"""Operation -> a constant at least this extreme is never its result."""
+"""Operation -> the limit beyond which a constant is never the result of the operation."""
 
 
 def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
     """Remove additions of zeros, such as `zeros_like`, and calls that become unused.
 
-    A uniform tensor of very low values would widen the common range of a maximum, so the maximum
-    reads a constant instead. The same applies to a minimum and very high values.
+    A maximum and its inputs share a range, which a uniform tensor of very low values would widen.
+    Therefore the maximum reads a constant instead. A minimum also reads a constant instead of a
+    uniform tensor of very high values.
     """
     facts, known = Facts(), dict[Value, Uniform]()
     for value in (call.output for call in graph.calls):
@@ -59,9 +60,9 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
 
 
 def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
-    """Remove duplicate calls, which compute the same on the same tensors.
+    """Remove duplicate calls, which compute the same function of the same tensors.
 
-    TensorFlow's optimizer merges such calls, so a quantizer on only one of them has no effect.
+    TensorFlow's optimizer merges duplicates, so a quantizer on only one of them has no effect.
     """
 
     def identify(call: Call) -> Hashable | None:

@@ -1,4 +1,4 @@
-"""Preserves small values in concatenations, which have one range for all tensors.
+"""Preserves small values in concatenations, because all concatenated tensors share one range.
 
 Slices of a concatenation read the tensors directly, and tensors before a normalization are scaled.
 """
@@ -24,9 +24,9 @@ from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
 LEVELS = 255
-"""A tensor is lost in a range that is this many times its channels' standard deviation."""
+"""8 bits lose a tensor if its range is this many times the standard deviation of its channels."""
 ALIKE = 4
-"""Tensors are only scaled if their widths differ by at least this factor."""
+"""Tensors are only scaled if the widths of their ranges differ by at least this factor."""
 
 
 class _Piece(NamedTuple):
@@ -115,7 +115,7 @@ def _cuts(call: Call) -> bool:
 
 
 def _reshape_tensors(call: Call) -> tf.Tensor:
-    """Rewrite `reshape(concat(a, b))` to `concat(reshape(a), reshape(b))`, if the axis stays."""
+    """Rewrite `reshape(concat(a, b))` to `concat(reshape(a), reshape(b))` if the axis is kept."""
     require(unwrap(match(call).op).name == "reshape")
     found, shape = _find(call.inputs[0]), call.output.shape
     require(not found.is_stacked and found.axis == len(call.inputs[0].shape) - 1)
@@ -178,9 +178,9 @@ def _slice_tensors(call: Call, found: _Concatenation, attributes: Mapping[str, A
 def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
     """Rewrite `norm(concat(a, b))` to `norm(concat(a, b / k) * [1, k])` if 8 bits would lose `a`.
 
-    The normalization's statistics show the range of each tensor. An untrained model has none, so
-    nothing changes. `k` is a power of two, so results do not change at all. The multiplication
-    becomes part of the normalization.
+    The normalization's statistics show the range of each tensor. An untrained model has no
+    statistics, so it stays unchanged. `k` is a power of two, so the results stay exactly the same.
+    The multiplication becomes part of the normalization.
     """
     readers, counts = graph.find_single_consumers(), graph.count_calls()
     replaced: dict[Call, list[Call]] = {}

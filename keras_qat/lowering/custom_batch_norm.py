@@ -1,8 +1,8 @@
 """Replaces other classes of BatchNormalization by Keras' layer.
 
 Some classes derive from Keras' layer, such as `SyncBatchNormalization` and users' classes with
-frozen statistics. Other classes are custom layers that assign moving statistics in training. Their
-results for test inputs identify them.
+frozen statistics. Other classes are custom layers that assign moving statistics in training. These
+layers are recognized by their results for test inputs.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _replace_subclass(call: Call, parts: PartsBuilder) -> list[Call]:
 def _replace_custom_layer(call: Call, parts: PartsBuilder) -> list[Call]:
     """Replace a custom layer that computes and learns like a BatchNormalization.
 
-    Its moving variance may have Bessel's correction, as Keras' layer has for images.
+    Its moving variance may include Bessel's correction, like the one of Keras' layer for images.
     """
     layer, shape = call.layer, call.inputs[0].shape
     moving = [weight for weight in layer.weights if not weight.trainable]
@@ -117,7 +117,7 @@ def _find_options(
 ) -> dict[str, object]:
     """Return the options of the BatchNormalization that equals a layer; {} if there is none.
 
-    It determines epsilon from a call with a variance of 0, and momentum from a call in training.
+    Epsilon is computed from a call with a variance of 0, and momentum from a call in training.
     """
     draw, count = np.random.default_rng(1), x.shape[axis]
     before = [draw.uniform(2.0, 4.0, (count,)).astype(np.float32) for _ in layer.weights]

@@ -31,7 +31,7 @@ ATTENTION = layers.Attention, layers.AdditiveAttention
 """Keras' layers that are traced. If tracing fails, messages do not suggest `register_op`."""
 
 _SEPARABLE = layers.SeparableConv1D, layers.SeparableConv2D
-"""Keras' layers without an operator. Their activations are split off."""
+"""Keras' layers without an operator. The activations of these layers are split off."""
 
 NORMALIZES = {
     "batch_normalization",
@@ -47,11 +47,11 @@ BETTER_IN_FLOAT = NORMALIZES | {"per_image_standardization"}
 ROOTS = ("rsqrt", "sqrt")
 DEVIATIONS = {"reduce_std", "moments", "weighted_moments", "norm"}
 SIZES = DEVIATIONS | {"reduce_mean", "reduce_sum", "reduce_variance"}
-"""Operations that compute a norm or deviation of a tensor, or part of it."""
+"""Operations that compute a norm or deviation of a tensor, or a step of such a computation."""
 
 
 def runs_custom_code(layer: layers.Layer) -> bool:
-    """Return whether a layer runs custom code, or Keras code that no lowering splits."""
+    """Return whether a layer runs custom code, or Keras code that lowering cannot split."""
     if type(layer) in ATTENTION:
         return type(layer) is layers.AdditiveAttention or bool(layer.weights)
     if is_registered(layer) or is_operation(layer):

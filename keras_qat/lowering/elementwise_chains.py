@@ -29,14 +29,14 @@ _RANGES = np.array([[4.0], [8.0]])
 """Chains are tested on inputs from -x to x, for each x."""
 
 _LOSS = 3.2
-"""A chain becomes a table if rounding each step multiplies the noise by at least this, 5 dB. Chains
-of two or three harmless operations lose up to 3 dB."""
+"""A chain becomes a table if rounding after each operation multiplies the noise by at least this
+factor (5 dB). Chains of two or three harmless operations lose up to 3 dB."""
 
 _INAUDIBLE = 1e-5
-"""Noise below this fraction of the variance is ignored: -50 dB, as in 8 bits."""
+"""Noise below this fraction of the variance (-50 dB, the noise of 8 bits) is ignored."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
-"""Layers with activations that are split off if a chain reads them."""
+"""Layers whose activations are split off if a chain reads the activation's result."""
 
 
 class _Chain(NamedTuple):
@@ -56,9 +56,9 @@ class _Chain(NamedTuple):
 def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
     """Replace functions of one tensor, such as log(1 + exp(x)), by one layer with a lookup table.
 
-    8 bits lose all but the largest values of exp(x). Each chain is computed for inputs in typical
-    ranges, once as a table and once with 8-bit results between its operations. The chain becomes a
-    table if that is much more accurate.
+    Without a table, 8 bits keep only the largest values of exp(x). Each chain is computed for
+    inputs in typical ranges, once as a table and once with 8-bit results between its operations.
+    The chain becomes a table if the table is much more accurate.
     """
     chains: dict[Value, _Chain] = {}
     graph = _split_activations(graph, context)
@@ -102,7 +102,7 @@ def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Return the calls that compute a chain as a table. They read log-softmax, not softmax."""
+    """Return the calls that compute a chain as a table. They read a log-softmax, not a softmax."""
     scores, axis = _find_scores(chain.x)
 
     def compute() -> tf.Tensor:

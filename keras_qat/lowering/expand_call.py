@@ -1,4 +1,4 @@
-"""Expands calls: traces a TensorFlow function that computes the same with simpler operations."""
+"""Expands calls: traces a TensorFlow function that computes a call with simpler operations."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Known = TypeVar("Known")
 Expansion = Callable[..., Any]
 """A function that computes an operation with simpler operations, given its arguments.
 
-For a Keras layer, the first argument is the layer. It raises `CannotExpand` if it does not support
-the arguments, and the call then stays unchanged.
+For a Keras layer, the first argument is the layer. The function raises `CannotExpand` if it does
+not support the arguments. The call then stays unchanged.
 """
 
 
 class CannotExpand(NotImplementedError):
-    """An expansion does not support these arguments."""
+    """Raised if an expansion does not support the arguments of a call."""
 
 
 def require(condition: object) -> None:
@@ -83,7 +83,7 @@ def is_tensor(argument: object) -> bool:
 def get_value(argument: Any) -> Any:
     """Return the value of the graph that a symbolic tensor represents. Constants stay unchanged.
 
-    The expansion then depends on the graph, so it is not checked with random inputs.
+    An expansion that calls this function depends on the graph, so random inputs cannot check it.
     """
     if not hasattr(argument, "graph_value"):
         return argument
@@ -92,7 +92,7 @@ def get_value(argument: Any) -> Any:
 
 
 def get_call(tensor: tf.Tensor) -> Call:
-    """Return the expanded call that reads this symbolic tensor. The expansion is not checked."""
+    """Return the expanded call that reads this symbolic tensor. The expansion is not compared."""
     tensor.is_known = True
     call: Call = tensor.expanded_call
     return call
@@ -109,7 +109,7 @@ def expand_call(
     """Trace an expansion of a call, and compare it with the call on random inputs.
 
     The last new call gets the name of the original call. The names of all other new calls begin
-    with that name. The function may choose the rest, as in `tf.reduce_mean(x, name="mean")`.
+    with that name. The function may choose how they end, as in `tf.reduce_mean(x, name="mean")`.
 
     Args:
         call: the call of an operation or a layer.
@@ -178,8 +178,8 @@ def _is_from_library(traceback: TracebackType | None) -> bool:
 def _is_right(traced: _Traced, context: LoweringContext) -> bool:
     """Return whether a call and its expansion have almost equal results for random inputs.
 
-    Equal calls are compared once. An expansion that depends on more than the arguments or reads
-    other weights is not compared.
+    Equal calls are compared once. An expansion is not compared if it depends on more than the
+    arguments, or if it reads weights of other layers.
     """
     call, outputs, nodes, stand_ins = traced
     arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])

@@ -48,7 +48,8 @@ class TracedCall:
         if any(weight.is_complex for weight in trace.weights):
             raise CannotTrace("its weights are complex numbers")
         self.of_weights = set(trace.weights)
-        """The weights, and tensors that depend only on weights, computed once for all calls."""
+        """The weights, and tensors that depend only on weights and are computed once for all
+        calls."""
         if not keeps_weights:
             self.of_weights = find_computed_weights(graph, trace.weights)
         self.facts = Facts()
@@ -100,7 +101,7 @@ class Inliner:
         self.losses: list[Call] = []
         """Calls on which only losses and metrics of traced layers depend."""
         self.counts: Counter[layers.Layer] = Counter()
-        """Layer -> number of its inlined calls."""
+        """Layer -> number of inlined calls of the layer."""
         self.named: dict[layers.Layer, dict[str, object]] = {}
         """Layer -> inner name -> a key of the operation, layer or weight with that name."""
         self._labels: dict[int, list[str]] = {}
@@ -185,7 +186,7 @@ class _Inlined:
         calls.append(Call(layer, args, kwargs, outputs, name, source=source))
 
     def _name_call(self, inner: Call, arguments: Any) -> str:
-        """Return the name of an inner call. It depends on the weights that the call reads.
+        """Return the name of an inner call, which depends on the weights that the call reads.
 
         The first operation that computes an output gets the name of the layer's call.
         """
@@ -240,7 +241,7 @@ class _Inlined:
 
 
 def identify_weights(arguments: Any) -> list[int | bytes]:
-    """Return keys of the weights and the constant arrays among arguments."""
+    """Return keys that identify the weights and the constant arrays among arguments."""
     leaves = tf.nest.flatten(arguments)
     producers = [leaf.producer for leaf in leaves if isinstance(leaf, Value)]
     weights = [id(call.layer) for call in producers if call and type(call.layer) is WeightTensor]
@@ -251,8 +252,8 @@ def identify_weights(arguments: Any) -> list[int | bytes]:
 def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) -> set[Value]:
     """Return the weights, and tensors that depend only on weights and can replace them.
 
-    Such a tensor is computed before quantization. Other calls may read only one of the tensors that
-    depend on a weight. Layers with weights or noise, and masks, are excluded.
+    A tensor that replaces weights is computed before quantization. Of the tensors that depend on a
+    weight, other calls may read only one. Layers with weights or noise, and masks, are excluded.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
@@ -287,7 +288,7 @@ def _make_weight_tensor(
     name: str,
     owner: layers.Layer | None,
 ) -> layers.Layer:
-    """Return the layer, created once, for a weight or a tensor computed from weights.
+    """Return the layer for a weight or a tensor computed from weights. It is created only once.
 
     `owner` is the layer that owns the weight, if several layers read it.
     """

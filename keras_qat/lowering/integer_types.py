@@ -1,6 +1,6 @@
 """Converts token ids and constants of other types to int32.
 
-An `Input` without a dtype reads token ids as floats, and NumPy's integers are int64.
+An `Input` without a dtype reads token ids as floats. NumPy's integers are int64.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ TYPED = {
     "fill": ("value",),
     "where": ("x", "y"),
 }
-"""Operation -> its arguments with the same type as its result."""
+"""Operation -> names of the arguments that have the same type as the result."""
 
 
 def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     """Replace `tf.split` by slices if only some outputs are token ids, and round token ids.
 
-    All outputs of a call must have the same type. Token ids that share an input with other values
-    are quantized with them, so they must be rounded to integers again.
+    Slices are needed because all outputs of one call must have the same type. If token ids share an
+    input with other values, they are quantized together, so token ids must be rounded afterwards.
     """
     consumers, facts = graph.consumers(), Facts()
 
@@ -111,9 +111,9 @@ def is_cut_from_input(value: Value) -> Generator[Value, Any, bool]:
 
 
 def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
-    """Cast inputs to integers if only embeddings or casts to integers read them.
+    """Cast inputs to integers if all of their consumers are embeddings or casts to integers.
 
-    Operations in between, which move or shift token ids, then compute in integers, too.
+    Operations in between may move or shift the token ids. They then also compute in integers.
     """
     consumers, integers = graph.consumers(), dict[Value, Value]()
     tokens, calls = _find_token_ids(graph), list[Call]()
@@ -141,7 +141,7 @@ def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find_token_ids(graph: Graph) -> set[Value]:
-    """Return float inputs that are only used as token ids, and all tensors that hold these ids."""
+    """Return float inputs that are used only as token ids, and all tensors that hold these ids."""
     consumers, ends = graph.consumers(), set(flatten_values(graph.outputs))
 
     def find_moved(value: Value) -> list[Value]:
@@ -179,7 +179,7 @@ def _reads_token_ids(call: Call) -> bool:
 
 
 def _keeps_result(call: Call) -> bool:
-    """Return whether a call returns the same for integer and float inputs, such as a shape."""
+    """Return whether a call's result, such as a shape, is the same for integer and float inputs."""
     if type(call.layer) is WeightTensor:  # It does not read the values of its input.
         return True
     kind = get_kind(call)

@@ -31,7 +31,7 @@ from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.trace_layer import TracedLayer, trace_layer
 
 RECURRENT = layers.RNN, layers.Bidirectional
-"""Layers with a mask argument that they do not pass on to their inner layers."""
+"""Layers that have a mask argument, but do not pass it on to their inner layers."""
 
 _TRACED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
 """Keras' layers that are traced only if they read a mask."""
@@ -48,7 +48,7 @@ class _Symbols(dict[Value, Any]):
 class MaskTensors:
     """Stores the masks of a graph's values as values of the graph, and their calls.
 
-    Tracing replaces the calls that set Keras masks, so `note` is called before a call is traced.
+    Tracing replaces the calls that set Keras masks. Therefore `note` is called before tracing.
     """
 
     def __init__(self, context: LoweringContext) -> None:
@@ -67,7 +67,7 @@ class MaskTensors:
             self._made_by.setdefault(value, call)
 
     def hand_over(self, values: list[Value]) -> None:
-        """Forget which calls compute these values, so the next `note` determines their masks."""
+        """Forget which calls compute the values, so the next `note` determines their masks."""
         for value in values:
             self._made_by.pop(value, None)
 
@@ -84,7 +84,7 @@ class MaskTensors:
         Args:
             call: the call.
             expansion: a call that is traced instead because it computes the same, or None.
-            lenders: other layers that own weights it reads, and variables without a layer.
+            lenders: other layers that own weights the layer reads, and variables without a layer.
 
         Raises:
             CannotTrace, OnlyTrains: if it cannot be traced.
@@ -123,7 +123,7 @@ class MaskTensors:
         return self._traced[key]
 
     def find(self, values: list[Value]) -> dict[Value, Value]:
-        """Return the mask of each value that has one, by value.
+        """Return a dict from each value with a mask to the mask.
 
         Raises:
             CannotTrace: if a mask cannot be traced.
@@ -285,9 +285,9 @@ def masks_nonzero(call: Call) -> bool:
 def reads_floats(
     call: Call, readers: Mapping[Value, list[Call]], outputs: Collection[Value]
 ) -> bool:
-    """Return whether no other call reads the inputs of this Masking.
+    """Return whether no call except this Masking reads the inputs of the Masking.
 
-    It can then compare float values, before the quantizer.
+    If so, the Masking can compare float values, before the quantizer.
     """
 
     def find_sources(value: Value) -> list[Value]:
@@ -306,7 +306,7 @@ def reads_floats(
 
 
 def split_masking(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
-    """Replace a Masking by comparisons with its value and a selection of its input or 0.
+    """Replace a Masking by comparisons with its mask value, which select its input or 0.
 
     Raises:
         CannotTrace: if its mask cannot be traced.

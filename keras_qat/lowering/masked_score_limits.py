@@ -1,4 +1,4 @@
-"""Computes how low masked scores must be for their consumers to ignore them."""
+"""Computes how low masked scores must be so that their consumers ignore them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Distance(NamedTuple):
 
 
 Steps = Generator[tuple[Value, int], Any, Distance | None]
-"""A rule: a generator that yields tensors, receives their distances, and returns a distance."""
+"""A rule: a generator that yields tensors, receives the distance of each, and returns a
+distance."""
 
 BELOW = {
     "softmax": Distance(12.0),
@@ -128,7 +129,7 @@ class ScoreLimits:
         return Distance() if name == "multiply" and is_share else None
 
     def _ask_difference(self, call: Call, other: Value, side: int) -> Steps:
-        """Return the distance if a call subtracts one value per row from scores."""
+        """Return the required distance if a call subtracts one value per row from scores."""
         sizes = zip(other.shape[1:], call.output.shape[1:], strict=False)
         if len(other.shape) != len(call.output.shape) or all(a == b for a, b in sizes):
             return None
@@ -150,7 +151,7 @@ class ScoreLimits:
         return is_known and self._facts.find(find_mask, (condition, replaced[0])) == self._mask
 
     def _reads_shape(self, call: Call) -> bool:
-        """Return whether a call only depends on a tensor's shape, as `tf.ones_like(x[0])`."""
+        """Return whether a call depends only on a tensor's shape, like `tf.ones_like(x[0])`."""
         kind = get_kind(call)
         if kind in READS_SHAPES:
             return True
@@ -164,8 +165,8 @@ Question = tuple[Value, bool]
 def find_mask(question: Question) -> Generator[Question, Any, Question]:
     """Find the mask before a negation or a cast.
 
-    The question is a tensor and one of its values. The answer is the mask and the mask's value for
-    the same elements.
+    The question is a tensor and one of its values. The answer is the mask, and the value of the
+    mask at the elements with that value.
     """
     mask, where = question
     call = mask.producer

@@ -1,8 +1,8 @@
 """Recognizes masked scores: `tf.where(mask, scores, -1e9)` and `scores + mask * -1e9`.
 
-With -1e9, the scale of 8 bits would be 4e6, and all scores would be lost. If all consumers ignore
-masked scores, as a softmax does, these operations become `MaskScores`, which returns the lowest
-quantized value instead. 1e9 before a minimum is handled in the same way.
+A range down to -1e9 would have a scale of 4e6, so 8 bits would lose all scores. A softmax, for
+example, ignores masked scores. If all consumers do, the operations become `MaskScores`, which
+returns the lowest quantized value instead of -1e9. 1e9 before a minimum is treated likewise.
 
 `PATTERNS` lists operations that mask scores. `masked_score_limits.py` computes how low masked
 scores must be. `mask_tensors.py` handles Keras masks.
@@ -43,7 +43,7 @@ from keras_qat.lowering.patterns import (
 from keras_qat.lowering.read_operations import HIDES, read_operation
 
 CONSTANT_HIDES = -1e2
-"""Values of a constant mask up to this mask scores. Other values are at most a tenth of it."""
+"""In a constant mask, entries up to this value mask scores. Others are at most a tenth of it."""
 
 COPIES = ("tile", "broadcast_to", "cast")
 
@@ -57,18 +57,18 @@ class _Mask:
     """1 if masked scores are far below all others, -1 if far above."""
     tensor: Value | None = None
     is_hiding: bool = True
-    """Whether nonzero values of the tensor mask scores. Otherwise zeros mask scores."""
+    """Whether scores are masked where the tensor is nonzero, not where it is 0."""
     visible: NDArray[np.bool_] | None = None
     """False for scores that the constant masks."""
     sum: Call | None = None
-    """A sum that replaces `scores`: it is computed with changed terms, and then masked."""
+    """A sum that is computed with changed terms, and is then masked instead of `scores`."""
     replace: Callable[[Any], Any] = lambda term: term
     """Function that returns the new term for each term of that sum."""
     moves: tuple[Call, ...] = ()
     """Operations that move the tensor to the axes of the scores."""
 
     def compute(self, beyond: float, limit: float | None) -> tf.Tensor:
-        """Compute the scores. Masked scores are `beyond` away from others, and reach `limit`."""
+        """Compute the scores. Masked scores are `beyond` away from all others, and pass `limit`."""
         scores = make_symbol(self.scores)
         if self.sum is not None:
             name = {"name": "unmasked"} if is_operation(self.sum.layer) else {}
@@ -175,9 +175,9 @@ def _read_constant(match: Match, _: object = None) -> _Mask | None:
 
 
 def _read_beside(match: Match, _: object) -> _Mask | None:
-    """Read `scores + (bias + mask * -1e9)`, as in T5, whose bias is for relative positions.
+    """Read `scores + (bias + mask * -1e9)`. In T5, the bias depends on relative positions.
 
-    The bias may also be a mask of later steps, as in BART and OPT.
+    In BART and OPT, the bias is a mask of later steps.
     """
     found = match.found
     bias = found["bias"]
@@ -265,7 +265,7 @@ def _compute_with(call: Call, replace: Callable[[Any], Any], **options: str) -> 
 
 
 def _find_constant(term: Any) -> NDArray[np.floating] | None:
-    """Return a constant, which the graph may copy for each example; None for other tensors."""
+    """Return a constant, also if the graph copies it for each example; None for other tensors."""
     if not isinstance(term, Value):
         return read_array(term)
     is_copy = term.producer is not None and term.shape and get_kind(term.producer) in COPIES

@@ -41,7 +41,7 @@ class Pass:
     Args:
         name: a short description.
         run: function that returns the new graph.
-        after: a property that every graph has after this pass.
+        after: a property that every graph has once this pass has run.
         always: whether it also runs for recipes that keep activations, such as `recipes.contrib`.
     """
 

@@ -1,14 +1,14 @@
 """Finds patterns of operations in a graph, and replaces them.
 
-Other files define patterns, and `RULES` in `passes.py` lists them.
+Other files define patterns. `RULES` in `passes.py` lists all of them.
 
 A pattern looks like the code that it matches:
 
     x, relu6 = tensor("x"), operation("relu6")
     HARD_SWISH = Rule(x * relu6(x + 3.0) / 6.0, lambda x: HardSwish()(x))
 
-It also matches equivalent code: operands of sums and products in another order, Keras layers
-(`Multiply`, `ReLU(6)`, `Activation`) instead of TensorFlow functions, arguments by name, and
+The pattern also matches equivalent code: operands of sums and products in another order, Keras
+layers (`Multiply`, `ReLU(6)`, `Activation`) instead of TensorFlow functions, arguments by name, and
 constants in arrays. If a pattern names a tensor twice, the graph may compute that tensor twice.
 """
 
@@ -201,7 +201,7 @@ class Matcher:
             match = match._replace(calls=(*match.calls, *found.calls))
 
     def _bind(self, name: str, operand: Any, match: Match) -> Match | None:
-        """Return the match with an operand added; None if its name belongs to another operand."""
+        """Return the match with an operand added; None if another operand already has its name."""
         if not name:
             return match
         if name not in match.found:

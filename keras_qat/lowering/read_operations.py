@@ -34,7 +34,7 @@ ACTIVATIONS = {
 """Activation function -> its kind of operation."""
 
 INVERSE = {"subtract": "add", "divide": "multiply"}
-"""Operation -> the equivalent operation with the inverse constant."""
+"""Operation -> the operation that computes the same with the inverse constant."""
 
 FILLS = {"fill": 1, "broadcast_to": 0, "tile": 0, "cast": 0, "identity": 0}
 """Operation that fills a tensor with an argument -> the position of that argument."""
@@ -45,7 +45,7 @@ CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
 SUMS = {"add": operator.add, "subtract": operator.sub}
 
 HIDES = -1e3
-"""A value up to this masks scores if it is added to them or replaces them."""
+"""Scores are masked if a value of at most this is added to them or replaces them."""
 
 
 def read_operation(call: Call) -> tuple[str, list[Any]]:
@@ -83,7 +83,7 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 class Uniform(NamedTuple):
-    """The value of a tensor with equal elements, or with similar and very large or low elements."""
+    """The value of a tensor with equal elements, or with similar elements of great magnitude."""
 
     value: float
     is_exact: bool = True

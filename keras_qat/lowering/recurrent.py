@@ -29,7 +29,7 @@ MERGES: dict[str, Any] = {
 
 
 def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
-    """Split Bidirectional into two layers, ReverseSteps of the second output, and a merge.
+    """Split Bidirectional into two layers, a ReverseSteps after the second layer, and a merge.
 
     The call stays unchanged unless both layers have integer operators.
     """
@@ -100,8 +100,8 @@ def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
 def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
     """Pass the Keras mask of a sequence to a recurrent layer as an argument, and return all calls.
 
-    If the sequence has no mask, other calls of the layer have one. All calls need the same
-    operator, so the sequence gets a mask that is True for all steps. The call stays unchanged if
+    The function is called if any call of the layer has a mask. All calls need the same operator, so
+    a sequence without a mask gets a mask that is True for all steps. The call stays unchanged if
     the layer has no integer operator with a mask.
 
     Raises:
@@ -144,7 +144,7 @@ def split_recurrent(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_state(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a layer that returns its state by a layer that does not. The last step is the state.
+    """Replace a layer that returns its state by one that does not. The last output is the state.
 
     The call stays unchanged unless the new layer has an integer operator.
     """
@@ -193,7 +193,7 @@ def _has_dropout(cell: layers.Layer) -> bool:
 
 
 def _drops_inputs(layer: layers.RNN) -> bool:
-    """Return whether a layer's dropout only drops inputs, and the same inputs in all steps."""
+    """Return whether a layer's dropout only affects inputs, with one mask for all steps."""
     has_one_mask = getattr(layer, "implementation", 2) == 2
     return type(layer) is not layers.RNN and has_one_mask and not layer.recurrent_dropout
 

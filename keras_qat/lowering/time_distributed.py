@@ -19,7 +19,7 @@ _SPLIT_LATER = (layers.SeparableConv1D, layers.SeparableConv2D, layers.TimeDistr
 
 
 def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace TimeDistributed(layer) by FlattenTime, layer and RestoreTime, or only by a Dense.
+    """Replace TimeDistributed(layer) by FlattenTime, layer and RestoreTime, or by a single Dense.
 
     The call stays unchanged if the layer has no operator, or if a size is known only at run time.
     """

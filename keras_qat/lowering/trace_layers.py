@@ -3,9 +3,9 @@
 Custom layers include Lambdas and activation functions of users. A layer that cannot be traced stays
 opaque and computes in float.
 
-All calls of a layer share its weights, so they must be traced in the same way. What a call requires
-is often known only after another call was traced. Therefore all layers are traced again, with the
-results of earlier attempts, until nothing changes.
+All calls of a layer share its weights, so they must be traced in the same way. Often the
+requirements of one call are only known after another call was traced. Therefore all layers are
+traced again, with the results of earlier attempts, until nothing changes.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ class BorrowedWeights:
         self.lenders: dict[layers.Layer, list[layers.Layer]] = {}
         """Layer -> the owners of the weights that it reads."""
         self.owners: dict[int, layers.Layer] = {}
-        """Id of a variable -> the layer that owns it, if other layers call the owner."""
+        """Id of a variable -> the layer that owns the variable, if other layers call that layer."""
         self.outside: dict[layers.Layer, list[tf.Variable]] = {}
-        """Layer -> variables without a layer that it reads. Keras does not train them."""
+        """Layer -> variables that it reads, but that no layer owns. Keras does not train such
+        variables."""
         self.changes = 0
         """Number of changes of this record."""
         self._refused: set[layers.Layer] = set()
@@ -98,7 +99,7 @@ class BorrowedWeights:
         return None
 
     def find_sharing(self) -> set[layers.Layer]:
-        """Return the layers with shared weights, which must therefore stay tensors."""
+        """Return the layers with shared weights. Such weights must stay tensors."""
         owners = set(self.owners.values())
         return owners | {layer for layer, lenders in self.lenders.items() if owners & set(lenders)}
 
@@ -141,7 +142,8 @@ class _Agreement:
     unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Recurrent layers to unroll in every call."""
     apart: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """Layers with weights that stay tensors, because calls compute different tensors from them."""
+    """Layers whose weights stay tensors, because calls compute different tensors from the
+    weights."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
         """Add decisions for layers with calls that disagree. Return whether to try again."""
@@ -202,7 +204,7 @@ class _Attempt:
         return new or [call]
 
     def _find_replacement(self, call: Call, siblings: Sequence[Call]) -> list[Call]:
-        """Return the calls that replace a call; [] if it stays or cannot be traced."""
+        """Return the calls that replace a call; [] if the call stays or cannot be traced."""
         layer, context, may_trace = call.layer, self.context, self.context.may_trace(call)
         parts = (
             self._split_custom_activation(call)

@@ -37,7 +37,8 @@ UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
 def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
     """Return a function that computes a recurrent layer step by step; None if it has an operator.
 
-    The function has the arguments of the layer. With `anyway`, it is returned in any case.
+    The function has the arguments of the layer. With `anyway`, a layer with an operator is
+    unrolled, too.
     """
     layer = call.layer
     if type(layer) is layers.Bidirectional:
@@ -96,7 +97,7 @@ def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
 def find_refused_cells(
     traced: Iterable[layers.Layer], refused: Mapping[layers.Layer, str]
 ) -> dict[layers.Layer, str]:
-    """Return the reasons, by layer, of traced recurrent layers with a cell that stayed opaque."""
+    """Return why the cells of traced recurrent layers stayed opaque: layer -> reason."""
     return {
         layer: refused[cell]
         for layer in traced
@@ -139,8 +140,8 @@ def _run_steps(layer: layers.RNN, inputs: Any, mask: tf.Tensor | None = None, **
     """Call the cell of a layer for each step of a sequence.
 
     The sequence may be a structure of tensors, such as values and the time between them. If the
-    mask of a step is False, the states do not change, and the output is the previous output or
-    zeros.
+    mask of a step is False, the states do not change. The output of the step is then the previous
+    output or zeros.
     """
     # In a list, Keras passes states after the sequence. Any other structure is a sequence.
     sequence, *states = inputs if isinstance(inputs, list) else [inputs]
@@ -177,7 +178,7 @@ def _where(is_there: tf.Tensor, after: tf.Tensor, before: tf.Tensor) -> tf.Tenso
 def _make_initial_states(
     layer: layers.RNN, sequence: Any, step: tf.Tensor, sizes: list[Any]
 ) -> list[tf.Tensor]:
-    """Return the initial states of a custom cell, or zeros."""
+    """Return a custom cell's initial states, or zeros if the cell does not define them."""
     if hasattr(layer.cell, "get_initial_state") and not is_of_keras(layer.cell):
         return tf.nest.flatten(layer.get_initial_state(sequence))
     states, first = [], (layers.Flatten()(step) if len(step.shape) > 2 else step)[:, :1]

@@ -36,7 +36,7 @@ OF_DEPTHWISE = (
     *("depthwise_regularizer", "depthwise_constraint"),
 )
 OF_POINTWISE = ("use_bias", "bias_regularizer", "bias_constraint", "activity_regularizer")
-"""Options that both convolutions have in common with a separable convolution."""
+"""Options of a separable convolution that both of its convolutions also have."""
 
 
 class _Product(NamedTuple):
@@ -94,8 +94,8 @@ def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
 def split_product(call: Call, context: LoweringContext) -> list[Call]:
     """Replace a product with a constant by a layer that does not train.
 
-    A convolution with another tensor, or with a weight that several operations read, becomes a
-    product of patches and that tensor.
+    If the kernel is another tensor, or a weight that several operations read, a convolution becomes
+    a product of patches and the kernel.
     """
     product = _read_product(call)
     if product is None or not call.output.is_float:
@@ -131,7 +131,7 @@ def _multiply_patches(product: _Product, shape: Sequence[int | None]) -> tf.Tens
 def make_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
     """Convert a constant with more than two axes to a weight that does not train.
 
-    Products with several constant matrices are then products of two tensors.
+    A product with several constant matrices then becomes a product of two tensors.
     """
     arguments = [*call.args, *call.kwargs.values()]
     constants = [leaf for leaf in arguments if getattr(read_array(leaf), "ndim", 0) > 2]
@@ -305,7 +305,7 @@ def _read_transposed_convolution(call: Call) -> _Product | None:
 
 
 def _make_dense(x: object, kernel: Value | NDArray[np.generic] | None) -> _Product | None:
-    """Return the product with a weight or a constant that is a matrix; None for other kernels."""
+    """Return the product with a matrix, which is a weight or a constant; None for other kernels."""
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
         return None
     if not isinstance(x, Value) or len(kernel.shape) != 2 or x.shape[-1:] != kernel.shape[:1]:

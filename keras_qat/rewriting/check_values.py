@@ -15,14 +15,14 @@ from keras_qat.keras2.backend import keras, layers
 from keras_qat.messages import warn_caller
 
 FAR, ROUNDED, MANY = 0.05, 1e-3, 0.1
-"""A value is wrong if it differs by more than the first share of the tensor's deviation and the
-second share of the value. More than the third share of wrong values is reported."""
+"""A value is wrong if its error is larger than `FAR` times the tensor's standard deviation plus
+`ROUNDED` times the value. A share of wrong values above `MANY` is reported."""
 
 
 def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> str:
     """Returns the names of outputs that differ from the float model's, and warns about them.
 
-    They differ if layers or operations were expanded incorrectly.
+    Outputs differ if layers or operations were expanded incorrectly.
     """
     traced = {call.within[0].name: None for call in lowered.calls if call.within}
     has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)
@@ -48,8 +48,9 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
 def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[str]:
     """Return the names of outputs that differ; [] if the models cannot be run.
 
-    Inputs in `flags` are 0 or 1. A wrong output must differ in both examples. In one example, a
-    mask may mask all values, so any result is correct.
+    Inputs in `flags` are 0 in one example and 1 in the other. An output is only wrong if it differs
+    in both examples, because a mask may mask all values of one example, and then any result is
+    correct.
     """
     ours, inputs = read_model(qat), draw_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}

@@ -1,4 +1,4 @@
-"""The function `quantize_model`, also for models that users build from quantize-aware layers."""
+"""The function `quantize_model`, and support for models that users build from quantized layers."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def quantize_model(
     Args:
         model: a built Sequential or functional Keras 2 model, or a subclassed model whose `call`
             accepts symbolic tensors. It is not changed. If its class has custom training, such as a
-            `train_step`, the copy is also an instance of that class. A quantized model is copied,
-            and so is a Keras model built from quantized layers, such as an encoder: the copy's
-            `predict` equals its file. A Keras 3 model is converted by `from_keras_3`, with a
-            warning.
+            `train_step`, the copy is also an instance of that class. A quantized model, or a Keras
+            model built from quantized layers, such as an encoder, is copied. The copy's `predict`
+            returns the same as its exported file. A Keras 3 model is converted by `from_keras_3`,
+            with a warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
         scope: the layers to quantize: a name, a prefix of names before a `_`, `/`, `.` or `-`, a
             pattern with `*`, a class name, a list of these, or a function of a layer. All layers
@@ -150,7 +150,7 @@ def quantize_model(
 
 
 def _show_in_float(plan: Plan, name: str) -> None:
-    """Log which layers stay in float, except those in the warning of `warn_about_opaque`."""
+    """Log which layers stay in float, except layers that `warn_about_opaque` warns about."""
     reasons = {
         name: why for name, why in plan.left_in_float.items() if name not in plan.graph.opaque
     }
@@ -201,11 +201,11 @@ def _copy_quantized(
 
 
 def make_exact(model: keras.Model) -> None:
-    """Makes a plain model of quantize-aware layers predict the results of its file, in place.
+    """Makes a plain Keras model of quantize-aware layers predict the results of its exported file.
 
-    Its class becomes `QuantizedModel`. Its layers, weights, names and compilation do not change. It
-    gets the recipe, kernels and target of the model to which the layers belong. If a quantizer
-    reads an output in that model, the output is quantized.
+    The model is changed in place: its class becomes `QuantizedModel`, but its layers, weights,
+    names and compilation stay the same. It gets the recipe, kernels and target of the model to
+    which the layers belong. An output is quantized if a quantizer reads it in that model.
     """
     outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
     # Keras changes the bases of a class when it makes the first functional model with it.

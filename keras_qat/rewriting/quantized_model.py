@@ -54,7 +54,8 @@ from keras_qat.training.steps.custom_training import get_class_config, take_trai
 from keras_qat.training.steps.step_tensors import compute_together
 
 CONVERTS = "convert_with_keras_qat.export_tflite"
-"""Scope of the operations. TFLiteConverter prints it if it converts a SavedModel of the model."""
+"""Name scope of the operations. TFLiteConverter prints it if it converts a SavedModel of the
+model."""
 
 
 @backend.register
@@ -67,7 +68,7 @@ class QuantizedModel(
     quantization. `predict` and `evaluate` return the same quantized values as the exported file.
 
     Shapes: inputs and outputs have the names and shapes of the float model. Their values are float,
-        whatever types the file has.
+    even if inputs and outputs of the exported file are integers.
     """
 
     _recipe: Recipe | None = None
@@ -78,7 +79,7 @@ class QuantizedModel(
     float_masks: Iterable[int] = ()
     """Checksums of masks in the float model's variables. Masks are constants in this model."""
     differing_outputs: str = ""
-    """Names of outputs that differed from the float model when it was quantized."""
+    """Names of outputs that differed from the float model's when the model was quantized."""
     customs: CustomObjects = CustomObjects({}, False)
     """Custom classes of the float model. They are lost when the model is saved and loaded."""
 
@@ -87,7 +88,7 @@ class QuantizedModel(
     trained_as: Config | None = None
     """Configuration of the float model's class, if it has custom training."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Attribute of the float model that this model does not have -> class of the float model."""
+    """Attribute of the float model that this model lacks -> class of the float model."""
 
     safe_mode: bool = False
     """Whether `load_model` had `safe_mode=True`, so code in the configuration must not run."""
@@ -240,7 +241,7 @@ class QuantizedModel(
             layer.recipe, layer.made_for = recipe, weakref.ref(self)
 
     def keep_float_model(self, model: keras.Model) -> None:
-        """Stores the configuration, masks and custom classes of the float model."""
+        """Stores the configuration, the masks and the custom classes of the float model."""
         config = None
         # Some activations, constants, and layers without `get_config` have no configuration.
         with contextlib.suppress(TypeError, ValueError, NotImplementedError):

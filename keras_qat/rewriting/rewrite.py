@@ -59,7 +59,7 @@ def explain_missing_config(layer: keras.layers.Layer) -> str:
 def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
     """Clone a layer without its initializers, because weights are assigned.
 
-    A Normalization becomes float32, because of its statistics.
+    The clone of a Normalization is float32, because its statistics need that precision.
     """
     if isinstance(layer, keras.layers.Normalization):
         changes["dtype"] = "float32"
@@ -91,7 +91,7 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
 def _make_model(
     file_outputs: tuple[str, ...], inputs: tf.Tensor, outputs: tf.Tensor, name: str
 ) -> QuantizedModel:
-    """Create the model. With `file_outputs`, `outputs` are the model's outputs and the files'."""
+    """Create the model. With `file_outputs`, `outputs` has the model's outputs, then the files'."""
     if not file_outputs:
         return QuantizedModel(inputs=inputs, outputs=outputs, name=name)
     outputs, ends = outputs
@@ -229,7 +229,7 @@ class _Visitor:
     def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
         """Return the specification of the output quantizer inside a wrapper, or None.
 
-        If several tensors or calls share the range, a `Quantize` layer has the quantizer.
+        If several tensors or calls share the range, the quantizer is in a `Quantize` layer instead.
         """
         own = self.range_of.get(value)
         if own is None or len(own.observed + own.rounded) > 1:

@@ -26,7 +26,7 @@ from keras_qat.training.steps.custom_training import from_class_config
 Config = dict[str, Any]
 
 LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
-"""The first entry of a model's configuration, because Keras 3's error message begins with it."""
+"""The first entry of a configuration. If Keras 3 loads it, the error message begins with this."""
 
 ENTRIES: Config = {
     "load_with": LOADER,
@@ -83,7 +83,7 @@ def describe_model(model: keras.Model) -> Config:
 
 
 def split_config(config: Config) -> tuple[Config, Config]:
-    """Splits a configuration into Keras' entries and `ENTRIES`, with defaults for the latter."""
+    """Splits a configuration into Keras' entries and `ENTRIES`. Missing `ENTRIES` get defaults."""
     of_keras = {name: value for name, value in config.items() if name not in ENTRIES}
     required = {name: config[name] for name in REQUIRED}
     return of_keras, {**ENTRIES, **{n: config[n] for n in ENTRIES if n in config}, **required}

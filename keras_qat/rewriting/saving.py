@@ -25,7 +25,7 @@ FILES = (".keras", ".h5", ".hdf5")
 """Suffixes of the formats that Keras writes as one file."""
 
 FLOAT_WEIGHTS = "Load float weights into the float model, and then quantize it."
-"""Advice for weights that do not fit."""
+"""Advice in the error message for weights that do not fit."""
 
 EXPORTED = {".tflite": "export_tflite", ".cc": "export_c"}
 """Suffix of an exported file -> the function that writes it."""
@@ -41,8 +41,8 @@ class WholeFiles:
     def save(self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
         """Saves the model as Keras documents it, but atomically.
 
-        Keras overwrites the old file or folder, which would be lost if the process is killed or the
-        disk is full.
+        Keras itself overwrites the old file or folder. If the process were killed or the disk full,
+        both the old and the new version would be lost.
 
         Raises:
             ValueError: if the suffix is that of an exported file, such as `.tflite`.
@@ -102,7 +102,7 @@ class WholeFiles:
 
 
 def _is_float_checkpoint(path: FilePath) -> bool:
-    """Whether a path is a checkpoint without quantizers, which Keras would load partially."""
+    """Whether a path is a checkpoint without quantizers, of which Keras would load only a part."""
     if not isinstance(path, (str, os.PathLike)) or not os.path.exists(f"{os.fspath(path)}.index"):
         return False
     names = [name for name, _ in tf.train.list_variables(os.fspath(path))]
@@ -113,7 +113,7 @@ def read_at_once(store: h5py.Group) -> h5py.Group:
     """Moves the weights of the `.keras` file that Keras is loading into memory.
 
     HDF5 seeks backwards for every weight. Before Python 3.12, `zipfile` then reads the file again
-    from its start, which takes half a minute for large models.
+    from the start. Large models would take half a minute to load.
 
     Args:
         store: the argument of the model's `load_own_variables`.

@@ -33,9 +33,10 @@ def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
     """Returns a float Keras model with the weights of a quantization-aware model.
 
     The result has the layers, names, nesting, inputs and outputs of the float model that was
-    quantized, and the `trainable` flags of the quantization-aware model. It computes the same as
-    the quantization-aware model with quantization off, and Keras loads it without keras_qat. If the
-    float model was subclassed, the result has its layers, but not its class and attributes.
+    quantized, and the `trainable` flags of the quantization-aware model. It returns the same
+    outputs as the quantization-aware model with quantization off. Keras can load it without
+    keras_qat. If the float model was subclassed, the result has its layers, but not its class and
+    attributes.
 
     Args:
         model: a quantization-aware model. It is not changed.
@@ -110,7 +111,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
     layer_of = {layer.name: layer for layer in model.layers}
 
     def has_layer(call: Call) -> bool:
-        """Whether the quantized model has the layer itself, as in files of earlier versions."""
+        """Whether the quantized model has the layer unwrapped, as in files of earlier versions."""
         layer: Any = layer_of.get(PREFIX + call.name)
         layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
         return type(layer) is type(call.layer)

@@ -13,7 +13,7 @@ from keras_qat.rewriting.strip import strip_quantization
 
 
 def to_keras_3(model: keras.Model, keras_3_model: Any) -> Any:
-    """Assigns the weights of a model to its original Keras 3 model, or to an equal one.
+    """Assigns the weights of a model to its original Keras 3 model, or to an equal model.
 
     Args:
         model: the model that `from_keras_3` returned, or a model that `quantize_model` made from it

@@ -8,7 +8,7 @@ from keras_qat.keras2.backend import keras
 
 
 class CannotTrace(Exception):
-    """Explains in a few words why a layer cannot be traced."""
+    """Raised for a layer that cannot be traced. The message explains the reason in a few words."""
 
 
 class TooLarge(CannotTrace):
@@ -34,9 +34,9 @@ class OnlyTrains(Exception):
 class MustTraceInline(BaseException):
     """Raised for an inner layer that must be traced as if its code were in the outer layer.
 
-    The layer has weights but reads no tensor, such as an embedding of positions. Or it stores a
-    tensor of one call in an attribute, and is called again. It does not derive from `Exception`,
-    because custom code may catch exceptions.
+    The layer has weights but reads no tensor, such as an embedding of positions. Or the layer
+    stores a tensor of one call in an attribute, and is called again. This class does not derive
+    from `Exception`, because custom code may catch exceptions.
     """
 
     def __init__(self, layer: keras.layers.Layer) -> None:

@@ -20,7 +20,7 @@ HELD = "keras_qat: the number"
 
 
 class _Unknown(Exception):
-    """Raised for a tensor that depends on more than sizes."""
+    """Raised for a tensor that does not depend on sizes alone."""
 
 
 def find_value(tensor: Any) -> NDArray[Any] | None:
@@ -79,7 +79,7 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
 
     Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`, also in code
     that AutoGraph converts. TensorFlow and Keras still see symbolic tensors. Keras interprets a
-    vector of integers as sizes, and refuses negative sizes. This block accepts them.
+    vector of integers as sizes, and refuses negative sizes. This block accepts negative sizes.
     """
     create = KerasTensor.from_tensor
 
@@ -115,7 +115,7 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
 
 
 def is_called_by_user(*others: str) -> bool:
-    """Returns whether custom code calls the method that calls this function.
+    """Returns whether the method that calls this function was called by custom code.
 
     Args:
         others: more packages that are not user code, besides Keras, NumPy and TensorFlow.

@@ -38,7 +38,7 @@ def trace_inner_calls(
     Some layers are traced inline, as if their code were in the call of `outer`:
     - layers whose weights `outer` borrows (`lenders`), and layers that contain them
     - custom layers without weights that the call creates, because code may read their attributes
-    - the steps of a recurrent layer whose cell is such a layer
+    - the steps of a recurrent layer, if one of these layers is its cell
 
     Raises:
         MustTraceInline: for a layer that must be traced inline, because its inputs would otherwise
@@ -98,7 +98,7 @@ def _has_symbolic_weight(layer: keras.layers.Layer) -> bool:
 
 
 def _holds_symbols(layer: keras.layers.Layer) -> bool:
-    """Return whether attributes of a layer without weights are tensors of the outer layer."""
+    """Return whether a layer without weights has tensors of the outer layer as attributes."""
     if isinstance(layer, keras.Model) or layer.weights:
         return False
     held = vars(layer)
@@ -106,7 +106,7 @@ def _holds_symbols(layer: keras.layers.Layer) -> bool:
 
 
 def _keeps_tensors(layer: keras.layers.Layer) -> bool:
-    """Return whether attributes of a custom layer without `training` are tensors of a trace."""
+    """Return whether a custom layer without `training` has tensors of a trace as attributes."""
     if _is_known(layer) or "training" in inspect.signature(type(layer).call).parameters:
         return False
     is_constant = (tf.Variable, tf.__internal__.EagerTensor)
@@ -163,7 +163,7 @@ def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
 def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
     """Returns a context manager that restores attributes with symbolic tensors after its block.
 
-    A later call that reads such a tensor is not traced, because the tensor would be a constant.
+    A later call that reads a stored tensor is not traced, because the tensor would be a constant.
     """
     with contextlib.ExitStack() as block:
         for owner in layer._flatten_layers():

@@ -23,11 +23,11 @@ _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured
 _NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
 MASKS = -100.0
-"""A variable with only values this low or 0 is a mask that is added to scores."""
+"""A variable is a mask that is added to scores if each value is 0 or at most this."""
 
 
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
-    """Returns a layer and the custom objects in its attributes, each with its weights.
+    """Returns a layer and the custom objects in its attributes, each with its own weights.
 
     Weights are attributes that contain variables. An example of a custom object is a `tf.Module`,
     whose variables Keras trains.
@@ -66,8 +66,8 @@ def _is_custom_object(value: object) -> bool:
 def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
     """Returns the tensor that code reads instead of a variable: symbolic, or constant for a mask.
 
-    The symbolic tensor has the methods of a variable. Non-trainable integers, such as a flag or a
-    counter, have values that Python can read.
+    The symbolic tensor has the methods of a variable. For a non-trainable integer, such as a flag
+    or a counter, Python can read the tensor's value.
     """
     if is_constant_mask(variable):
         return tf.constant(variable.numpy())
@@ -81,7 +81,7 @@ def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
 def is_constant_mask(variable: tf.Variable) -> bool:
     """Returns whether a non-trainable variable is a mask of scores, as in window attention.
 
-    Its values are booleans, zeros and ones, or large negative values. It is traced as a constant.
+    The values are booleans, zeros and ones, or large negative values. A mask becomes a constant.
     """
     kind, size = variable.dtype, variable.shape.num_elements()
     if variable.trainable or not size or size < 2 or kind.is_complex:
@@ -142,7 +142,7 @@ def let_assign(
         layer: the layer, or another holder of weights.
         attributes: the attributes with weights.
         symbols: id of a variable -> the symbol that replaces it.
-        assigned: a dict to which it adds id of a variable -> the tensor assigned last.
+        assigned: a dict to which the function adds: id of a variable -> the tensor assigned last.
     """
 
     def make_assign(name: str, variable: tf.Variable) -> Callable[..., Any]:

@@ -25,11 +25,11 @@ _CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 
 
 class NotKnown(Exception):
-    """Raised for loops of unknown length, and for functions that cannot be vectorized."""
+    """Raised for a loop of unknown length, and for a function that cannot be vectorized."""
 
 
 class _ExampleModel(keras.Model):
-    """A model without counters, because a `Lambda` may not create variables."""
+    """A model without Keras' counters, because a `Lambda` may not create variables."""
 
     def _init_batch_counters(self) -> None:
         pass
@@ -41,7 +41,7 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     The function is traced for one example. Each of its operations is then called for all examples.
 
     Raises:
-        NotKnown: if other sizes than the batch size are unknown, if the function reads a tensor of
+        NotKnown: if any size except the batch size is unknown, if the function reads a tensor of
             the entire batch, or for an unsupported operation.
     """
     batches = tf.nest.flatten(elems)
@@ -81,7 +81,7 @@ def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[Ke
     """Return the symbolic tensors that do not depend on an example, such as weights.
 
     Raises:
-        NotKnown: if some depend on the entire batch, or if an output depends on no example.
+        NotKnown: if a tensor depends on the entire batch, or an output on no example.
     """
     shared: dict[int, KerasTensor] = {}
     follows = dict.fromkeys(map(id, ones), True)
@@ -212,7 +212,7 @@ def _shift_axes(axes: Iterable[int]) -> list[int]:
 
 
 def _align(x: KerasTensor, rank: int) -> KerasTensor:
-    """Add axes to a batch, so its examples broadcast like an example with `rank` axes."""
+    """Add axes to a batch, so that its examples broadcast like one example with `rank` axes."""
     missing = rank + 1 - len(x.shape)
     return tf.reshape(x, [-1, *([1] * missing), *x.shape[1:]]) if missing else x
 
@@ -239,7 +239,7 @@ _ALIGNED = {
     *("greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_not"),
     *("where", "zeros_like", "ones_like", "identity", "stop_gradient", "reciprocal"),
 }
-"""Operations that broadcast their first axes, like an addition."""
+"""Operations that broadcast their first axes, as an addition does."""
 
 
 _RESHAPES = {"reshape", "expand_dims", "squeeze"}

@@ -1,7 +1,7 @@
 """Lists the functions of TensorFlow and Keras that are replaced while a layer is traced.
 
-Not all TensorFlow functions accept Keras' symbolic tensors, and Python cannot iterate or compare
-them. Each entry of `PATCHES` supports one kind of code.
+Some TensorFlow functions do not accept Keras' symbolic tensors, and Python cannot iterate over
+symbolic tensors or compare them. Each entry of `PATCHES` adds support for one kind of code.
 """
 
 from __future__ import annotations

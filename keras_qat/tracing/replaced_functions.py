@@ -109,7 +109,7 @@ class _AnyTensor(type):
 def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
     """Makes type checks accept symbolic tensors as tensors inside a `with` block.
 
-    It only affects custom code, because TensorFlow and Keras import these types elsewhere.
+    This only affects custom code, because TensorFlow and Keras import the types from elsewhere.
     """
     is_tensor = tf.is_tensor
     return patch_members(
@@ -123,8 +123,8 @@ def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
 def draw_largest() -> Iterator[None]:
     """Makes `random` and `numpy.random` return their largest values inside a `with` block.
 
-    The values become constants of a trace. With the largest values, LayerDrop omits no layer: `if
-    training and np.random.uniform(0, 1) < self.layerdrop: continue`.
+    The values become constants of a trace. With the largest values, code such as LayerDrop omits no
+    layer: `if training and np.random.uniform(0, 1) < self.layerdrop: continue`.
     """
     draw = np.random.uniform
 
@@ -144,9 +144,9 @@ def draw_largest() -> Iterator[None]:
 
 @contextlib.contextmanager
 def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
-    """Makes TensorFlow draw new random values in each step inside a `with` block.
+    """Makes random functions of TensorFlow, traced in a `with` block, draw new values in each step.
 
-    Without a symbolic argument, as in `tf.random.normal(w.shape)`, it would draw them only once.
+    Without a symbolic argument, `tf.random.normal(w.shape)` would draw its values only once.
     """
 
     def draw_anew(draw: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,8 +50,7 @@ class TracedLayer:
             weights.
         weights: input of the graph -> the variable that it represents.
         regularizers: id of a variable -> its regularizer.
-        carries_masks: whether the outputs' Keras masks are those of the inner calls, not the
-            layer's.
+        carries_masks: whether the inner calls, not the layer, determine the outputs' Keras masks.
     """
 
     graph: Graph
@@ -75,7 +74,7 @@ def trace_layer(
     Raises:
         CannotTrace: if the layer cannot be traced.
         ReadsWeights: if it reads weights of layers that are not in `lenders`.
-        OnlyTrains: if it only computes something in training.
+        OnlyTrains: if it returns its input at inference, and computes something only in training.
     """
     layer = call.layer
     _check(layer)

@@ -32,16 +32,16 @@ NOISE = {
 """Layers that return their input at inference."""
 
 _PHASE = "keras_qat: the phase"
-"""Placeholder for a `training` argument that follows the model's phase."""
+"""Placeholder for a `training` argument that is replaced by the model's phase."""
 
 
 def follow_training(trained: Trace, tested: Trace) -> None:
-    """Makes inner layers follow the model's phase, if the layer passes its phase to them.
+    """Makes inner layers follow the model's phase, if the outer layer passes its own phase to them.
 
     Raises:
         CannotTrace, OnlyTrains: if the layer computes differently in training.
-        MustTraceInline: if an argument of an inner layer with another name than `training` is the
-            phase.
+        MustTraceInline: if an inner layer receives the phase as an argument that is not named
+            `training`.
     """
     does_nothing = _returns_input(tested) and not trained.weights
     refusal: Exception = CannotTrace("it computes differently in training")
@@ -137,14 +137,15 @@ def _is_random_like_layer(trained: Trace) -> bool:
 
 
 class _TrainingSections:
-    """Compares traces of a layer in training and at inference, which omits some sections.
+    """Compares a layer's trace in training with its trace at inference, which lacks some sections.
 
-    A section is stochastic depth written by hand: `x / keep * mask` in training, `x` otherwise. A
-    section computes a tensor from another tensor of the same shape, without weights. It may also
-    read tensors that inference computes: `mean + deviation * noise` in training, `mean` otherwise.
+    An example of a section is stochastic depth written by hand: `x / keep * mask` in training, `x`
+    otherwise. A section computes a tensor from another tensor of the same shape, without weights.
+    It may also read tensors that inference computes: `mean + deviation * noise` in training, `mean`
+    otherwise.
 
     Args:
-        trained, tested: traces of training and of inference. The first is changed.
+        trained, tested: traces of training and of inference. The trace of training is changed.
     """
 
     def __init__(self, trained: Trace, tested: Trace) -> None:
@@ -155,9 +156,9 @@ class _TrainingSections:
             for trace in (trained, tested)
         ]
         self.starts: dict[tuple[int, int], Any] = {}
-        """Ids of a tensor of each trace -> the start of the section that computes the first.
-
-        If both tensors are equal, it is the first tensor. If they do not correspond, it is None.
+        """Ids of a tensor of each trace -> the start of the section that computes the tensor of
+        training. If both tensors are equal, it is the tensor of training. If they do not
+        correspond, it is None.
         """
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
         """Ids of a section's start and end -> other tensors that it reads, in both traces."""
@@ -240,7 +241,7 @@ class _TrainingSections:
         return True
 
     def _find_partner(self, a: KerasTensor) -> KerasTensor | None:
-        """Return the tensor of inference that equals a tensor of training, or None."""
+        """Return the tensor at inference that equals a tensor in training, or None."""
         if (index := self.inputs[0].get(id(a))) is not None:
             b = self.tested.model.inputs[index]
             self.starts[id(a), id(b)] = a
@@ -298,9 +299,9 @@ def _flatten_arguments(node: Node) -> list[Any]:
 
 
 def _sort_nodes(trace: Trace) -> list[Node]:
-    """Return the nodes of a trace in an order that additional layers in a branch do not change.
+    """Return the nodes of a trace in an order that stays the same if a branch has more layers.
 
-    Nodes that compute a node's first argument come before nodes that compute its second argument.
+    The nodes that compute the first argument of a node come before the nodes for the second.
     """
     producers = _find_producers(trace)
     order: dict[Node, None] = {}
@@ -329,10 +330,10 @@ def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
 
 
 def _identify(node: Node) -> Any:
-    """Return a key that is equal for nodes that compute the same.
+    """Return a key that is equal for two nodes that compute the same function.
 
-    For layers without weights it is their configuration, because code such as `keras.layers.add`
-    creates a new layer in each call.
+    A layer without weights is identified by its configuration, because code such as
+    `keras.layers.add` creates a new layer in each call.
     """
     layer = node.layer
     if name := name_in_tensorflow(layer):

@@ -20,10 +20,11 @@ MOST_STEPS = 32
 
 @contextlib.contextmanager
 def unroll_loops() -> Iterator[None]:
-    """Unrolls loops with a known trip count over symbolic tensors inside a `with` block.
+    """Unrolls loops over symbolic tensors if the trip count is known, inside a `with` block.
 
-    It replaces `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`. `tf.cond`
-    executes one branch if its condition depends only on sizes, and a `tf.TensorArray` is a list.
+    It replaces `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`. If the
+    condition of a `tf.cond` depends only on sizes, only one branch is executed. A list replaces
+    `tf.TensorArray`.
     """
     backend: Any = inspect.getmodule(keras.backend.rnn)
     with contextlib.ExitStack() as block:
@@ -42,7 +43,7 @@ def unroll_loops() -> Iterator[None]:
 def _prefer(new: Callable[..., Any], old: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls `new`, and `old` if `new` raises `NotKnown`.
 
-    It always calls `old` in graphs, in which inner layers are built.
+    The returned function always calls `old` inside a graph, because inner layers are built there.
     """
 
     def call(*args: object, **kwargs: object) -> Any:

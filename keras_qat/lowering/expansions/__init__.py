@@ -3,10 +3,10 @@
 Each file defines some of these tables, which map a kind of operation to its expansion:
 
 - `EARLY`: expansions of float operations before masks, softmax and chains of elementwise operations
-  are recognized; `EARLY_OF_INTEGERS`: the same for integer operations.
-- `OPERATIONS`: expansions after that; `OF_FLOATS`: only if all inputs and outputs are float.
+  are recognized; `EARLY_OF_INTEGERS`: early expansions of integer operations.
+- `OPERATIONS`: expansions after that; `OF_FLOATS`: those for calls with float tensors only.
 - `LAYERS`: layer class, or its `get_class_path` -> a function of the layer and its inputs;
-  `LAYERS_ALWAYS`: the same for all recipes, even those that leave operations unchanged.
+  `LAYERS_ALWAYS`: layers that are expanded even by recipes that leave operations unchanged.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _clip(t: tf.Tensor, clip_value_min: Any, clip_value_max: Any) -> tf.Tensor:
 def _normalize(
     x: tf.Tensor, axis: Any = None, epsilon: float = 1e-12, dim: object = None
 ) -> tf.Tensor:
-    """Normalize along the last axis, between two transposes."""
+    """Transpose the axis to the end, normalize along it, and transpose back."""
     rank, axes = len(x.shape), tf.nest.flatten([axis])
     require(len(axes) == 1 and isinstance(axes[0], int) and axes[0] % rank not in (0, rank - 1))
     order = list(range(rank))
@@ -107,8 +107,8 @@ def _fill_like(
 def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.Tensor:
     """Round a constant in a comparison to the quantized values of the other operand.
 
-    Otherwise the tensor might never equal the constant. For example, the quantized value nearest to
-    -1.0 may be -1.003.
+    Without rounding, the operand might never equal the constant. For example, the quantized value
+    nearest to -1.0 may be -1.003.
     """
     x, y = (x, y) if is_tensor(x) else (y, x)
     wanted = unwrap(read_scalar(y))
@@ -146,7 +146,7 @@ def _evaluate_polynomial(coeffs: Any, x: tf.Tensor) -> tf.Tensor:
 def _cumulative_product(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
-    """Multiply by products of the last 1, 2, 4, ... values, which rounds fewer times."""
+    """Multiply by products of the last 1, 2, 4, ... values, so results are rounded fewer times."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
 

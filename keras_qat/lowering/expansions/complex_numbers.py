@@ -1,8 +1,8 @@
 """Expands operations on complex numbers to operations on pairs of floats.
 
 TFLite has no integer kernels for complex numbers. A Fourier transform becomes a product with
-matrices of cosines and sines. Audio models begin with such operations: transforms, movements and
-products of spectra, up to an operation that returns floats.
+matrices of cosines and sines. Many audio models begin with complex operations: they transform,
+reorder and multiply spectra, and then convert them to floats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keras_qat.lowering.expand_call import require, unwrap
 from keras_qat.tracing.cannot_trace import TooLarge
 
 Pair = tuple[Any, Any]
-"""(real part, imaginary part). None is an imaginary part of zeros."""
+"""(real part, imaginary part). None stands for an imaginary part of zeros."""
 
 Transform = Callable[..., NDArray[Any]]
 """A function of `np.fft`."""
@@ -91,7 +91,7 @@ def _list_complex_calls(end: Call) -> list[Call]:
 
 
 def _is_complex(value: Value) -> bool:
-    """Return whether a value is complex and computed, or is zeros for an imaginary part."""
+    """Return whether a value is complex and computed, or holds zeros for an imaginary part."""
     return value.producer is not None and (
         value.is_complex or get_kind(value.producer) == "zeros_like"
     )
@@ -172,7 +172,7 @@ def _require_imag(x: Pair) -> tf.Tensor:
 
 
 def _magnitude(x: Pair) -> Any:
-    """Compute the magnitude as larger * f(smaller / larger), because squares need more bits."""
+    """Compute the magnitude as larger * f(smaller / larger). Squares would need more bits."""
     real, imag = x
     if imag is None:
         return tf.abs(real)
@@ -259,6 +259,6 @@ RULES: dict[str, Callable[..., Any]] = {
 """Kind of an operation -> a function that computes it with pairs."""
 
 SEPARABLE = MOVES.union(("pad", "reduce_mean", "reduce_sum"))
-"""Kinds of operations that treat real and imaginary parts separately and alike."""
+"""Kinds of operations that apply the same function to the real and to the imaginary parts."""
 
 KNOWN = {*RULES, "zeros_like", *SEPARABLE}

@@ -1,6 +1,6 @@
 """Expands copies of a tensor for each example, such as a class token, to a sum with zeros.
 
-A sum needs no sizes that are computed at run time, which some runtimes do not support.
+Some runtimes do not support sizes that are computed at run time. A sum needs no such sizes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to":
 """Operation that copies a tensor -> names of its other arguments."""
 
 SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
-"""Operation that fills a tensor -> name of its argument for the sizes."""
+"""Operation that fills a tensor -> name of the argument that holds the sizes."""
 
 
 def _copy(*args: object, **kwargs: object) -> tf.Tensor:
@@ -104,7 +104,7 @@ def _find_call(args: object, kwargs: object) -> Call:
 
 
 def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
-    """Call an operation with integers instead of tensors for known sizes."""
+    """Call an operation, with integers instead of tensors as arguments for known sizes."""
     numbers = {value: size for value, size in sizes.items() if isinstance(size, int)}
     args, kwargs = map_values(
         lambda value: numbers[value] if value in numbers else make_symbol(value),
@@ -114,9 +114,10 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return the rows per copy in the tensor that determines the counts; None if unknown.
+    """Return how many rows of the tensor that determines the counts belong to a copy, or None.
 
-    It is 1, or the `size` of the copied table if examples and heads are merged.
+    The result is 1, or the `size` of the copied table if examples and heads are merged. It is None
+    if the number is unknown.
     """
     like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):

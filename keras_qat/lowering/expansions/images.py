@@ -19,7 +19,7 @@ from keras_qat.ops.movement import read_window
 from keras_qat.ops.resize import read_resize_options
 
 KERNELS = ("bilinear", "nearest")
-"""Methods of TFLite's kernels."""
+"""Interpolation methods of TFLite's kernels."""
 
 MOST_CROPS = 64
 """Patches with more pixels than this stay in float."""
@@ -39,7 +39,7 @@ def _resize(
 
 
 def _old_resize(images: tf.Tensor, *args: object, **options: object) -> tf.Tensor:
-    """Expand TensorFlow 1's resize for images of one pixel, for which it equals TensorFlow 2's."""
+    """Expand TensorFlow 1's resize of one-pixel images, which equals TensorFlow 2's resize."""
     before, sizes = images.shape, get_call(images).output.shape[1:3]
     require(len(before) == 4 and tuple(before[1:3]) == (1, 1) and None not in sizes)
     return layers.Resizing(*sizes, interpolation="nearest")(images)
@@ -57,7 +57,7 @@ def _extract_patches(
 ) -> tf.Tensor:
     """Use `tf.nn.space_to_depth`, or crops if patches overlap.
 
-    If patches have strides, a strided max pooling with windows of one pixel selects them.
+    If the patches have strides, a strided max pooling with windows of one pixel selects patches.
     """
     windows = [read_window(option, 2) for option in (sizes, strides, rates)]
     require(all(windows) and None not in images.shape[1:3])

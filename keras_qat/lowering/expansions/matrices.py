@@ -88,7 +88,7 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
 
 
 def _squeeze_constant(x: Any, term: str, other: str) -> tuple[Any, str]:
-    """Remove the axes of a constant that broadcast to axes of the term `other`."""
+    """Remove the axes of size 1 of a constant that broadcast to axes of the term `other`."""
     constant = read_array(x)
     if constant is None:
         return x, term
@@ -218,7 +218,7 @@ def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
 
 
 def _multiply_outer(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Expand the matrix product of a column and a row, for which integers have no operator."""
+    """Expand the matrix product of a column and a row, which has no integer operator."""
     require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
     return a * b
 
@@ -240,7 +240,7 @@ EARLY: dict[str, Expansion] = {
 
 
 def _einsum_dense(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Before the product, sum over the axes that the kernel and the output lack."""
+    """Sum over the axes that the kernel and the output lack, and then compute the product."""
     inputs, kernel, output = re.split(",|->", layer.equation)
     summed = [axis for axis in inputs.replace("...", "") if axis not in kernel + output]
     require(summed and layer.built)
@@ -324,7 +324,7 @@ def _cumulative_sum(
 def expand_resize(images: tf.Tensor, size: Any, **options: object) -> tf.Tensor:
     """Expand a resize to two products with matrices, along rows and along columns.
 
-    Resizing images with a single row or column of ones computes the matrices.
+    The matrices are computed by resizing images with a single row or column of ones.
     """
     call = get_call(images)
     require(len(images.shape) == 4 and images.dtype.is_floating)

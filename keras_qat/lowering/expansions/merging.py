@@ -1,4 +1,4 @@
-"""Expands layers and operations that merge tensors to merges that TFLite's operators support."""
+"""Expands layers and operations that merge tensors to calls that TFLite's operators support."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from keras_qat.ops.registry import find_op
 def _align_axes(expansion: Expansion | None = None) -> Expansion:
     """Return an expansion of a merging layer that first reshapes all tensors to the same rank.
 
-    Keras adds axes after the batch, but operators would add them before it. A list of one tensor is
-    returned unchanged.
+    Keras adds missing axes after the batch, but operators would add them before it. A list of one
+    tensor is returned unchanged.
     """
 
     def expand(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -> tf.Tensor:
@@ -81,7 +81,7 @@ def _dot(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
 
 
 def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Expand a Rescaling: cast integers such as pixels first, and add a channel axis if missing."""
+    """Expand a Rescaling: cast integers such as pixels, and add a channel axis if there is none."""
     if not x.dtype.is_floating:
         return layer(tf.cast(x, dtype=layer.compute_dtype, name="cast"))
     if len(x.shape) > 1:  # TFLite's operator needs the number of channels.
@@ -133,7 +133,8 @@ def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: ob
     """Insert a Rescaling(1) after inputs with a fixed range, if other inputs have other ranges.
 
     For example, if a sigmoid and another tensor are concatenated, they must share one range in
-    TFLite. The Rescaling converts the range exactly, but QUANTIZE would round again.
+    TFLite. The Rescaling converts the range without a second rounding, but QUANTIZE would round
+    again.
     """
     answers: dict[Value, Any] = {}
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
@@ -146,7 +147,8 @@ def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: ob
 def _convert_second_factor(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
     """Insert a Rescaling(1) before a product's second input, if its fixed range begins at 0.
 
-    A softmax has such a range, but XNNPACK requires a range that is symmetric around 0.
+    For example, the second input may be a softmax. XNNPACK requires a second factor with a range
+    that is symmetric around 0.
     """
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
     require(len(tensors) == 2)
@@ -170,7 +172,7 @@ def _call_with_rescaled(
 
 
 def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] | None]:
-    """Find the fixed range of a tensor. Layers that keep the range may follow its operator."""
+    """Find the fixed range of a tensor, also after layers that do not change the range."""
     call = value.producer
     op = find_op(call) if call else None
     if call is not None and op is not None and isinstance(op.output, SharedRange):

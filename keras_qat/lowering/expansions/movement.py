@@ -28,7 +28,7 @@ from keras_qat.ops.slicing import SLICE, items_for_axes
 def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf.Tensor:
     """Expand `tf.gather_nd` to a `tf.gather` from each example.
 
-    If `batch_dims` is 0, the first index must be the number of the example, as in
+    If `batch_dims` is 0, the first index must be the index of the example, as in
     `tf.gather_nd(images, tf.stack([examples, rows, columns], -1))`.
     """
     require(is_tensor(params) and is_tensor(indices) and read_scalar(batch_dims) in (0, 1))
@@ -163,7 +163,7 @@ def _argsort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") ->
 
 
 def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
-    """Sort along an axis other than the last, between two transposes."""
+    """Transpose an axis other than the last to the end, sort along it, and transpose back."""
     rank = len(values.shape)
     order = list(range(rank))
     require(isinstance(axis, int) and 0 < axis % rank < rank - 1)
@@ -172,7 +172,7 @@ def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCEND
 
 
 def _choose(condition: tf.Tensor, x: tf.Tensor = None, y: tf.Tensor = None) -> tf.Tensor:
-    """Expand `tf.where` with a constant condition, unless its values are large, as in masks."""
+    """Expand `tf.where` with a constant condition, unless it selects large values, as masks do."""
     condition = np.asarray(condition)
     numbers = [read_scalar(end) for end in (x, y)]
     require(condition.dtype == bool and (x is not None and y is not None))

@@ -42,7 +42,7 @@ def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 def _normalize_batch(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
     """Expand a BatchNormalization so that it normalizes the last of two axes.
 
-    For images, Keras' operation would update the moving variance differently.
+    If the input became an image, Keras' operation would update the moving variance differently.
     """
     shape, rank = x.shape, len(x.shape)
     axes = sorted(axis % rank for axis in tf.nest.flatten([layer.axis]))
@@ -67,7 +67,7 @@ LAYERS: dict[type, Expansion] = {
 
 
 def scale(x: tf.Tensor, factor: float, **options: object) -> tf.Tensor:
-    """Multiply by a number, with a Rescaling if possible, because other passes can fold it."""
+    """Multiply by a number. If possible, use a Rescaling, because other passes can fold it."""
     if len(x.shape) > 1 and x.shape[0] is None:
         return layers.Rescaling(factor, **options)(x)
     return tf.multiply(x, np.float32(factor), **options)
@@ -91,7 +91,7 @@ def _sum(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> t
 def _merge(
     input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False, *, merge: Callable[..., Any]
 ) -> tf.Tensor:
-    """Merge a list of tensors, instead of stacking them along axis 0 and reducing this axis."""
+    """Merge the tensors of a list, instead of stacking them along axis 0 and reducing this axis."""
     require(isinstance(input_tensor, (list, tuple)) and len(input_tensor) > 1)
     require(axis in (0, [0], (0,)) and not keepdims and all(map(is_tensor, input_tensor)))
     return merge()(list(input_tensor))
@@ -145,8 +145,8 @@ def _cumulative_log_sum_exp(
     """Combine each value with the values 1, 2, 4, ... positions before it.
 
     The logarithm of exp(a) + exp(b) is max(a, b) + rest. The rest is between 0 and log(2), so 8
-    bits are enough for it. The first result of an exclusive sum, log(0), becomes the lowest other
-    result.
+    bits are enough for it. The first result of an exclusive sum would be log(0). It is replaced by
+    the lowest other result.
     """
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and (x.shape[axis] or 0) > 1)
     axis, size = axis % len(x.shape), x.shape[axis]
