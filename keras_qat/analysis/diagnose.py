@@ -43,12 +43,12 @@ FITTED = 256
 """Maximum number of examples for the ranges and biases of remedies."""
 CALIBRATE = "calibrate(qat, x)"
 SUSPECTS = 3
-"""Number of layers to try with more precision: those with the largest drops of the SQNR."""
+"""Number of layers to try with more precision. They are the layers where the SQNR drops most."""
 GAIN = 3.0
 """Minimum gain of a listed remedy in dB. 3 dB are half of the noise."""
 BEYOND, USED = 0.01, 0.5
-"""Ranges are reported if more than the first share of an input's values lies outside, or if its
-values use less than the second share of the range."""
+"""A range is reported if more than the share `BEYOND` of an input's values lies outside, or if the
+values use less than the share `USED` of the range."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Quality:
     """How close the quantized model is to the float model.
 
     Args:
-        sqnr: signal-to-quantization-noise ratio in dB, the mean of all outputs; None if the
+        sqnr: signal-to-quantization-noise ratio in dB, averaged over all outputs; None if the
             outputs are the same for all examples.
         agreement: share of rows with the same argmax in both models; None if rows have one entry.
     """
@@ -156,7 +156,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
     is_tested = np.arange(len(arrays[0])) // size % 2 == 1
 
     def select(rows: NDArray[Any], count: int) -> Any:
-        """Returns at most `count` of the examples; full batches if the batch size is fixed."""
+        """Returns at most `count` examples. If the batch size is fixed, it returns full batches."""
         count = max(count // size, 1) * size
         return pack_inputs(inputs, [array[rows][:count] for array in arrays])
 
@@ -195,7 +195,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
     """Return remedies with enough gain, the best first.
 
-    Calibration comes first if it has half of the best gain, because it costs nothing on a device.
+    Calibration comes first if it has half of the best gain, because it is free on the device.
     """
     gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
     calibration = gain.get(CALIBRATE, 0.0)
@@ -261,7 +261,7 @@ def _list_remedies(
 def _compute_in_float(
     graph: ResolvedGraph, arrays: list[NDArray]
 ) -> tuple[list[NDArray], dict[Tensor, NDArray]]:
-    """Compute the outputs, and the inner tensors that have ranges, without quantization."""
+    """Compute the outputs and the inner tensors with ranges, without quantization."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
     outputs = flatten_values(calls.outputs)

@@ -98,7 +98,7 @@ def plan(
 
 
 def _add_obstacles(planned: Plan) -> Plan:
-    """Add to the reason of a float layer why it cannot be copied or exported, if it cannot."""
+    """If a float layer cannot be copied or exported, add the cause to its reason in the plan."""
     reasons, refusals = dict(planned.float_layers), dict[Hashable, str]()
     for call in planned.graph.calls:
         if reasons.get(call.name, NOT_IN_FILE) == NOT_IN_FILE:

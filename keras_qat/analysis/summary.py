@@ -20,7 +20,7 @@ from keras_qat.training.layers import QuantizeWeights
 from keras_qat.training.schedule import check_quantized
 
 FLOAT = 4
-"""Bytes of a float32 value."""
+"""Number of bytes of a float32 value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +32,13 @@ class LayerSummary:
         operator: the operator's name, or "float".
         reason: why the layer computes in float, or "".
         shape: shape of its output.
-        bits: bits of its output, None in float.
+        bits: bits of its output, None if the layer computes in float.
         minimum, maximum: the float values of the lowest and the highest quantized value; None in
             float, and before calibration or training.
-        scale: float value of one step (LSB), or None like the range.
-        zero_point: the quantized value of 0, or None like the range.
-        weight_bits: bits of the weights in training, None without weights.
-        per_channel: whether each output channel has a separate scale, None without weights.
+        scale: float value of one step (LSB); None if there is no range.
+        zero_point: the quantized value of 0; None if there is no range.
+        weight_bits: bits of the weights in training; None if the layer has no weights.
+        per_channel: whether each output channel has a separate scale; None without weights.
         weight_bytes: bytes of weights and biases in the file, one byte for each 4-bit weight. It is
             0 for a later call of the same layer.
         float_weight_bytes: bytes of the same weights in float32.
@@ -108,7 +108,7 @@ class Summary:
 
     @property
     def integer_share(self) -> float | None:
-        """Share of the multiply-accumulates in integers; None if some are unknown."""
+        """Share of the multiply-accumulates computed in integers; None if some are unknown."""
         return integer_share(
             (layer.operator != "float", layer.multiply_accumulates) for layer in self.layers
         )
@@ -175,7 +175,7 @@ def summary(model: keras.Model, *, input_range: tuple[float, float] | None = Non
         model: the result of `quantize_model`. Ranges are set by training or calibration. For a
             float model use `keras_qat.plan`.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
-            Without it such inputs and their consumers are float.
+            Without it, these inputs and their consumers are float.
 
     Returns:
         The summary; print it, or read its `layers`.
@@ -232,7 +232,7 @@ def _summarize_node(node: Node, unset: set[int], seen: set[int]) -> LayerSummary
 
 
 def _count_products(node: Node) -> int | None:
-    """Return the multiply-accumulates of a node. A call may have several nodes."""
+    """Return the multiply-accumulates of a node, which may be one of several nodes of a call."""
     if node.op is None:
         return count_products(node.call)
     return None if node.call is None else node.op.products(node.call)
@@ -323,7 +323,7 @@ COLUMNS = (
     *("weights", "bytes", "activation", "MACs"),
 )
 RIGHT = (3, 5, 6, 8, 9, 10)
-"""Columns that are aligned right."""
+"""Columns of the table that are aligned right."""
 
 
 def _format_cells(layer: LayerSummary) -> Iterator[str]:

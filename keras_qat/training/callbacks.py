@@ -2,7 +2,7 @@
 
 Except for `FreezeOscillations`, they only set thresholds. The layers count training steps and
 compare the count with the thresholds. Therefore a change happens at the exact step, even with
-`steps_per_execution`, and a model that is saved during a delay continues it after loading.
+`steps_per_execution`. A model that is saved during a delay continues the delay after loading.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ class FreezeBatchNorm(_Threshold):
 class FreezeRanges(_Threshold):
     """Freezes the ranges of activations at training step `steps`.
 
-    The weights then adapt to constant ranges, and a step is faster. The ranges of weights continue
-    to follow the weights.
+    The weights then adapt to constant ranges, and training steps are faster. The ranges of weights
+    continue to follow the weights.
 
     Args:
         steps: the first training step (batch) with frozen ranges, counted from 1. With 0 or 1 the
@@ -199,10 +199,10 @@ class FreezeRanges(_Threshold):
 class FreezeOscillations(StepCallback):
     """Freezes low-bit weights that oscillate between two levels.
 
-    A weight near the middle between two levels switches back and forth, and the statistics of
-    BatchNormalization fit neither level. If a weight switches back in more than the share
-    `threshold` of the steps, it is frozen at its most frequent level. This applies to weights with
-    at most 4 bits and one range per channel. Resumed training starts without frozen weights.
+    A weight near the middle between two levels switches back and forth between them. The statistics
+    of BatchNormalization then fit neither level. A weight that switches back in more than the share
+    `threshold` of the steps is frozen at its most frequent level. This applies to weights with at
+    most 4 bits and one range per channel. Resumed training starts without frozen weights.
 
     Args:
         threshold: a weight is frozen if it switches back in more than this share of steps. The
@@ -297,7 +297,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
 
 
 def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
-    """Return the harm that a callback may do if a float epoch remains the best, or ""."""
+    """Return what harm a callback may do if an epoch in float stays the best, or ""."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.EarlyStopping):
         is_late = quantized is not None and callback.start_from_epoch >= quantized - 1
@@ -312,7 +312,7 @@ def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) ->
 
 
 class Oscillations:
-    """Statistics of how often the weights of a kernel jump back to their previous level."""
+    """Statistics of how often the weights of a kernel switch back to their previous level."""
 
     def __init__(self, weights: Any, quantizer: WeightQuantizer, momentum: float) -> None:
         self.weights, self.quantizer, self.momentum = weights, quantizer, momentum
@@ -320,7 +320,7 @@ class Oscillations:
         zeros = tf.zeros_like(levels)
         self.levels, self.direction, self.mean = map(tf.Variable, (levels, zeros, levels))
         self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
-        """1 for each weight that is frozen, otherwise 0."""
+        """For each weight, 1 if it is frozen, otherwise 0."""
 
     def update(self, threshold: Any) -> None:
         """Updates the statistics after a training step, and freezes weights that oscillate."""

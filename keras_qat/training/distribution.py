@@ -1,8 +1,8 @@
 """Training on several replicas (`tf.distribute`), which all have the same ranges and statistics.
 
 Each replica computes its share of the batch. Ranges and moving statistics of BatchNormalization are
-averaged over the replicas in each training step. Every replica then has the exported values, and
-reading them needs no collective operation.
+averaged over the replicas in each training step. Every replica then has the exported values, so
+reading them needs no communication.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run_on_replicas(
 
 
 def combine_moments(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[Any, Any, Any]:
-    """Returns the mean, variance and count over all replicas, given those on each replica."""
+    """Returns mean, variance and count over all replicas, given the values on each replica."""
     context = _replica_context()
     if context is None:
         return mean, variance, count
@@ -80,7 +80,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope for creating layers. `agree` keeps their moving averages equal."""
+    """Returns a scope for creating layers whose moving averages `agree` keeps equal."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (

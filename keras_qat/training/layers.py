@@ -27,7 +27,7 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
-    """Return the input and the maximum of the ReLU that computed `x`; otherwise `x` and None.
+    """Return the input and the maximum of the ReLU that computed `x`, or else `x` and None.
 
     A quantizer that clips at zero also computes the ReLU, so training need not store its output.
     """
@@ -46,8 +46,8 @@ class Quantize(ScheduledLayer):
         spec: `QuantSpec` or `FixedSpec`.
         slots: how many tensors share the range.
         tensors: names of these tensors in the float model, for reports.
-        rounds: whether to round. Otherwise the layer only observes the range, for files with
-            integer outputs.
+        rounds: whether to round. If not, it only observes the range, for files with integer
+            outputs.
 
     Shapes: any. The output has the input's shape.
     """

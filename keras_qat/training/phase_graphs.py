@@ -32,9 +32,8 @@ from keras_qat.training.steps.custom_training import is_undisturbed
 from keras_qat.training.steps.optimizers import check_optimizer, join_updates
 
 FIRST_STEPS = 300
-"""The graph with a switch is used for this many more steps after a change.
-
-Its steps are a little slower, because they also compute what the switch discards. For so few steps
+"""After a change, the graph with a switch is used for this many more steps. These steps are a
+little slower, because they also compute the results that the switch discards. For so few steps,
 this costs less than tracing another graph."""
 
 SMALL_NORMS = 2**15
@@ -61,7 +60,7 @@ class PhasedModel:
     undisturbed: bool = False
     """Whether `fit` is running, and only training steps change weights within an epoch."""
     _settled_at: int | None = None
-    """The number of completed training steps when inference last read the weights."""
+    """How many training steps were complete when inference last read the weights."""
 
     def make_train_function(self, force: bool = False) -> Step:
         """Returns the function of `fit` and `train_on_batch`, as Keras documents it."""
@@ -216,7 +215,7 @@ def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
 
 
 def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
-    """Returns how many of the next executions are certainly in the same phase.
+    """Returns how many of the next executions are guaranteed to be in the same phase.
 
     Args:
         counters: for each layer, its number of training steps and its thresholds.
@@ -302,7 +301,7 @@ class PhaseFinder:
         return self._phase
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
-        """Returns the phase; None if layers differ, or if a phase ends within the execution.
+        """Returns the phase; None if layers disagree, or if a phase ends within the execution.
 
         Args:
             training: whether the execution trains.
@@ -346,7 +345,7 @@ class PhaseFinder:
         return phase._replace(**switches)
 
     def _is_switched(self, name: str, distances: list[tuple[int, int]], has_begun: bool) -> bool:
-        """Whether a variable decides a state: from the first step until soon after its change.
+        """Whether a variable decides a state: from step 1 until `FIRST_STEPS` after its change.
 
         Args:
             name: the state that changes.

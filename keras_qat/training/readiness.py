@@ -34,7 +34,7 @@ TRAINING_ONLY = ("dropout", "rate", "seed", "momentum", "initializer", "regulari
 """Suffixes of settings that do not affect inference."""
 
 VALUES = (tf.Tensor, tf.Variable, np.ndarray)
-"""Types of values that `adapt` or `assign` may change, so they are not settings."""
+"""Types of values that `adapt` or `assign` may change. They do not count as settings."""
 
 NONE = object()
 """Placeholder for the setting of a layer without the attribute."""
@@ -43,7 +43,7 @@ Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
 """Layer -> attribute -> value, for the arguments of its constructor."""
 
 UNEQUAL = 0.02
-"""Maximum relative difference between the ends of a symmetric range, if its steps are smaller."""
+"""Maximum relative difference between the magnitudes of a symmetric range's ends."""
 
 EXAMPLES_PER_BATCH = 32
 """Number of calibration examples that count as one batch when training continues."""
@@ -110,7 +110,7 @@ def check_exportable(model: keras.Model) -> None:
 
 
 def _is_finite(weight: tf.Variable) -> bool:
-    """Whether a weight is finite. It checks the sum first, which is fast."""
+    """Whether a weight is finite. The sum is checked first, because this is fast."""
     if not weight.dtype.is_floating:
         return True
     values = np.asarray(weight.value())  # This makes no copy.
@@ -148,8 +148,8 @@ def _read_own_settings(layer: keras.layers.Layer) -> dict[str, object]:
 def check_settings(model: keras.Model) -> None:
     """Raises a `ValueError` if a setting was changed after the model was quantized or loaded.
 
-    Training, inference and files were planned for the original settings. Some of them would ignore
-    a change.
+    Training, inference and files were planned for the original settings. Some would ignore a
+    change.
     """
     for layer, before in getattr(model, "settings", ()):
         now = vars(layer)

@@ -99,8 +99,8 @@ def simulate_unrolled(
 ) -> tf.Tensor:
     """Computes a recurrent layer with quantized weights, and observes the tensors of its steps.
 
-    Tensors inside a step are rounded with the ranges from before the call. In the first training
-    batch, they are rounded with the ranges of this batch.
+    Tensors inside a step are rounded with the ranges from before the call, or, in the first
+    training batch, with the ranges of this batch.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
     observes = phase.calibrated and phase.training is not False  # Otherwise ranges may be empty.
@@ -194,7 +194,7 @@ def simulate_steps(
     linear, linear_again = _get_linear(layer)
 
     def drop(x: tf.Tensor, masks: Any) -> tuple[tf.Tensor, Any]:
-        """Applies dropout, or returns the masks if each block of weights has a separate mask."""
+        """Applies dropout. If each block of weights has its own mask, it returns the masks."""
         return (x, masks) if has_masks_of_blocks else (x * masks[0], None)
 
     masks = recurrent_masks = None
@@ -249,7 +249,7 @@ def simulate_steps(
 
 
 _MASK = "mask"
-"""Key of the mask in the dict of the steps' inputs, whose other keys are parts of the weights."""
+"""Key of the mask in the dict of the steps' inputs. The other keys are parts of the weights."""
 
 
 def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
@@ -360,7 +360,7 @@ def keep_states(layer: keras.layers.Layer, states: Sequence[Any]) -> None:
 class Stream:
     """A separate set of states for a model. They start at zero.
 
-    Within `with stream:` the model has the stream's states, and afterwards its previous states.
+    Inside `with stream:`, the model has the stream's states. Its own states return afterwards.
     """
 
     def __init__(self, states: Sequence[Any]) -> None:
@@ -382,7 +382,7 @@ class Stream:
 
 @contextlib.contextmanager
 def restore_states(states: list[Any]) -> Iterator[None]:
-    """Returns a context manager that restores the states after its block, which may be traced."""
+    """Returns a context manager that restores the states after a block, which may be traced."""
     before = [tf.identity(state) for state in states]
     try:
         yield

@@ -1,9 +1,9 @@
 """Runs the steps of recurrent layers, with a faster gradient than TensorFlow's loops.
 
-TensorFlow's gradient of a loop stores every tensor of a step, and runs every operation backwards in
-each step. But all operations except the products with recurrent weights are elementwise. Their
-derivatives are computed for all steps at once, so the loop of the gradient only multiplies by these
-derivatives and the weights.
+TensorFlow's gradient of a loop stores every tensor of a step, and computes the gradient of every
+operation in each step. But all operations except the products with recurrent weights are
+elementwise. The derivatives of elementwise operations are computed for all steps at once. The loop
+of the gradient then only multiplies by these derivatives and the weights.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class _Backward:
 def _propagate(of: Tensors, slopes: Mapping[tuple[str, str], Any], source: str) -> Any:
     """Return the gradient of a source, given the gradients `of` targets; None if it is unused.
 
-    Sources have as many channels as the targets, or several blocks of this size.
+    A source has as many channels as the targets, or several blocks of as many channels.
     """
     terms = []
     for (target, own), slope in slopes.items():

@@ -33,7 +33,7 @@ def is_quantized(model: keras.Model) -> bool:
 
 
 def share_layers(model: keras.Model, other: Any) -> bool:
-    """Whether two models share a quantize-aware layer."""
+    """Whether two models have a quantize-aware layer in common."""
     return not set(list_scheduled_layers(model)).isdisjoint(list_scheduled_layers(other))
 
 
@@ -107,7 +107,7 @@ def check_process(model: keras.Model) -> None:
 
 
 def get_recipe(model: keras.Model) -> Any:
-    """Returns the recipe of a quantized model, or of the model to which its layers belong.
+    """Returns a quantized model's recipe, or the recipe of the model to which its layers belong.
 
     Returns None if the model to which the layers belong no longer exists.
     """

@@ -1,8 +1,8 @@
 """The base class of quantize-aware layers, which begin to quantize and to freeze at given steps.
 
-Each layer counts its training steps and compares the count with thresholds. Both are weights, so
-the change happens inside the training graph at the exact step, even with `steps_per_execution`. A
-loaded model continues at its step.
+Each layer counts its training steps and compares the count with thresholds. Count and thresholds
+are weights, so the change happens inside the training graph at the exact step, even with
+`steps_per_execution`. A loaded model continues at its saved step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RANGES = 2**31
 """The weight `freeze_from` is the first step with frozen statistics, plus this factor times the
 first step with frozen ranges.
 
-`split_thresholds` separates both. A separate weight would be simpler, but Keras could not load
+`split_thresholds` separates both steps. Two weights would be simpler, but Keras could not load
 `.h5` files of version 0.1.0, which have one weight less.
 """
 
@@ -71,7 +71,7 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 def shapes_only() -> AbstractContextManager[None]:
     """Returns a context manager in which calls of layers on symbolic tensors only infer shapes.
 
-    Otherwise Keras traces every layer, which takes most of the time to build a model.
+    Without it, Keras traces every layer, which takes most of the time of building a model.
     """
     return set_within(_shapes_only, True)
 
@@ -82,7 +82,7 @@ def shapes_are_enough() -> bool:
 
 
 def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
-    """Shows a note if the model of a call is a plain Keras model, because its file may differ."""
+    """Shows a note if a plain Keras model calls a layer, because the model's file may differ."""
     model, of_model = backend.find_calling_layer()
     if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
         return

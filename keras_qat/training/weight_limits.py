@@ -14,7 +14,7 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.schedule import list_scheduled_layers
 
 _FACTORS = np.linspace(1.0, 0.2, 81)
-"""Factors of the largest magnitude to try as limits."""
+"""The limits that are tried are the largest magnitude times these factors."""
 
 
 def find_least_squares_limits(
@@ -46,8 +46,8 @@ def round_weights(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndar
 def clip_weights(model: keras.Model) -> None:
     """Clips the weights of a quantization-aware model if this reduces their rounding error.
 
-    The range of a channel follows its weights, so clipping determines the range, also in training.
-    Ranges of entire tensors, as with `recipes.contrib`, do not change.
+    The range of a channel follows its weights, so clipping determines the range, even in later
+    training. Ranges of entire tensors, as with `recipes.contrib`, do not change.
     """
     for weights, quantizer in list_channel_weights(model, are_variables=True):
         value = weights.numpy()

@@ -40,7 +40,7 @@ class TuneResult:
         max_drop: the budget, in points.
         interrupted: whether Ctrl-C ended the search early.
         directory: the directory with the models of all attempts.
-        describe: function that formats a value of the metric.
+        describe: function that formats a value of the metric as text.
         temporary: object that deletes the temporary directory; None if you passed a directory.
     """
 
@@ -62,7 +62,7 @@ class TuneResult:
 
     @property
     def smallest(self) -> tuple[Attempt, ...]:
-        """The attempts that none beats in drop, size and arena at once, sorted by size."""
+        """The attempts that no other attempt beats in drop, size and arena together, by size."""
         made = [a for a in reversed(self.attempts) if a.drop is not None]
         by_cost = {(a.size or 0, a.drop or 0.0, a.arena or 0): a for a in made}
         beaten = [a for a in by_cost for b in by_cost if a != b and all(map(le, b, a))]
@@ -114,32 +114,33 @@ def tune(
     """Finds the cheapest way to quantize a model within an accuracy budget.
 
     It tries these steps in order: ranges from data, corrected biases, other ranges, a file that
-    ends before concatenated outputs, learned rounding, sensitive layers in float, training, and
-    16-bit activations. It stops at the first step that meets the budget. The table also lists the
-    skipped steps, and why.
+    returns concatenated tensors separately, learned rounding, sensitive layers in float, training,
+    and 16-bit activations. It stops at the first step that meets the budget. The table also lists
+    skipped steps.
 
-    Each attempt is scored on the validation data, with the integers that the file computes.
+    Each attempt is scored on the validation data, with the integer results of the exported file.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
         train: training data: `(x, y)` or `x` as arrays, a `tf.data.Dataset`, or a
             `keras.utils.Sequence`. Without labels, it trains to match the float model's outputs.
-        validation: data of the same type as `train`, but other examples. Without labels, the score
-            is the agreement with the float model's outputs.
+        validation: data of the same type as `train`, but with other examples. Without labels, the
+            score is the agreement with the float model's outputs.
         max_drop: the allowed drop of the metric in points. With 0.5, an accuracy of 90.0 % may drop
             to 89.5 %. For a metric that is not between 0 and 1, it is a percentage of the float
             model's value.
-        metric: a function of labels and predictions that is larger for better predictions. By
-            default the first metric of the compiled model, or its loss.
+        metric: a function of labels and predictions. Better predictions must return larger values.
+            By default, the first metric of the compiled model, or its loss.
         target: the device or runtime for the file, as in `quantize_model`.
         recipe: the recipe for the first step; by default the target's, or "int8".
         minutes: time budget. When it is used up, the current step is finished, but training stops.
             A second call with the same `directory` repeats a training that was stopped.
-        max_size: maximum bytes of the file. If the file is larger, `tune` also tries 4-bit weights.
+        max_size: maximum size of the file in bytes. For larger files, `tune` also tries 4-bit
+            weights.
         min_bits: minimum bits of weights, 4 or 8. With 4, `tune` continues to the smallest file
             within the budget.
         directory: where to save the model of each attempt. A second call with the same arguments
-            continues there. It can hold several searches. By default, a temporary directory.
+            continues there. It can hold several searches. The default is a temporary directory.
         seed: the seed for training and for learned rounding.
         verbose: 1 prints each attempt. A terminal also shows the current attempt.
 

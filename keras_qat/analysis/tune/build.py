@@ -26,7 +26,7 @@ CALIBRATED, ROUNDED = 512, 256
 
 BATCH = 32
 SLOWER = 0.1
-"""The initial learning rate, relative to the float model's optimizer."""
+"""The initial learning rate, relative to the learning rate of the float model's optimizer."""
 
 RATE = 1e-4
 """The learning rate for models that were not compiled."""
@@ -88,7 +88,7 @@ class Data(NamedTuple):
 
 
 def read_data(model: keras.Model, data: Any) -> Data:
-    """Read all examples and their labels, each once.
+    """Read all examples and their labels exactly once.
 
     Args:
         model: the model.
@@ -128,7 +128,7 @@ class Builder:
 
     Args:
         model: the float model.
-        target: the target of the file, or None.
+        target: the target that the file must run on, or None.
         train: the training data.
         judge: computes the score after each epoch.
         seed: the seed of training and of learned rounding.
@@ -183,7 +183,7 @@ class Builder:
         self.is_cut_short = best.is_cut_short
 
     def _make_optimizer(self, steps: int) -> keras.optimizers.Optimizer:
-        """Return a new optimizer like the float model's, with a smaller learning rate."""
+        """Return a copy of the float model's optimizer with a smaller learning rate."""
         used = getattr(self.model, "optimizer", None)
         kind, config = keras.optimizers.Adam, {}
         if isinstance(used, keras.optimizers.Optimizer):

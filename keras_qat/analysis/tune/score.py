@@ -15,7 +15,7 @@ from keras_qat.keras2.losses import find_losses
 
 Arrays = list[np.ndarray]
 Metric = Callable[..., float]
-"""A function (labels, predictions) -> metric, which is larger for better predictions."""
+"""A function (labels, predictions) -> metric. Better predictions have larger metrics."""
 
 BLOCKS = 20
 """Number of blocks of examples for estimating the confidence interval."""
@@ -27,7 +27,7 @@ LARGER_IS_BETTER = (
     *("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "dice", "cosine", "r2", "kappa"),
     *("sensitivity", "specificity", "psnr", "ssim"),
 )
-"""Words in names of metrics that are larger for better models. Other metrics are errors."""
+"""If a metric's name contains one of these words, larger is better. Other metrics are errors."""
 
 
 class Score(NamedTuple):
@@ -37,7 +37,7 @@ class Score(NamedTuple):
         value: the metric.
         drop: how much worse the metric is than the float model's, in points (see `Judge`).
         margin: half of the 95 % confidence interval of the drop, in points.
-        noise: SQNR of the outputs against the float model's, in dB.
+        noise: SQNR of the outputs in dB, relative to the float model's outputs.
     """
 
     value: float
@@ -50,8 +50,8 @@ class Judge:
     """Compares predictions with labels or, without labels, with the float model's predictions.
 
     A drop is in points. For a metric between 0 and 1 that is larger for better models, a point is
-    0.01. For other metrics, it is 1 % of the float model's value. Both models read the same
-    examples, so the confidence interval is computed from the differences of their metrics.
+    0.01. For other metrics, it is 1 % of the float model's value. The confidence interval is
+    computed from the differences of both models' metrics, because both read the same examples.
 
     Args:
         model: the float model, compiled if there are labels and no `metric`.
@@ -82,7 +82,7 @@ class Judge:
         return tf.nest.flatten(model.predict(unwrap(self._x), verbose=0))
 
     def score(self, model: keras.Model) -> Score:
-        """Return the score of a quantized model. Its `predict` returns the same as its file."""
+        """Return the score of a quantized model, whose `predict` equals the results of its file."""
         outputs = self.predict(model)
         value = self._metric(self._labels, outputs)[1]
         blocks = zip(self._float_blocks, self._measure_blocks(outputs), strict=True)
@@ -137,8 +137,8 @@ class Judge:
 def measure_agreement(exact: Arrays, outputs: Arrays, classes: list[bool]) -> tuple[str, float]:
     """Return how well a quantized model's outputs agree with the float model's, 0 to 1.
 
-    For classes it is the share of equal classes. For values it is the explained variance:
-    1 - power of the error / variance.
+    For classes, the result is the share of equal classes. For values, it is the explained variance:
+    1 - mean squared error / variance.
     """
     shares = []
     for x, z, is_classes in zip(exact, outputs, classes, strict=True):
@@ -155,7 +155,7 @@ def _make_compiled_metric(
 ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
     """Return a function that computes the model's first metric, or its loss if it has none.
 
-    It evaluates outputs with a model that returns its inputs and is compiled like `model`.
+    It passes the outputs to a model that is compiled like `model`, but returns its inputs.
     """
     inputs = [keras.Input(y.shape[1:], dtype=y.dtype.name) for y in outputs]
     identities = [keras.layers.Activation("linear", name=name) for name in model.output_names]
@@ -175,5 +175,5 @@ def _make_compiled_metric(
 
 
 def unwrap(arrays: list[Any]) -> Any:
-    """Return the only item of a list, or a longer list unchanged, as Keras expects arrays."""
+    """Return the only item of a list, or a longer list unchanged, because Keras expects that."""
     return arrays if len(arrays) > 1 else arrays[0]

@@ -36,12 +36,12 @@ EPOCHS = 5
 
 
 ENOUGH = 256
-"""Number of examples without labels that is enough for training, and to find sensitive layers."""
+"""With at least this many examples without labels, `tune` trains and searches sensitive layers."""
 
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
 NOTABLE = 0.5
-"""Minimum difference of the SQNR, in dB, to prefer one of two attempts with equal metrics."""
+"""If metrics are equal, the better SQNR decides, provided that it is better by this many dB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Attempt:
     Args:
         step: the name of the step.
         settings: the calls of the attempt.
-        value: the metric; None, like the next four, if the step was skipped.
-        drop: how much worse it is than the float model's, in points.
+        value: the metric. This and the next four attributes are None if the step was skipped.
+        drop: how much worse the metric is than the float model's, in points.
         margin: half of the 95 % confidence interval of the drop.
         size: bytes of the file.
-        arena: bytes of memory in use when TFLite Micro runs the file; None if it cannot.
+        arena: bytes of memory that TFLite Micro uses to run the file; None if it cannot run it.
         seconds: duration of the attempt.
         outcome: "kept" with a reason, "not better", "smaller", or why the step was skipped.
     """
@@ -90,7 +90,7 @@ class Search:
         max_drop: maximum drop of the metric, in points.
         directory: where attempts are saved.
         identity: a digest of the model, the data and the arguments, for the names of files.
-        verbose: 1 prints each attempt, and on a terminal the current one while it runs.
+        verbose: 1 prints each attempt. A terminal also shows the current attempt while it runs.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Search:
         self.best = first
         self.best_score: Score | None = None
         self.best_attempt: Any = None
-        """The attempt with the best settings so far."""
+        """The attempt that used the best settings so far."""
         self._saved: dict[Attempt, Path] = {}
 
     @functools.cached_property
@@ -190,7 +190,7 @@ class Search:
         return min(within, key=SIZE) if smallest else within[0]
 
     def _compare(self, score: Score, settings: Settings) -> str:
-        """Return an attempt's outcome. If metrics are equal within the noise, the SQNR decides."""
+        """Return an attempt's outcome. If the metrics differ only by chance, the SQNR decides."""
         best = self.best_score
         if best is None:
             return "kept"
@@ -221,7 +221,7 @@ class Search:
 
 
 def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
-    """Return a file's memory in TFLite Micro; None if that is missing or cannot run the file."""
+    """Return the memory of a file in TFLite Micro; None if TFLite Micro cannot run it."""
     if qat.kernels != MicroInterpreter.kernels:
         return None
     with contextlib.suppress(ImportError, Refusal, ValueError):
@@ -248,7 +248,7 @@ class Rung:
 
 
 def _change(*changes: dict[str, Any]) -> Propose:
-    """Return a function that proposes the best settings so far, changed in each of these ways."""
+    """Return a function that proposes the best settings so far with each of several changes."""
     return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
 
 
@@ -286,7 +286,7 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
-    """Propose to leave the layers with the largest drops of the SQNR in float: one, then all."""
+    """Propose float for the layer with the largest drop of the SQNR, then for several layers."""
     base, x = search.best, search.builder.train.take(ENOUGH)
     layers = list(diagnose(search.load(search.best_attempt), x).layers)
     for count in sorted({1, len(layers)}) if layers else ():
@@ -332,7 +332,7 @@ def climb(search: Search) -> None:
 
 
 def shrink(search: Search, max_size: int | None) -> None:
-    """Try 4-bit weights with learned rounding, first in all but the first and last layers."""
+    """Try 4-bit weights with learned rounding, first for inner layers, then for all layers."""
     base = search.best
     for end_bits in (8, None):
         step = "4-bit weights, 8 bits in the first and last layers" if end_bits else "4-bit weights"

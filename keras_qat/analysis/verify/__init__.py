@@ -78,8 +78,8 @@ def verify(
             the file with the float model's. The error is the loss that the model was compiled
             with.
         per_layer: whether to compare every tensor that file and model have in common. The file runs
-            freely, and each of its layers also runs on the model's values, to find the layer that
-            differs. This needs memory for all tensors of one batch.
+            as a whole. Each of its layers also runs separately on the model's values, to find the
+            layer that differs. This requires memory for all tensors of one batch.
         kernels: the kernels that run the file: "xnnpack" (of this machine; "xnnpack_arm64" on
             64-bit ARM only), "optimized" (TFLite's own), "reference" (TFLite's portable kernels),
             or "tflm" (TFLite Micro, as on microcontrollers, for files exported with
@@ -92,8 +92,8 @@ def verify(
         batch_size: number of examples per batch, unless the model or the file has a fixed batch
             size. Then the last batch is padded with its last example.
         float_examples: number of evenly spread examples that are also computed in float, to check
-            whether the model is good. The default is 32, more for small inputs, and four times as
-            many if the result is unclear. With labels or a fixed batch size, it is all examples.
+            whether the model is good. The default is 32, or more for small inputs, and four times
+            as many if the result is unclear. With labels or a fixed batch size, all are computed.
         verbose: 1 shows progress.
 
     Returns:
@@ -202,7 +202,7 @@ def verify(
     tensors, merged = look_inside(None, True) if per_layer else ((), ())
 
     def find_tensors() -> tuple[TensorReport, ...]:
-        """Compares the layers on a few examples, unless that is done or their names are unknown."""
+        """Compares the layers on a few examples, unless done before or if names are unknown."""
         if not tensors:
             with contextlib.suppress(UnknownLayers):
                 return look_inside(math.ceil(out.FEW / full_batches) * full_batches, False)[0]
@@ -233,10 +233,10 @@ def verify(
 def _open(
     contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
-    """Open a file with the requested kernels, or with the model's if they have all operators.
+    """Open a file with the requested kernels, or with the model's kernels if they support it.
 
     Returns:
-        The file; the kernel family that replaces the model's, or None; the missing operators.
+        The file; the kernel family used instead of the model's, or None; the missing operators.
     """
     try:
         name = kernels or graph.origin.file_family.name

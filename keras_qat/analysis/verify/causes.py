@@ -25,13 +25,13 @@ IDEAL = 50.0
 """SQNR, in dB, of an 8-bit tensor with a good range."""
 
 CLIPPED = 0.02
-"""A larger share of values outside the range means that the range is wrong, not just outliers."""
+"""If a larger share of values is outside the range, the range is wrong. It is not just outliers."""
 
 COARSE = 4.0
 """A tensor's values must vary by at least this many steps; 4 steps are 23 dB."""
 
 SMALL_PART = 1 / 8
-"""Values that use a smaller share of a range than this are too small for it."""
+"""Values are too small for a range if they use a smaller share of it than this."""
 
 LOW_SQNR = 12.0
 """A channel of an output is lost below this SQNR in dB."""
@@ -122,7 +122,7 @@ def describe_mixing(name: str, batch_size: int) -> str:
 
 
 def find_float_faults(calls: Graph, inputs: list[NDArray], exact: list[NDArray]) -> list[str]:
-    """Returns problems of the float model, which it would have without quantization, too."""
+    """Returns problems that the float model has even without quantization."""
     inner = {layer.name: layer for call in calls.calls for layer in list_layers(call.layer)}
     fresh = [name for name, layer in inner.items() if _is_untrained_norm(layer)]
     if fresh:
@@ -153,9 +153,9 @@ def _is_untrained_norm(layer: keras.layers.Layer) -> bool:
 
 
 def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list[str]:
-    """Returns a sentence for each output that has channels too small for its range.
+    """Returns a sentence for each output with channels that are too small for the output's range.
 
-    In an output of scores and boxes in pixels, for example, the scores are too small. `outputs`
+    For example, if an output holds scores and boxes in pixels, the scores are too small. `outputs`
     are tuples (name, float values, quantized values).
     """
     sentences = []
@@ -205,7 +205,7 @@ def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorRepor
 
 
 def explain_loss(tensor: TensorReport) -> str:
-    """Explains why a tensor loses so much of its signal, with advice; "" if unknown."""
+    """Explains why a tensor loses so much of its signal, and gives advice; "" if unknown."""
     (low, high), (lowest, highest) = tensor.range, tensor.float_range
     ends, values = f"{low:.4g} to {high:.4g}", f"{lowest:.4g} to {highest:.4g}"
     if tensor.sqnr is None:

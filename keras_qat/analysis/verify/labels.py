@@ -17,27 +17,27 @@ from keras_qat.ops.op import FixedRange, SharedRange
 Use = Literal["classes", "decisions", "signals", "values", "embeddings", "classes or values"]
 
 EXACT = 1e-3
-"""Tolerance for sums of probabilities and lengths of unit vectors, which should be 1."""
+"""Tolerance for the sum of probabilities and the length of a unit vector. Both should be 1."""
 
 MOST_NEIGHBOURS = 512
 """Number of examples to search for the nearest neighbour."""
 
 NEARER = 0.2
-"""If the class of the nearest neighbour is right for so much larger a share of examples than the
-argmax, the output is an embedding."""
+"""The output is an embedding if the class of the nearest neighbour is right more often than the
+argmax, by at least this share of the examples."""
 
 RARER_KEPT = 0.75
-"""If less than this share of the rarer decisions (all except the most frequent) stays the same,
-only the rarer ones are compared. For rare events, most decisions are "no"."""
+"""Only rare decisions (all except the most frequent) are compared if less than this share of them
+stays the same. For rare events, most decisions are "no"."""
 
 FEW_RARER = 8
-"""At least this many rarer decisions are needed to judge them."""
+"""Minimum number of rare decisions for comparing only these."""
 
 
 def find_use(
     exact: NDArray, loss: CompiledLoss | None, has_sigmoid: bool, inputs: Sequence[NDArray]
 ) -> Use:
-    """Returns an output's use, such as "classes", from its float values, loss and operator."""
+    """Determines an output's use, such as "classes", from its float values, loss and operator."""
     is_like_input = exact.shape[1:] in {x.shape[1:] for x in inputs if x.ndim > 2}
     has_entries = exact.ndim > 1 and exact.shape[-1] > 1
     is_finite = has_entries and bool(np.isfinite(exact).all())
@@ -83,8 +83,9 @@ def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
 def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bool) -> float | None:
     """Returns the share of decisions that stay the same, 0 to 1; None without decisions.
 
-    The decision is the index of the largest entry for classes, whether a value is above the middle
-    for decisions, and the nearest example for embeddings. For rare decisions, see `RARER_KEPT`.
+    For classes, a decision is the largest entry's index, for embeddings the nearest example. For
+    yes-or-no decisions, it is whether a value is above the middle. For rare decisions, see
+    `RARER_KEPT`.
     """
     if use in ("signals", "values") or not exact.size:
         return None
@@ -239,7 +240,7 @@ def interpret_labels(
 
 
 def _are_vectors(exact: NDArray, labels: NDArray) -> bool:
-    """Return whether an output is an embedding: neighbours predict classes, the argmax does not."""
+    """Return whether an output is an embedding: the nearest neighbour beats the argmax."""
     if labels.max(initial=0) + 1 >= exact.shape[-1] or len(labels) < 2:
         return False
     vectors, classes = exact[:MOST_NEIGHBOURS].astype(np.float64), labels[:MOST_NEIGHBOURS]

@@ -29,10 +29,10 @@ MOST_VALUES = 1 << 25
 """Maximum number of values of all tensors of a batch, 128 MB in float."""
 
 UNTRACED = 8
-"""Running all layers eagerly is faster than tracing for up to this many runs."""
+"""For up to this many runs, running all layers eagerly is faster than tracing them."""
 
 SIMULATED = 8
-"""Number of examples to compute with the kernels' rounding, to separate rounding from errors."""
+"""Number of examples to compute with the kernels' rounding, to tell rounding from errors."""
 
 
 def compare_layers(
@@ -49,7 +49,7 @@ def compare_layers(
     """Runs model and file batch by batch, and compares their tensors.
 
     The file runs with every tensor as an output (free run). With `in_pieces`, each layer of the
-    file also runs separately, with the model's quantized values as inputs. Otherwise, the free run
+    file also runs separately, with the model's quantized values as inputs. Without it, the free run
     is only compared with the float model, to find the layer that loses most.
 
     Returns:
@@ -132,7 +132,7 @@ def _make_simulation(
 def _round_like_file(
     resolved: ResolvedGraph, file: FileGraph, pairs: list[Pair], kernels: str, arrays: list[NDArray]
 ) -> dict[str, NDArray]:
-    """Compute some examples with the rounding of the file's kernels; {} if that is unknown.
+    """Compute some examples with the file's kernels' rounding; {} if the rounding is unknown.
 
     Returns:
         The quantized values by the index of the tensor, as text.
@@ -156,7 +156,7 @@ def _convert(tensor: Tensor, values: NDArray) -> NDArray:
 
 
 Figures = tuple[int, int, int, int]
-"""For one batch: numbers of all and of identical values, sum and maximum of the differences."""
+"""For a batch: the numbers of all and of identical values, the sum and maximum of differences."""
 
 
 def _compare(expected: NDArray, q: NDArray) -> Figures:

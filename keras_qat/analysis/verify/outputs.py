@@ -46,13 +46,13 @@ FEW = 32
 """Number of examples for the verdict, and to find the weakest layer of a poor model."""
 
 MORE = 4
-"""How many times as many examples are computed in float if the first are inconclusive."""
+"""If the first examples are inconclusive, this many times as many are computed in float."""
 
 QUICK = 1 << 19
-"""If `FEW` examples have fewer elements than this, more examples are computed in float."""
+"""More than `FEW` examples are computed in float if `FEW` have fewer elements than this."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
-"""Uses of an output for which channels of small values matter as much as other channels."""
+"""Uses of an output in which channels of small values are as important as other channels."""
 
 SAME_PIXEL = 1e-3
 """Largest distance from a pixel value that float32 arithmetic can cause."""
@@ -84,7 +84,7 @@ def check_rows(
 ) -> None:
     """Raises a `ValueError` if an output of the file has more or fewer rows than the model's.
 
-    This happens if a layer, for example, returns only the first example of each batch.
+    For example, a layer may return only the first example of each batch.
     """
     for name, computed in zip(graph.outputs, expected, strict=True):
         if quantized[name].shape[:1] != computed.shape[:1]:
@@ -145,7 +145,7 @@ def round_to_pixels(
 
 
 def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling | None:
-    """Return scale and offset of a uint8 input if its scale differs from the model's, or None."""
+    """Return scale and offset of a uint8 input if they differ from the model's, or None."""
     if tensor.dtype != np.uint8 or not tensor.scale or params is None:
         return None
     is_same = np.float32(params.scale) == np.float32(tensor.scale)
@@ -155,9 +155,9 @@ def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling
 def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
     """Returns the model's outputs.
 
-    If the model computes integers, it uses the function that `predict` calls. It calls a model
-    with fake quantization directly if a custom class changes `predict`, or if there are several
-    workers, because `predict` would wait for the others.
+    For a model that computes integers, this calls the function that `predict` calls. A model with
+    fake quantization is called directly if a custom class changes `predict`, or if there are
+    several workers, because `predict` would wait for the others.
     """
     inference = getattr(model, "exact_inference", lambda: None)()
     is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -222,7 +222,7 @@ class OutputComparison:
 
         Args:
             count: number of examples to compute in float; by default `FEW`, or as many as are
-                quick. If these are inconclusive, `MORE` times as many.
+                quick. If these are inconclusive, `MORE` times as many are computed.
         """
         rows_in_batch = len(self.inputs[0])
         quick = QUICK * rows_in_batch // sum(x.size for x in self.inputs)
@@ -303,8 +303,8 @@ class OutputComparison:
     def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
         """Return whether the examples can show the cost of quantization.
 
-        They cannot if they are all similar, or if the model returns nearly equal probabilities for
-        all, as for rare events.
+        Examples cannot show it if all of them are similar, or if the model returns nearly equal
+        probabilities for all of them, as for rare events.
         """
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True

@@ -23,7 +23,7 @@ float32, because another program may have computed the same scale in another ord
 
 
 class UnknownLayers(ValueError):
-    """Raised if a file does not name the model's layers, like files of earlier versions."""
+    """Raised if a file does not name the model's layers, as in earlier versions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Pair:
     """A tensor that file and model have in common.
 
     Args:
-        name: the layer of the float model that computes it, with the number of the call. If layers
-            are fused, it is the layer with weights.
+        name: the layer of the float model that computes the tensor, with the number of the call. If
+            layers are fused, the name is the layer with weights.
         layers: all layers between the previous common tensors and this tensor.
         value: the tensor of the quantization-aware model.
         ours: the tensor of the resolved graph.
@@ -52,7 +52,7 @@ class Pair:
 
     @property
     def scale_ulps(self) -> int | None:
-        """Distance of the scales, in units in the last place of float32."""
+        """Distance between the scales of file and model, in units in the last place of float32."""
         if self.params is None:
             return None
         ends = np.array([self.params.scale, self.tensor.scale], np.float32).view(np.int32)
@@ -146,7 +146,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
 
 
 def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
-    """Return the names of the user's layers between a value and the `known` values before it."""
+    """Return the names of the user's layers between a value and the last `known` values."""
     names: list[str] = []
     pending = [value]
     while pending:

@@ -39,12 +39,13 @@ class Report:
         tensors: a report for each tensor that file and model have in common, in the order of
             computation; empty without `per_layer`.
         merged: layers without a separate tensor in the file. Their operator also computes the next
-            layer, or the tensor belongs to another layer. If there are many, the file belongs to
-            another model.
-        float_operations: layer -> its operators in the file that compute in float.
+            layer, or the tensor belongs to another layer. If there are many such layers, the file
+            belongs to another model.
+        float_operations: layer -> the operators of the layer in the file that compute in float.
         notes: reasons why file and model may differ apart from arithmetic, a sentence each.
-        arena_size: with TFLite Micro, the bytes of its arena that stay in use on this computer. It
-            needs more during start-up, and less on 32-bit chips. None with other kernels.
+        arena_size: with TFLite Micro, the bytes of its arena that stay in use on this computer.
+            TFLite Micro needs more during start-up, and less on 32-bit chips. None with other
+            kernels.
         runtime: the interpreter that ran the file, with its version.
         packs_int4: whether the file was compared with the model's integers for weights packed in 4
             bits instead of `model.predict`.
@@ -68,7 +69,7 @@ class Report:
 
     @property
     def identical(self) -> float:
-        """The lowest share of identical values of all outputs, 0 to 1."""
+        """The share of identical values, 0 to 1: the lowest share of all outputs."""
         return min(output.identical for output in self.outputs)
 
     @property
@@ -78,25 +79,25 @@ class Report:
 
     @property
     def accuracy(self) -> float | None:
-        """The lowest accuracy of all outputs, 0 to 1; None without labels."""
+        """The accuracy, 0 to 1, or the lowest of several outputs; None without labels."""
         return _find_least(output.accuracy for output in self.outputs)
 
     @property
     def max_difference(self) -> float:
-        """The largest difference of all outputs, in LSB."""
+        """The largest difference between file and model in any output, in LSB."""
         return max(output.max_difference for output in self.outputs)
 
     @property
     def agreement(self) -> float | None:
-        """The lowest share of rows with the same argmax as the float model, 0 to 1.
+        """The share of rows with the same argmax as the float model, 0 to 1.
 
-        None if no output has more than one class.
+        Of several outputs, the lowest share is returned. None if no output has several classes.
         """
         return _find_least(output.float_argmax_agreement for output in self.outputs)
 
     @property
     def differing(self) -> tuple[TensorReport, ...]:
-        """The tensors that differ from the model's even if their layers read the model's values."""
+        """The tensors that differ even if the file's layers read the model's values."""
         return tuple(tensor for tensor in self.tensors if not tensor.agrees)
 
     @property
@@ -127,8 +128,8 @@ class Report:
 
         Args:
             folder: where to write the files. It is created if it does not exist.
-            show: path of the TFLite file, to open it in Model Explorer with these figures. The
-                call returns when the server is stopped (Ctrl+C).
+            show: path of the TFLite file, to open the file in Model Explorer with these figures.
+                The call then returns when the server is stopped (Ctrl+C).
 
         Returns:
             The paths of the files.
@@ -147,7 +148,7 @@ class Report:
         return paths
 
     def findings(self) -> list[str]:
-        """Lists everything unexpected, one sentence each."""
+        """Lists everything unexpected, with one sentence for each finding."""
         rounding = [tensor for tensor in self.differing if tensor not in self.unexplained]
         sentences = {
             "Ranges differ between the file and the model": [
@@ -226,7 +227,7 @@ def _format_tensors(tensors: Iterable[TensorReport], width: int) -> Iterable[str
 
 
 def _shorten(text: str, length: int) -> str:
-    """Shorten a text to `length` letters by removing its middle."""
+    """Shorten a text to `length` characters by removing its middle."""
     if len(text) <= length:
         return text
     return f"{text[: (length - 1) // 2]}…{text[len(text) - length // 2 :]}"

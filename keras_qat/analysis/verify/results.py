@@ -18,7 +18,7 @@ SAME = 0.999
 values may lie halfway between two steps."""
 
 MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
-"""Operators that tables omit if another operator computes the same tensor."""
+"""Operators that the table omits if another operator of the layer computes the same tensor."""
 
 MOST = 150.0
 """The highest signal-to-noise ratio, in dB, that float32 can represent."""
@@ -27,10 +27,10 @@ ROUNDING = 1e-12
 """Variance of a constant tensor due to float32 rounding, relative to its power."""
 
 ALIKE = 0.01
-"""Inputs are alike if their variance over the examples is at most this share of their variance."""
+"""Inputs are alike if at most this share of their variance is variance between examples."""
 
 FEW_STEPS = 2.0
-"""An output hardly differs if it varies over examples by at most this many steps of its range."""
+"""An output hardly differs if examples differ by at most this many steps of its range."""
 
 Dequantize = Callable[[NDArray], NDArray]
 
@@ -43,12 +43,12 @@ def compute_sqnr(exact: NDArray, values: NDArray) -> float | None:
 
 
 def are_alike(inputs: Sequence[NDArray]) -> bool:
-    """Returns whether examples hardly differ, such as images from a camera that does not move."""
+    """Returns whether all examples are alike, such as images from a camera that does not move."""
     return len(inputs[0]) > 1 and all(_vary(x, 0).mean() <= ALIKE * _vary(x, None) for x in inputs)
 
 
 def _vary(x: NDArray, axis: int | None) -> NDArray:
-    """Return the variance of an array over its first axis or all axes, in little memory."""
+    """Return the variance of an array over its first axis or all axes. Uses little memory."""
     kept = x.shape[1:] if axis == 0 else ()
     sums, squares, mean = np.zeros(kept), np.zeros(kept), x[0].mean(dtype=np.float64)
     for rows in split_rows(x):
@@ -64,7 +64,7 @@ def hardly_differs(output: NDArray, step: float) -> bool:
 
 
 class SignalToNoise:
-    """Accumulates, over batches, the ratio of a tensor's signal to its quantization noise.
+    """Measures the ratio of a tensor's signal to its quantization noise over several batches.
 
     The signal is the variance over the examples, because a constant part, such as the mean of an
     output, carries no information. For a single example it is the variance over the entries.
@@ -106,7 +106,7 @@ class SignalToNoise:
 
     @property
     def spread(self) -> float:
-        """The standard deviation over the examples, as root mean square over all entries."""
+        """The standard deviation over the examples: the root mean square of all entries'."""
         return float((self._signal / self._size) ** 0.5)
 
     @property
@@ -154,9 +154,9 @@ class OutputReport(Agreement):
         use: the purpose of the output: "classes", "decisions" (yes or no), "signals" (like the
             input), "values", "embeddings", or "classes or values" if unknown.
         same_decisions: share of classes, decisions or nearest neighbours that agree with the float
-            model. If decisions are rare, the share among the rare ones. None without decisions,
-            or if all are the same.
-        decisions: number of decisions that this share is based on.
+            model. If some decisions are rare, the share among the rare decisions. None without
+            decisions, or if all are the same.
+        decisions: number of decisions from which `same_decisions` is computed.
         score: how well the file and the float model match the labels; None without labels.
     """
 
@@ -196,12 +196,12 @@ class TensorReport:
             not the first. If layers are fused, it is the layer with weights.
         layers: all layers between the previous tensors of the report and this tensor.
         kernels: the file's operators that compute it; none for an input.
-        fed: agreement if these operators receive the model's values as inputs, which excludes
-            differences of earlier operators; None for an input.
+        fed: agreement if these operators receive the model's values as inputs, so earlier operators
+            have no influence; None for an input.
         run: agreement in a free run of the file.
-        simulated: share of the free run's values that `keras_qat.simulate` also computes for these
-            kernels, on the first examples. If it is 1, only rounding differs from the model. None
-            with the optimized kernels, and for float tensors.
+        simulated: share of the values of the free run, for the first examples, that equal the
+            result of `keras_qat.simulate` for these kernels. If it is 1, only rounding differs from
+            the model. None with the optimized kernels, and for float tensors.
         scale: float value of one step in the model; None if only the file quantizes the tensor.
         zero_point: the quantized value of 0 in the model, as int8 or int16.
         file_scale, file_zero_point: the scale and zero point in the file.
@@ -213,12 +213,12 @@ class TensorReport:
             in dB. None for a tensor that is the same for all examples.
         tensor: the tensor's name in the file.
         bits: the bits of its quantized values.
-        reads: names of the tensors that its operator reads.
-        range: the smallest and the largest float value that its quantized values represent.
+        reads: names of the tensors that the operator of this tensor reads.
+        range: the smallest and the largest float value that the tensor can represent.
         float_range: the smallest and the largest value in the float model.
         spread: standard deviation of an entry over the examples, in the float model.
         clipped: share of the float values outside the range.
-        far: outliers that use up most of the range; None if there are none.
+        far: the outliers that take up most of the range; None if there are none.
     """
 
     name: str
@@ -265,7 +265,7 @@ class TensorReport:
 
     @property
     def at_ends(self) -> float:
-        """Share of the values that may be clipped: at the range's ends, except a ReLU's zeros."""
+        """Share of values that may be clipped: values at the range's ends except a ReLU's 0."""
         return self.at_highest + (self.at_lowest if self.file_zero_point > -128 else 0.0)
 
     @property
@@ -276,7 +276,7 @@ class TensorReport:
 
 
 def format_share(share: float) -> str:
-    """Formats a share in percent, rounded down: only a share of exactly 1 is 100."""
+    """Formats a share in percent, rounded down, so that only a share of exactly 1 is 100."""
     return f"{int(share * 100_000) / 1000:.3f}%"
 
 

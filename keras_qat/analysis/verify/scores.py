@@ -20,8 +20,8 @@ MOST_CHANNELS = 100
 """Outputs with more channels have a single score, because all channels are similar."""
 
 CLEAR = 0.15
-"""A gain that may be due to chance is called guessing, unless chance exceeds this share of the
-largest possible gain."""
+"""A model whose gain may be due to chance is said to guess, unless chance could explain more than
+this share of the largest possible gain."""
 
 DEVIATIONS = 2.0
 """Chance explains differences of up to this many standard deviations of a mean."""
@@ -29,7 +29,7 @@ DEVIATIONS = 2.0
 MSE = "mean squared error"
 
 Errors = Callable[[NDArray, NDArray], NDArray | None]
-"""A function (labels, predictions) -> error of each example, or None if it cannot compute it."""
+"""A function (labels, predictions) -> error of each example, or None if it has no error."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Score:
         measure: the quantity: "accuracy", "accuracy of the nearest neighbour", or an error.
         value: the file's accuracy or error.
         float_value: the float model's accuracy or error.
-        guess: the accuracy or error of always giving the same answer, the best of all.
-        perfect: the accuracy or error of perfect answers; None if unknown.
+        guess: the accuracy or error of a model that always returns the same, best possible answer.
+        perfect: the accuracy or error of a model that is always right; None if unknown.
         chance: the largest difference between file and float model that may be due to chance.
         examples: number of examples with labels.
-        by_chance: like `chance`, but for the difference between the float model and the guess.
-        channel: the channel that loses most, if channels are measured separately.
+        by_chance: the largest difference between float model and guess that may be due to chance.
+        channel: if channels are measured separately, the index of the channel that loses most.
         accuracy: the file's share of right answers; None if errors are measured.
         float_accuracy: the float model's share of right answers.
     """
@@ -73,7 +73,7 @@ class Score:
 
     @property
     def gained(self) -> float:
-        """How much better than the guess the float model is."""
+        """By how much the float model is better than the guess."""
         return self._sign * (self.float_value - self.guess)
 
     @property
@@ -91,12 +91,12 @@ class Score:
 
     @property
     def lost(self) -> float:
-        """How much worse than the float model the file is."""
+        """By how much the file is worse than the float model."""
         return self._sign * (self.float_value - self.value)
 
     @property
     def lost_points(self) -> float | None:
-        """`lost` as a share of all answers, or of the error of the guess."""
+        """`lost` as a share of all answers or, for an error, of the gap from guess to perfect."""
         if self.is_share:
             return self.lost
         if self.perfect is None or self.guess <= self.perfect:
@@ -122,7 +122,7 @@ def score_output(
     has_sigmoid: bool,
     inputs: list[NDArray],
 ) -> Score | None:
-    """Returns how well the float values and the file's values of an output match the labels.
+    """Returns how well an output matches its labels, in the float model and in the file.
 
     Raises:
         ValueError: if labels are neither classes nor targets, nor accepted by the model's loss.
@@ -169,8 +169,8 @@ def _score_decisions(
 ) -> Score:
     """Score yes-or-no answers. The threshold is 0.5 for a sigmoid, or 0 for logits.
 
-    Without a known loss, an output without a sigmoid may be a logit, or a value that is trained to
-    be 0 or 1. It then uses the threshold that is better for the float model.
+    If the loss is unknown, an output without a sigmoid may be a logit, or a value that is trained
+    to be 0 or 1. The threshold that is better for the float model is then used.
     """
     is_known = has_sigmoid or (loss is not None and loss.kind != "custom")
     limits = [0.5 if has_sigmoid else 0.0] if is_known else [0.0, 0.5]
@@ -181,7 +181,7 @@ def _score_decisions(
 def _score_answers(
     truth: NDArray, right: NDArray, float_right: NDArray, measure: str = "accuracy"
 ) -> Score:
-    """Score right answers. Classes weigh equally if the most frequent answer alone is as good."""
+    """Score right answers. If the most frequent answer alone is as good, classes weigh equally."""
     accuracy, float_accuracy = float(right.mean()), float(float_right.mean())
     in_file, in_float = (y.astype(np.float64) for y in (right, float_right))
     guess = count_most_frequent(truth) / truth.size
@@ -273,7 +273,7 @@ def _compare_errors(measure: str, in_file: NDArray, in_float: NDArray, guessed: 
 
 
 def _score_custom_loss(labels: Labels, exact: NDArray, values: NDArray) -> Score | None:
-    """Score by a custom loss. The guess is the model's output for another example."""
+    """Score by a custom loss. The output for another example serves as the guess."""
     if labels.loss is None:
         return None
     others = np.roll(exact, 1, axis=0)

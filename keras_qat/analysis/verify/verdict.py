@@ -1,6 +1,6 @@
 """The verdict of `verify`: whether file and model agree, and whether the model is good.
 
-With labels, the accuracy or the error decides. Without labels, `RULES` decides.
+With labels, the accuracy or the error decides. Without labels, `RULES` decide.
 `benchmarks/verdicts` tests the rules with good models and with intentionally broken models.
 """
 
@@ -31,20 +31,20 @@ MEANINGS = {
 }
 
 FLIPS = 0.5, 3.0
-"""Allowed mean and maximum difference from the model in LSB, because of float layers."""
+"""Allowed mean and maximum difference from the model in LSB, which float layers may cause."""
 
 OTHER_ROUNDING = 2.0, 12.0
 """Allowed mean and maximum difference if the kernels round differently from the model. Files with
 other weights have mean differences of 14 LSB and more."""
 
 LOST_POINTS = 0.02
-"""The accuracy that a good file may lose, or the increase of its error relative to a guess's."""
+"""The accuracy that a good file may lose, or the error that it may gain relative to a guess."""
 
 LOST_GAIN = 0.15
 """Share of the float model's gain over a guess that a good file may lose."""
 
 LOST_CUSTOM = 0.05
-"""`LOST_GAIN` for a custom loss: its value for perfect answers is unknown."""
+"""`LOST_GAIN` for a custom loss, whose value for perfect answers is unknown."""
 
 FEW_LABELS = 20
 """With fewer labels, even a good model may appear to guess."""
@@ -56,7 +56,7 @@ class Figures(NamedTuple):
     Args:
         sqnr: SQNR against the float model in dB; None for no limit.
         same: share of decisions that stay the same, 0 to 1; None for no limit.
-        rows: minimum number of decisions for this share.
+        rows: minimum number of decisions for computing `same`.
     """
 
     sqnr: float | None = None
@@ -65,13 +65,13 @@ class Figures(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """When an output without labels is good or poor. In between, verify asks for labels.
+    """Decides whether an output without labels is good or poor. In between, verify asks for labels.
 
     Args:
         recognized: how verify recognizes the use of the output.
         decisions: the decisions that depend on the output.
-        good: the output is good if it reaches all limits of one of these.
-        poor: it is poor if it misses all limits of one of these.
+        good: the output is good if it reaches all limits of one of these `Figures`.
+        poor: the output is poor if it misses all limits of one of these `Figures`.
     """
 
     recognized: str
@@ -126,10 +126,10 @@ RULES: dict[Use, Rule] = {
     ),
 }
 """Use of an output -> its rule. With 17 dB, the noise is 2 % of the signal, as `LOST_POINTS` allows
-with labels. Outputs like the input need more, because the model's change of the input is small."""
+with labels. Outputs that resemble the input need more, because the model changes it little."""
 
 CLEARLY_GOOD = 20.0
-"""If some examples are good and have this SQNR in dB, no more examples are computed."""
+"""If the first examples are good and have this SQNR in dB, no further examples are computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Grade(NamedTuple):
     """The grade of one output.
 
     Args:
-        words: as in a verdict; None if the output does not vary.
+        words: the words of the verdict for this output; None if the output does not vary.
         reason: a sentence with the score or the figures that decided.
         by_labels: whether labels decided.
         fault: a problem of the float model.
@@ -214,7 +214,7 @@ def grade_output(output: OutputReport) -> Grade:
 
 
 def _grade_score(name: str, score: Score) -> Grade:
-    """Grade an output by the score of its labels, as undecided if there are too few."""
+    """Grade an output by the score of its labels. With too few labels, it is undecided."""
     reason = f"According to the labels of '{name}': {score}."
     if score.is_guess and score.examples >= FEW_LABELS:
         measure = "accuracy" if score.is_share else "error"
@@ -273,7 +273,7 @@ class Findings:
         faults: problems of the float model.
         small_channels: outputs without labels that have lost channels.
         excess: inputs with many values outside their range.
-        lost: features and concatenated tensors that are too small for their range.
+        lost: features and concatenated tensors with values too small for their range.
     """
 
     mismatches: Sequence[str]

@@ -21,11 +21,11 @@ from keras_qat.training.fake_quantization.observers import subtract_product
 from keras_qat.training.fake_quantization.phase import Phase
 
 MUCH_LESS = 0.8
-"""The covariance is used if it needs less than this share of the convolution's products."""
+"""The covariance is used if it needs less than this share of the products of the convolution."""
 
 
 def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
-    """Returns the mean and variance of each channel. Its custom gradient reads `z` less often."""
+    """Returns the mean and variance of each channel. The custom gradient reads `z` less often."""
     axes = [axis for axis in range(len(z.shape)) if axis != channel_axis]
 
     @tf.custom_gradient
@@ -108,9 +108,9 @@ class CorrectedFold:
     exported file. With frozen statistics the output needs no correction, and one convolution is
     enough.
 
-    Otherwise the operations are those of `tf.contrib.quantize`, but the factor of the correction is
-    applied to the kernel instead of the output. The moving statistics are read before the step
-    updates them. Therefore results equal recorded runs except for rounding.
+    The other operations are the same as in `tf.contrib.quantize`, but the correction factor
+    multiplies the kernel instead of the output. The moving statistics are read before the step
+    updates them. Results therefore differ only by rounding.
     """
 
     def __init__(self, wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> None:
@@ -128,10 +128,10 @@ class CorrectedFold:
         self.moments: Any = None
 
     def __call__(self, learning: Any) -> Any:
-        """Computes the output. If `learning`, it is corrected to the batch's statistics.
+        """Computes the output. If `learning`, the output is corrected to the batch's statistics.
 
-        Inference and exported files compute the uncorrected output. The branch has only terms that
-        differ, because replicas must not wait for each other in it.
+        Inference and exported files compute the uncorrected output. Only terms that differ are
+        inside the branch, because replicas must not wait for each other inside it.
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
         kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))

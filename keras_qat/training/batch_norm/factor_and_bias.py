@@ -94,7 +94,7 @@ class Weighted(Protocol):
     weight_quantizers: Mapping[str, WeightQuantizer]
     """Path of each weight that does not stay in float -> its quantizer."""
     channels: int
-    """Number of channels that the layer reads."""
+    """Number of channels of the layer's input."""
     state_bits: int
     """Bits of the hidden state of an LSTM between steps."""
     inner: dict[str, ActivationQuantizer]

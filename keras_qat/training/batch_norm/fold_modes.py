@@ -2,8 +2,9 @@
 
 With one scale per channel, quantization commutes with the factors of a BatchNormalization. With one
 scale per tensor, the quantized values of a channel depend on the factors of all channels. Training
-then quantizes the folded kernel a W, with the factor a of the moving statistics, and divides it by
-a again. It convolves with Q(a W) / a, and then applies Keras' BatchNormalization.
+then quantizes the folded kernel a W, where the factor a comes from the moving statistics, and
+divides the result by a again. It convolves with Q(a W) / a, and then applies Keras'
+BatchNormalization.
 
 If a channel has only a few quantized values, quantization changes its norm. Normalizing with the
 batch's statistics would hide this in training. Therefore the convolution keeps the norm of W, and
@@ -144,7 +145,7 @@ FOLDS = {
     "per_tensor": normalize_per_tensor,
     "correction": fold_with_correction,
 }
-"""Name in a recipe -> function that computes a layer and its BatchNormalization."""
+"""Value of `Recipe.fold` -> function that computes a layer and its BatchNormalization."""
 
 
 _layers = backend.keras.layers
@@ -170,7 +171,7 @@ def quantize_folded(wrapper: Weighted) -> QuantizedKernel:
 
 
 def _get_kernel(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
-    """Return the kernel of a wrapper, its factors (float32), and the axes of its output channels.
+    """Return a wrapper's kernel, the factors of its channels (float32), and the channels' axes.
 
     The kernel of an affine layer is 1 for each channel. Without BatchNormalization, factors are 1.
     """
@@ -217,8 +218,8 @@ def _quantize(
 def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
     """Returns the quantized kernel, scaled to the norm of the float kernel, and the gains.
 
-    Its gradient is that of the float kernel. While quantization is off, the kernel does not change,
-    and the gains are 1.
+    The gradient is passed to the float kernel unchanged. While quantization is off, the kernel is
+    returned unchanged, and the gains are 1.
     """
     kernel, factor, axes = _get_kernel(wrapper)
     values, factor = tf.stop_gradient(kernel), tf.stop_gradient(factor)

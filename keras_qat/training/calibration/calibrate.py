@@ -43,7 +43,7 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import clip_weights
 
 _QUICK, _LARGEST = 1 << 17, 128
-"""Default batches have at most this many input values, and this many examples."""
+"""Default batches have at most `_QUICK` input values and `_LARGEST` examples."""
 
 
 @one_at_a_time
@@ -67,8 +67,8 @@ def calibrate(
     training step do not change, except with `weights="mse"`. It warns about data that seem to be
     preprocessed differently than in training, or are too similar for 8 bits.
 
-    In a cluster (`MultiWorkerMirroredStrategy`) all workers have to call it, each with its share of
-    the data. The ranges are the same as in one process with all data.
+    In a cluster (`MultiWorkerMirroredStrategy`), all workers must call it, each with its share of
+    the data. The ranges are the same as in one process with all of the data.
 
     Args:
         model: the model.
@@ -80,10 +80,10 @@ def calibrate(
             small examples if `steps` is not given.
         method: how to choose a range: "minmax" uses the extremes, "percentile" excludes a share of
             the values at both ends, and "mse" minimizes the mean squared error. Values beyond the
-            range are clipped. "percentile" clips the inputs before it computes other ranges, so it
-            reads the data twice, unless the data is a generator. Fixed ranges, such as a softmax's,
-            do not change.
-        percentile: percentage of the values below the upper end, and above the lower end.
+            range are clipped. "percentile" clips the inputs before it computes other ranges. It
+            therefore reads the data twice, unless the data is a generator. Fixed ranges, such as a
+            softmax's, do not change.
+        percentile: percentage of values that are below the upper end, and above the lower end.
         weights: how to choose the ranges of weights with one range per channel. "minmax" uses the
             extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,
             which helps with 4 bits and fewer. Do not use "mse" before `learn_rounding`, which
@@ -190,7 +190,7 @@ def _set_range(
 ) -> None:
     """Set the range of an observer, or average it with the current range.
 
-    The range has the weight of `count` batches. It is widened until few of the `values` are ties.
+    The weight in the average is `count` batches. The range is widened until few `values` are ties.
     """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends
@@ -235,7 +235,7 @@ def _observe_weights(
 
 
 def _train(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a quantize-aware layer with `training=True`, and any other layer without."""
+    """Call a quantize-aware layer with `training=True`, and any other layer without `training`."""
     if not isinstance(call.layer, ScheduledLayer):
         return infer(call, args, kwargs)
     with compute_in_float32(call.layer), swap_attributes(call.layer, mixed=False):

@@ -26,7 +26,7 @@ from keras_qat.training.calibration.lost_values import (
 from keras_qat.training.calibration.preparation import Sample, draw_rows, find_wrong_preparation
 
 _FIRST = 64
-"""Number of examples that show how the data are preprocessed."""
+"""Number of examples that are checked for their preprocessing."""
 FEW = 4
 """Calibration warns about fewer examples than this."""
 _CHECKED = 32
@@ -77,7 +77,7 @@ class InputData:
 
     @property
     def has_outliers(self) -> bool:
-        """Whether at most 1 % of the values are larger than half of the largest value."""
+        """Whether at most 1 % of the magnitudes exceed half of the largest magnitude."""
         return bool(np.quantile(np.abs(self.values), 0.99) < max(map(abs, self.ends)) / 2)
 
     @property
@@ -172,7 +172,7 @@ def _select_examples(model: keras.Model, data: Any) -> list[np.ndarray]:
 
 
 def _explain_unresolved(graph: Graph, data: InputData) -> str:
-    """Return why the quantization steps of an input are too coarse for the data."""
+    """Return why the quantization steps of an input are too coarse for the data, or ""."""
     if data.bits is None:
         return ""
     ends = low, high = min(0.0, data.ends[0]), max(0.0, data.ends[1])

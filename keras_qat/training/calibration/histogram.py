@@ -1,11 +1,11 @@
 """Histograms of tensors, and calibration methods that choose a range from a histogram.
 
 The bin of a float consists of its sign, its exponent and the first 9 bits of its mantissa. The
-width of a bin is 1/512 to 1/1024 of its values. One pass over the data is enough, because the range
-need not be known beforehand, and outliers do not reduce the resolution.
+width of a bin is 1/512 to 1/1024 of its values. The range need not be known beforehand, so one pass
+over the data is enough. Outliers do not reduce the resolution.
 
-A method is a function of a histogram and a specification that returns the ends of the range. Values
-beyond the ends are clipped, so other values have a finer scale.
+A calibration method is a function of a histogram and a specification. It returns the ends of the
+range. Values beyond the ends are clipped, which gives all other values a finer scale.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
 def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
     """Returns a vector of the extremes of a tensor, followed by at most `most` of its values.
 
-    No constant depends on the tensor, so TensorFlow optimizes the function only once.
+    The function has no constants that depend on the tensor, so TensorFlow optimizes it only once.
     """
     values = tf.reshape(x, [-1])
     size = tf.size(values)
@@ -130,7 +130,7 @@ class Histogram:
         return Histogram(bins[starts], self.low[starts], self.high[ends], counts)
 
     def quantile(self, share: float) -> float:
-        """Returns the value that is larger than `share` of the values."""
+        """Returns the quantile: the value that exceeds the share `share` of all values."""
         sums = np.cumsum(self.counts)
         count = share * sums[-1]
         index = min(int(np.searchsorted(sums, count)), len(sums) - 1)
@@ -167,12 +167,12 @@ Method = Literal["minmax", "percentile", "mse"]
 Range = tuple[float, float]
 
 _GAIN = 0.98
-"""A narrower range must reduce the error of the full range to this share. Histograms overestimate
-that error for values on a grid, such as pixels."""
+"""A narrower range must reduce the error to this share of the full range's error. Histograms
+overestimate the latter for values on a grid, such as pixels."""
 _MERGED = 16
-"""Number of bins to merge for sums of errors. The width of a merged bin is 1/32 of its values."""
+"""Number of bins that are merged to sum errors. A merged bin's width is 1/32 of its values."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
-"""Factors of the extremes to try as ends, down to 1/4096."""
+"""The ends that are tried are the extremes times these factors, down to 1/4096."""
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)
 """Factors to try around the best of `_FACTORS`."""
 

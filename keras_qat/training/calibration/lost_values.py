@@ -27,21 +27,21 @@ from keras_qat.training.quantizers import PREFIX
 MOST_FEATURES = 16
 """Maximum number of features of a time series that are checked one by one."""
 _EXAMPLES = 64
-"""Number of examples that is enough to find outliers."""
+"""Number of examples in which outliers are searched."""
 FAR = 32
-"""A range has outliers if it is more than 32 times as wide as the range of all other values."""
+"""A range has outliers if it is more than 32 times as wide as the range of the other values."""
 ENOUGH = 8
-"""The other values need at least this many quantized values."""
+"""All values except outliers need at least this many quantized values."""
 VARIED = 4
-"""There must be this many different other values: if all are zero, outliers do no harm."""
+"""Minimum number of different values besides outliers: outliers do no harm to equal values."""
 MARK = 0.01
-"""If a value fills this share of a tensor, it marks masked entries and is not an outlier."""
+"""A value that fills this share of a tensor marks masked entries, so it is not an outlier."""
 
 
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
     """Returns sentences about features and tensors that are lost in the ranges of a model.
 
-    `data` is an array of examples for each input. Without it, the statistics of a normalization
+    `data` is an array of examples for each input. Without `data`, the statistics of a normalization
     layer after the input are used.
     """
     features = _explain_by_statistics(graph) if data is None else explain_lost_features(graph, data)
@@ -128,7 +128,7 @@ def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
 def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
     """Returns the quantizers of scores that `MaskScores` masks.
 
-    Their ranges need no check, because they are only as wide as a softmax needs.
+    The ranges of these quantizers need no check: they are only as wide as a softmax needs.
     """
     masked = set()
     for call in graph.calls:
@@ -205,7 +205,7 @@ def _explain_lost_tensors(graph: Graph) -> Iterator[str]:
 
 
 def _explain_by_statistics(graph: Graph) -> Iterator[str]:
-    """Yield sentences about features that deviate by less than a step of their input's range."""
+    """Yield sentences about features with a deviation below one step of their input's range."""
     inputs = flatten_values(graph.inputs)
     quantizers = {inputs[index]: own for index, own in find_input_quantizers(graph).items()}
     for value, norm in _find_norms(graph):

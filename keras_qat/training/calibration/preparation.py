@@ -25,18 +25,18 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FAR = 3.0
-"""At this distance from the training data (`_find_distances`), the preprocessing is always wrong.
-Data that are sorted by class have a distance of up to 1."""
+"""If data are this far from the training data (`_find_distances`), the preprocessing is always
+wrong. Data that are sorted by class are up to 1 away."""
 FAR_IF_OTHER = 0.5
-"""At this distance, it is wrong if other preprocessing has less than a quarter of the distance."""
+"""At this distance, the preprocessing is wrong if another reduces the distance to a quarter."""
 _MOST = 8.0
-"""Limit for the distance of one channel, because a dead channel must not decide."""
+"""Maximum distance that is counted for a channel, because a dead channel must not decide."""
 _ROWS = 4096
 """Maximum number of rows for computing the mean and deviation of channels."""
 _FEWEST = 4
 """Minimum number of examples for a decision."""
 _RESCALED_TWICE = 0.02
-"""If data spread less than this after a Rescaling layer, they were already rescaled before it."""
+"""Data with a smaller spread after a Rescaling layer were already rescaled before that layer."""
 
 Prepare = Callable[[np.ndarray], Any]
 _IMAGENET = "keras.applications.imagenet_utils.preprocess_input(x, mode="
@@ -109,7 +109,7 @@ def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
 
 
 def _check_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[str]:
-    """Compare each input with the first normalization's statistics; yield a problem or ""."""
+    """Compare each input with the statistics of the first normalization. Yield a problem or ""."""
     sources = {value: {value.name} for value in flatten_values(graph.inputs)}
     remaining = dict(samples)
     for call in graph.calls:
@@ -194,7 +194,7 @@ def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
-    """Return the mean distance of the channels, given the results of `_find_distances`."""
+    """Return the mean distance over all channels, given the results of `_find_distances`."""
     return float(np.mean(np.maximum(np.abs(wider), np.abs(shift))))
 
 

@@ -1,4 +1,4 @@
-"""Observes the tensors that quantizers read, while a model computes in float."""
+"""Observes the inputs of quantizers while a model computes in float."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Watch:
 
 
 def get_watch(model: keras.Model) -> Watch | None:
-    """Returns the `Watch` that calibration without histograms has traced, or None."""
+    """Returns the `Watch` that an earlier calibration without histograms traced, or None."""
     return getattr(model, "_watches", {}).get(False)
 
 
@@ -136,7 +136,7 @@ class Observed:
         self.watch: Watch = watches[counts]
         self.examples = 0
         self.tallies: dict[Slot, Tally] = defaultdict(Tally)
-        """The tally of each quantizer with `counts`, otherwise of each slot of a quantizer."""
+        """With `counts`, the tally of each quantizer. Without it, the tally of each slot."""
         self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
         """Samples of the tensors of each quantizer, by slot, from the first batches."""
 

@@ -25,7 +25,7 @@ class ActivationQuantizer:
         host: the layer that owns the variables. The quantizer is created while `host` is built.
         name: prefix of the variables' names.
         slots: number of tensors that share the range, such as the inputs of a concatenation. They
-            are observed separately, and the range includes them all.
+            are observed separately, and the range includes the values of all of them.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ActivationQuantizer:
 
     @property
     def learns(self) -> bool:
-        """Whether training learns the range by its gradient."""
+        """Whether training learns the range by gradient descent."""
         learned = ("learned", "learned_clipping")
         return isinstance(self.spec, specs.QuantSpec) and self.spec.observer in learned
 

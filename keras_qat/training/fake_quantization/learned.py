@@ -1,4 +1,4 @@
-"""Fake quantization with learned ranges: their ends have a gradient.
+"""Fake quantization with learned ranges: the ends of the ranges have a gradient.
 
 With a learned step size (LSQ, Esser et al. 2020, arXiv:1902.08153), values beyond an end and the
 rounding errors of values inside the range contribute to the gradient. With learned clipping (PACT,

@@ -31,11 +31,11 @@ Counts: TypeAlias = bool | tf.Tensor | Switch
 RECENT = 10.0
 """An average spans the last 10 batches, or the last tenth of all batches if that is more.
 
-Weights change most when training begins, so an average of all batches would clip growing values."""
+Weights change most when training begins. An average over all batches would clip growing values."""
 
 
 def select_seen(seen: Flag, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Returns `new` if a batch counts, else `old`. A branch would make a GPU wait."""
+    """Returns `new` if a batch counts, else `old`. A branch would stall a GPU."""
     return new if seen is True else tf.where(seen, new, old)
 
 
@@ -48,7 +48,7 @@ def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> 
 
 
 def _add_variable(host: keras.layers.Layer, name: str, value: float = 0.0) -> tf.Variable:
-    """Add a variable to `host`. Replicas average observations, so they all have equal values."""
+    """Add a variable to `host`. Its value is equal on all replicas, which average observations."""
     on_read = tf.VariableSynchronization.ON_READ
     return add_scalar(host, name, value, synchronization=on_read)
 
@@ -82,7 +82,7 @@ class Observer:
         Args:
             x: the batch.
             ceiling: the maximum of the ReLU that the quantizer applies to `x`; None without a ReLU.
-            counts: whether the batch counts, or a `Switch` that is on if the range is frozen.
+            counts: whether the batch changes the range; or a `Switch`, on if the range is frozen.
         """
         return self.range(x)
 
@@ -158,9 +158,9 @@ class LastValue(Observer):
         self.maximum.assign(widen_range(*ends, wider) if spec.off_ties else ends[1])
 
     def is_seen(self, low: tf.Tensor, high: tf.Tensor, counts: Counts) -> Flag:
-        """Whether a batch with these extremes counts.
+        """Whether a batch with these extremes changes the range.
 
-        In half precision, batches with infinity or NaN do not count, because `LossScaleOptimizer`
+        In half precision, batches with infinity or NaN are ignored, because `LossScaleOptimizer`
         skips such steps.
         """
         if isinstance(counts, Switch):
@@ -174,7 +174,7 @@ class LastValue(Observer):
 
 
 class _Average(LastValue):
-    """A moving average in which the weight of a batch depends on the number of batches.
+    """A moving average. The weight of a batch depends on the number of batches so far.
 
     Attributes:
         decay: the decay of the average, float32.
@@ -268,8 +268,8 @@ def compute_known_share(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the number of batches including the next batch, and their share 1 - decay^n.
 
-    TensorFlow 1's average begins at zero and is divided by this share. It computes in float64 for
-    the same reason as `compute_average_weight`.
+    TensorFlow 1's average begins at zero and is divided by this share. The computation uses float64
+    for the same reason as in `compute_average_weight`.
     """
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))

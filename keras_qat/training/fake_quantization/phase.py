@@ -17,7 +17,7 @@ class Phase(NamedTuple):
     """The state of one call of a layer.
 
     A field is a bool, a scalar tensor, or a `Switch` if a variable decides while the graph runs. In
-    `ScheduledLayer.assumed` it is a bool or that variable.
+    `ScheduledLayer.assumed`, it is a bool or that variable.
     """
 
     training: Any
@@ -31,7 +31,8 @@ class Phase(NamedTuple):
     """Whether ranges are frozen, so training does not observe. If it is a `Switch`, no range is
     empty."""
     known: int = 0
-    """If frozen ranges are constants in the graph, the index of the set of ranges, else 0."""
+    """The index of the set of frozen ranges that are constants in the graph; 0 without
+    constants."""
 
 
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)

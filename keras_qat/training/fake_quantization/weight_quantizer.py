@@ -29,8 +29,8 @@ class WeightQuantizer:
     """Fake-quantizes one weight of a layer, per tensor or per output channel.
 
     Args:
-        spec: the specification. Ranges per channel are symmetric and narrow, and follow the current
-            values or are learned. A range per tensor may also be of this kind.
+        spec: the specification. Ranges per channel must be symmetric and narrow, and either follow
+            the current values or are learned. A range per tensor may be any range.
         host: the layer that owns the variables. The quantizer is created while `host` is built.
         name: the weight's attribute name, prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.
@@ -115,7 +115,7 @@ class WeightQuantizer:
 
     @property
     def can_share_block(self) -> bool:
-        """Whether the weights may be concatenated with other layers' weights to quantize them."""
+        """Whether the weights may be concatenated with other layers' weights for quantization."""
         is_plain = self.observer is None and self.learned is None and self.spec.preserve is None
         axes = self.channel_axes
         is_last = bool(axes) and axes == tuple(range(-len(axes), 0))
@@ -138,7 +138,7 @@ class CellQuantizer(WeightQuantizer):
 
 
 class GateQuantizer(CellQuantizer):
-    """Quantizer of an LSTM's weights, with a range for each gate, which is a block of columns."""
+    """Quantizer of an LSTM's weights, with a range for each gate. A gate is a block of columns."""
 
     def limits(self, weights: tf.Tensor) -> tf.Tensor:
         rows, columns = weights.shape
@@ -192,7 +192,7 @@ def keep_zeros(weights: tf.Tensor) -> tf.Tensor:
 
 
 def keep_clusters(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weights unchanged. Equal weights share their mean gradient; zeros have none.
+    """Returns the weights unchanged. Equal weights get their mean gradient, and zeros get none.
 
     Optimizers then keep them equal or zero, so no mask is stored.
     """

@@ -35,9 +35,9 @@ def bias_correction(
     subtracted from the layer's bias, or from the offset of the BatchNormalization after it. Layers
     are corrected from first to last, with the corrected and quantized outputs of earlier layers.
 
-    A channel is corrected only if the correction also works for other data. The correction from
-    each half of the examples must bring the other half closer to the float model, also after the
-    activation. Layers without bias and BatchNormalization, and layers that are called several
+    A channel is corrected only if the correction also works for other data. The correction computed
+    from one half of the examples must bring the other half closer to the float model, even after
+    the activation. Layers without bias and BatchNormalization, and layers that are called several
     times, do not change.
 
     Args:
@@ -119,7 +119,7 @@ def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWra
 
 
 def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, np.ndarray]) -> None:
-    """Corrects wrappers of a part, from first to last, so their mean outputs are `means`."""
+    """Corrects the wrappers of a part in order, so that their mean outputs become `means`."""
     for call, batches in walk(part, quantized, QUANTIZED):
         if call.layer in means:
             shift_output(call.layer, means[call.layer] - _mean(call, batches, QUANTIZED))

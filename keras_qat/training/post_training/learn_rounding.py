@@ -27,9 +27,9 @@ from keras_qat.training.weight_limits import find_least_squares_limits
 _BATCH = 32
 """Maximum number of examples per training step."""
 _NUMBERS = 2**20
-"""Maximum number of values in a tensor of one training step. Few large images are enough."""
+"""Maximum number of values in a tensor of one training step. A few large images are enough."""
 _STRETCH = 1.2
-"""Factor that stretches the sigmoid before it is clipped, so it can reach 0 and 1."""
+"""Factor that stretches the sigmoid before clipping, so that the result can reach 0 and 1."""
 _SHARP = 20.0, 2.0
 """The exponent in the regularization, at the start and at the end."""
 _WARM = 0.2
@@ -54,12 +54,12 @@ def learn_rounding(
 ) -> None:
     """Learns whether to round each weight up or down, from a few hundred examples without labels.
 
-    Rounding to the nearest level is best for a single weight, but not for a sum of many.
-    `learn_rounding` visits layers from first to last. It searches the rounding for which a layer's
-    output is closest to the float model's, given the new weights of earlier layers. The weights are
-    set to the chosen levels, so `predict`, `simulate` and files use them, and training can
-    continue. It also corrects biases, like `bias_correction`. Use it with fewer than 8 bits. Models
-    with at most 4 bits gain most.
+    Rounding to the nearest level is best for a single weight, but not for a sum of many products.
+    `learn_rounding` visits layers from first to last. For each layer, it searches the rounding that
+    brings the layer's output closest to the float model's, given the new weights of earlier layers.
+    The weights are set to the chosen levels, so `predict`, `simulate` and files use them, and
+    training can continue. It also corrects biases, like `bias_correction`. Use it with fewer than 8
+    bits. Models with at most 4 bits gain most.
 
     With `reconstruct="block"`, the layers of a residual block are learned together, with quantized
     activations between them, so one layer can compensate for another. A layer outside of such
@@ -73,9 +73,9 @@ def learn_rounding(
     device, so a weight in the middle of two levels may be rounded differently.
 
     Args:
-        model: a calibrated quantization-aware model; its weights change. Before, they must be those
-            of the float model, not changed by `calibrate(..., weights="mse")` or an earlier call.
-            Zeros that the recipe preserves stay zero.
+        model: a calibrated quantization-aware model; its weights change. Before the call, they must
+            be the float model's weights, not changed by `calibrate(..., weights="mse")` or an
+            earlier call. Zeros that the recipe preserves stay zero.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
         steps: number of batches to read; all by default. Required for an infinite dataset.
@@ -84,7 +84,7 @@ def learn_rounding(
             tensors are large.
         learning_rate: the learning rate of Adam.
         weights: ranges of weights: "mse" for the least squared error, "minmax" for the extremes.
-        reconstruct: "layer" or "block": what is learned together to reproduce its float output.
+        reconstruct: "layer" or "block": which weights are learned together.
         seed: the seed for the order of the examples.
         verbose: 1 shows progress.
 

@@ -1,7 +1,7 @@
 """Visits each part of a quantization-aware model, to change its weights.
 
-Each part is computed for all examples, first in float and then quantized. Its weights may change in
-between, and later parts read the new results.
+Each part is computed for all examples, first in float and then quantized. In between, the weights
+of the part may change. Later parts read the new results.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def sweep(
     Args:
         model: a calibrated quantization-aware model.
         data, steps, batch_size: as in `calibrate`. All examples are held in memory, part by part.
-        visit: called for each part after it is computed in float, and before it is quantized.
+        visit: called for each part, between its computation in float and its quantized computation.
         title: the title of the progress bar.
         verbose: 1 shows progress.
         blocks: whether a part is a block, such as a residual block with the ReLU after it.

@@ -40,7 +40,7 @@ ASYNCHRONOUS = (
     tf.distribute.experimental.ParameterServerStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
 )
-"""Strategies with several workers, on which other workers may change a model's step."""
+"""Strategies with several workers. Other workers may change the step of a model."""
 
 DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset)
 """Types of data that are loaded without running user code during a step."""
@@ -116,7 +116,7 @@ def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
 def get_class_config(model: keras.Model) -> dict[str, Any] | None:
     """Returns a configuration for `from_class_config`; None if Keras has none.
 
-    Its entry `config` is None if the constructor is `keras.Model(inputs, outputs)`.
+    The entry `config` is None if the constructor is `keras.Model(inputs, outputs)`.
     """
     model_class, config = type(model), None
     if defines(model_class, "__init__", "get_config"):

@@ -1,8 +1,8 @@
 """Lets Keras optimizers update all vectors, such as biases, as one tensor.
 
 An optimizer updates each variable separately, with at least six operations. In a model with
-BatchNormalization, most operations of a step are such updates of a few values. In a small network,
-they take half of the time to trace a step.
+BatchNormalization, most operations of a step are updates of a few values. In a small network, these
+updates take half of the time to trace a step.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ tf.register_tensor_conversion_function(
 def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> None:
     """Raises a `ValueError` if an optimizer has already been used with another model.
 
-    Keras optimizers create variables for the first weights that they update, and cannot update
-    other weights.
+    A Keras optimizer creates variables for the first weights that it updates, and can only update
+    these.
     """
     optimizer = trained.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)

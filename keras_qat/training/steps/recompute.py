@@ -1,9 +1,9 @@
 """Recomputes products for gradients of quantizers, to store no more tensors than float training.
 
-The gradient of a quantizer reads its input. If this is a product, training would store one tensor
-more than float training. If it is a swish, it would store four more: the quantized input, the
-sigmoid before and after quantization, and the product. Therefore the gradient computes the product
-again. For a swish, the derivative is stored instead of the input.
+The gradient of a quantizer reads the quantizer's input. If the input is a product, training would
+store one tensor more than float training. For a swish, it would store four more tensors: the
+quantized input, the sigmoid before and after quantization, and the product. Therefore the gradient
+computes the product again. For a swish, the derivative is stored instead of the input.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _find_quantizer(y: tf.Tensor) -> tf.Operation | None:
 
 
 def _find_product_gradients(up: tf.Tensor, a: tf.Tensor, b: tf.Tensor) -> list[tf.Tensor]:
-    """Return the gradients of both factors of a product, which may be broadcast."""
+    """Return the gradients of both factors of a product. The factors may be broadcast."""
     if a.shape.rank is not None and a.shape.as_list() == b.shape.as_list():
         return [up * b, up * a]
     axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(a), s1=tf.shape(b))

@@ -1,8 +1,8 @@
 """Computes operations for all quantizers of a model together in a training step.
 
-A quantizer has a dozen operations on scalars or few values, and each of them is a kernel launch on
-a GPU. In a model with a hundred quantizers, these are most operations of a step. Operations that do
-not depend on the batch are computed for all quantizers together at the start of the step.
+A quantizer has a dozen operations on scalars or few values, and each operation is a kernel launch
+on a GPU. In a model with a hundred quantizers, these are most of a step's operations. Operations
+that do not depend on the batch are computed for all quantizers together at the start of the step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class StepTensors:
     """Tensors of one training step of a model.
 
     Args:
-        graph: their graph. Inner graphs do not use them, because they may be saved separately.
+        graph: the graph of the tensors. Inner graphs do not use them, because they may be saved
+            alone.
         weights: the weights that are quantized together.
         averages: reference to an observer's counter -> the results of `weigh`: the number of
             batches including this batch, and the factor. Valid for the observer's first batch in
@@ -98,7 +99,7 @@ def apply_to_rows(
 def _quantize_weights(layers: list[keras.layers.Layer]) -> QuantizedWeights:
     """Concatenate weights that differ only in the number of channels, and quantize them together.
 
-    Copying large weights would take too long, so there is a limit, which is higher on a GPU.
+    Copying large weights would take too long, so there is a limit. It is higher on a GPU.
     """
     most = LARGE * (4 if plain_operations.has_gpu() else 1)
     groups: dict[Any, list[tuple[Any, tf.Tensor]]] = collections.defaultdict(list)
