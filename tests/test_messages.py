@@ -82,7 +82,7 @@ MISTAKES = {
     r"float model.*plan\(model, target='tflm'\)\.problems": lambda _: keras_qat.targets.problems(
         tiny_net(), "tflm"
     ),
-    r"no operator 'moves'. Did you mean 'move'\? There": lambda _: keras_qat.register_op(
+    r"no operator 'moves'. Did you mean 'move'\? The op": lambda _: keras_qat.register_op(
         Mine, "moves"
     ),
     "pass Mine, without parentheses": lambda _: keras_qat.register_op(Mine(), "softmax"),

@@ -59,7 +59,7 @@ REFUSED = [
     ),
     (layers.BatchNormalization(axis=1), [STEPS], "not one factor per channel"),
     (layers.BatchNormalization(axis=[1, 2]), [STEPS], "not one factor per channel"),
-    (layers.Rescaling(2.0), [()], "not one factor per channel"),
+    (layers.Rescaling(2.0), [()], "the number of channels is unknown"),
     (lambda x: tf.matmul(x, np.ones((6, 2), np.float32)), [STEPS], "it needs two input tensors"),
     (tf.matmul, [(1,) * 5, (1,) * 5], "more than 5 axes"),
     (layers.UpSampling2D(2, interpolation="bilinear"), [(None, 4, 6)], "known only at run time"),

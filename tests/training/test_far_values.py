@@ -60,8 +60,8 @@ def test_tensors_that_are_joined_are_told_apart():
     both = layers.Concatenate(name="both")([small, large])
     qat = keras_qat.quantize_model(keras.Model(x, layers.Dense(2, name="y")(both)))
     message = (
-        r"The output of 'small', -\S+ to \S+, shares one range, -\S+ to \d+, with 'large': it "
-        r"spans less than 4 of 256 .* by a Rescaling or a BatchNormalization after 'large', "
+        r"The output of 'small', -\S+ to \S+, shares one range, -\S+ to \d+, with 'large'\. It "
+        r"spans less than 4 of 256 .* by a Rescaling or a BatchNormalization after 'large'\. "
     )
     with pytest.warns(UserWarning, match=message):
         keras_qat.calibrate(qat, 2 + np.abs(X["x"][:, 0]))

@@ -26,7 +26,7 @@ def with_ranges():
 
 def test_delay_that_training_did_not_reach(tmp_path):
     qat = train(quantized(), X, steps=4, callbacks=[QuantDelay(6)])
-    message = r"'tiny' .* begins at training step 6, and 4 are done.*set_quantization"
+    message = r"'tiny' .* begins at training step 6, and only 4 steps are done.*set_quantization"
     for export in (keras_qat.export_tflite, keras_qat.export_saved_model):
         with pytest.warns(UserWarning, match=message):
             export(qat, tmp_path / export.__name__)
@@ -35,7 +35,7 @@ def test_delay_that_training_did_not_reach(tmp_path):
     assert report.identical < 0.6
     (note,) = report.notes
     assert note in report.findings()
-    assert "4 are done" in str(report)
+    assert "only 4 steps are done" in str(report)
     assert report.to_dict()["notes"] == (note,)
     train(qat, X, steps=2, callbacks=[QuantDelay(6)])
     report = keras_qat.verify(qat, keras_qat.export_tflite(qat), X)  # Warnings fail.
@@ -49,7 +49,7 @@ def test_delay_of_a_layer_that_is_called_twice_is_told_in_training_steps():
     model = keras.Model(x, keras.layers.Dense(3)(shared(keras.layers.ReLU()(shared(x)))))
     qat = keras_qat.quantize_model(model)
     train(qat, images(16, (4,)), steps=3, callbacks=[QuantDelay(7)])
-    with pytest.warns(UserWarning, match="step 7, and 3 are done"):
+    with pytest.warns(UserWarning, match="step 7, and only 3 steps are done"):
         keras_qat.export_tflite(qat)
 
 
