@@ -103,7 +103,7 @@ class ScheduledLayer(keras.layers.Layer):
     (counted from 1) that quantizes; and `freeze_from`, the first step with frozen
     BatchNormalization. `freeze_from` also contains the first step with frozen ranges (`_RANGES`).
 
-    It computes in float32. Wrapped layers follow their own dtype policies.
+    The layer computes in float32. Wrapped layers follow their own dtype policies.
 
     Args:
         mixed: whether the model computes in half precision. Training then skips steps with infinity
