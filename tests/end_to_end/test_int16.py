@@ -78,18 +78,13 @@ def test_channels_without_weights(bits):
     np.testing.assert_allclose(codes[..., 2] * scale, -2.5, atol=scale)
 
 
-def export_as_is(model, x, recipe):
-    qat = observe(keras_qat.quantize_model(model, recipe), x, batches=1)
-    contents = keras_qat.export_tflite(qat)
-    return qat, FileInterpreter(contents), contents
-
-
 def test_sums_that_need_64_bits():
     """Full-scale inputs times full-scale weights, summed 9 * 256 times, exceed 2^31."""
     model = functional((4, 4, 256), build=layers.Conv2D(2, 3, name="conv"))
     model.get_layer("conv").set_weights([np.ones((3, 3, 256, 2)), np.array([3.0, -2.0])])
     x = np.ones((8, 4, 4, 256), np.float32)
-    qat, file, _ = export_as_is(model, x, "int16x8")
+    qat = observe(keras_qat.quantize_model(model, "int16x8"), x, batches=1)
+    file = FileInterpreter(keras_qat.export_tflite(qat))
     (codes,) = file.run({qat.input_names[0]: x}).values()
     (detail,) = file.outputs.values()
     expected = 9 * 256 + np.array([3.0, -2.0])
