@@ -69,6 +69,7 @@ def test_clusters_stay_clusters(name):
     assert recipes.Recipe.from_config(qat.recipe.to_config()) == qat.recipe
 
 
+@pytest.mark.slow
 def test_models_that_tfmot_pruned_and_clustered():
     sparsity = pytest.importorskip("tensorflow_model_optimization").sparsity.keras
     clustering = pytest.importorskip("tensorflow_model_optimization").clustering.keras
