@@ -1,8 +1,8 @@
 """Inference with cached weights and ranges.
 
 Folded weights and the multipliers of kernels depend only on weights and ranges, but need many small
-operations. They are computed only when weights change, and stored in variables. Inference is traced
-once to read these variables, and again only if new weights select other branches.
+operations. They are computed only when weights change, and stored in variables, which inference
+reads. Inference is traced again only if new weights select other branches.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras, trace_after_few_calls, trace_for_any_batch
 
 DECIDES = 3
-"""The first traces, up to this number, contain only the branches that the weights select."""
+"""Up to this number, traces contain only the branches that the current weights select."""
 
 LARGE = 1 << 26
 """If a weight has at least this many bytes, only its hash is stored."""
@@ -61,7 +61,7 @@ class CachedInference:
         self.weights_version = self._prepared_version = 0
         """Version of the weights at the last `look`, and at the last `refresh`."""
         self.seconds = 0.0
-        """The duration of the last `refresh` in seconds, excluding tracing."""
+        """The duration of the last `refresh` in seconds, without tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None
         """The eager inference function, if the last `refresh` had `eagerly=True`."""
         # Reading the weights one by one in eager mode takes ten times as long.
@@ -216,7 +216,7 @@ class PreparedStore:
         )
 
     def _pack(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the values for the variables, and remember which conditions are true."""
+        """Return the values for the variables, and store which conditions are true."""
         scalars = self._packs.get(("bool", 0), [])
         self._conditions = {index: bool(np.asarray(tensors[index])) for index in scalars}
         return [_pack([tensors[index] for index in pack]) for pack in self._packs.values()]

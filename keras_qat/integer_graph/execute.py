@@ -35,7 +35,7 @@ def _get_scale(params: QuantParams) -> tf.Tensor:
 
 
 def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
-    """Return the ends of a range, or of the part of it that a fused ReLU with `maximum` returns."""
+    """Return the ends of a range, or the ends after a fused ReLU with this `maximum`."""
     params = params.as_tensors()
     low, high = (end - params.zero_point for end in (params.lowest, params.highest))
     if maximum is not None:
@@ -47,7 +47,7 @@ def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 
 def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
-    """Clip values to a range. With `is_bound`, no value is below the lower end."""
+    """Clip values to a range. `is_bound` means that no value is below the lower end."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
     if not is_bound:  # Unlike ClipByValue, Maximum and Minimum can work in place.
         q = tf.maximum(q, low)
@@ -60,9 +60,9 @@ class PreparedNode:
 
     Args:
         constants: for each input, the values of a constant; None for a tensor.
-        row: fields for the operator's `Arguments`: the result of `prepare`, or ranges and weights.
+        row: fields of the operator's `Arguments`: the result of `prepare`, or ranges and weights.
         ends: the ends of the range of the operator's result; None for a float result.
-        conversion: the multiplier from that range to the output's range, if they differ.
+        conversion: the multiplier from this range to the output's range if both differ.
         output_ends: the ends of the output's range if there is a conversion.
     """
 
@@ -88,7 +88,7 @@ class Prepared:
     ends: dict[str, Ends]
 
     def quantize(self, x: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        """Quantizes an input of the graph like users of the file, who round halves up."""
+        """Quantizes an input of the graph as users of the file do: halves are rounded up."""
         if tensor.params is None:
             return x
         scale = self.scales[tensor.name]
@@ -168,7 +168,7 @@ def _get_constant(operand: Operand) -> tf.Tensor | None:
 
 
 def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
-    """Return an operator's arguments without ranges and weights. Their `params` only hold bits."""
+    """Return an operator's arguments without ranges and weights. Only their bits are kept."""
 
     def keep_bits(params: QuantParams | None) -> Any:
         return params and QuantParams(None, None, params.bits)

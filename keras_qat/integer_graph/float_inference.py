@@ -20,10 +20,10 @@ from keras_qat.training.fake_quantization.phase import IN_FLOAT, Phase
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FEW_RUNS = 4
-"""Running a model eagerly is faster than tracing it for up to this many runs."""
+"""For up to this many runs, running a model eagerly is faster than tracing it."""
 
 MANY_VALUES, MANY_EXAMPLES = 1 << 19, 16
-"""Number of elements of the largest output in a batch, and the smallest batch size."""
+"""Maximum number of elements of an output in a batch, and the smallest batch size."""
 
 EXAMPLES, SIZE = 2, 8
 """The number of random examples, and the size that replaces unknown sizes."""

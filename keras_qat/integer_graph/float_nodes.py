@@ -81,7 +81,7 @@ def _call_layer(
 
 
 def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict[str, Any]:
-    """Return the results of `compute`; as constants for files, because freezing is slow."""
+    """Return the results of `compute`. For files they are constants, because freezing is slow."""
     if not for_file:
         return compute()
     with tf.init_scope():
@@ -116,8 +116,8 @@ def _call_folded(wrapper: QuantizeWrapper, x: tf.Tensor, for_file: bool) -> Any:
 def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
     """Return the folded weights of a wrapper's layer by the names of its attributes.
 
-    Symmetric per-channel weights are first quantized and then folded, with the same result as in
-    reverse order. Other weights are folded first, as in training.
+    Symmetric per-channel weights are quantized, then folded. The reverse order has the same result.
+    Other weights are folded first, as in training.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     quantized = None

@@ -1,4 +1,4 @@
-"""Quantizes the weights of recurrent layers for files.
+"""Quantizes the weights of recurrent layers for exported files.
 
 An LSTM has one scale per gate. Layers that are unrolled have one scale per channel.
 """

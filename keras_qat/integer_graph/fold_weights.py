@@ -38,12 +38,12 @@ FEW = 512
 """Number of products of 8-bit values that float32 sums without rounding."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
-"""Smallest scale of a weight. Its product with an input scale must not underflow in float32. Only
+"""Smallest scale of a weight: its product with an input scale must not underflow in float32. Only
 unused channels would have smaller scales."""
 
 LEAST_MULTIPLIER = 2.0**-23
-"""Smallest multiplier of sums in int16 TFLite kernels. Thus the bias of an unused channel fits 32
-bits."""
+"""Smallest multiplier of sums in int16 TFLite kernels. With it, the bias of an unused channel fits
+32 bits."""
 
 FEW_FOR_INT32 = (2**31 - 1) // (INT8_MAX * 255)
 """Maximum number of products of 8-bit values in a sum that always fits 32 bits."""
@@ -57,7 +57,7 @@ Ends = tuple[QuantParams, QuantParams]
 
 
 def has_quantized_weights(wrapper: QuantizeWrapper) -> bool:
-    """Whether a wrapper's weights are quantized, or are factors per channel, which are exact."""
+    """Whether a wrapper's weights are quantized, or are factors per channel, which stay exact."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
@@ -137,7 +137,7 @@ def copy_for_calls(
     in_graph: bool,
     wide: bool = False,
 ) -> list[Weights]:
-    """Returns a copy of weights for each call, with its bias and a multiplier that kernels support.
+    """Returns a copy of weights for each call, with the call's bias and a supported multiplier.
 
     `inputs` and `outputs` are the scales of each call's input and output. If `outputs` is None,
     multipliers are not limited.
@@ -220,7 +220,7 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 def find_divisor(bits: int) -> int:
     """Returns the divisor for scales of weights with few bits. The weights then use 8 bits.
 
-    The bias is a multiple of input scale x weight scale, so smaller scales round it less.
+    A bias is rounded to a multiple of input scale x weight scale, so smaller scales are better.
     """
     return INT8_MAX // (2 ** (bits - 1) - 1)
 
@@ -267,8 +267,8 @@ def fit_bias(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Increases scales until the bias fits 32 bits. Weights stay multiples of `divisor`.
 
-    Only unused channels need this: their weights are close to zero, unlike their bias. The larger
-    scale changes their weights by much less than the bias.
+    Only unused channels need this: their weights are close to zero, but their bias is not. A larger
+    scale changes the weights of such a channel by much less than its bias.
     """
     wider = tf.maximum(scale, LEAST_SCALE)
     if bias is not None and not wide:
@@ -308,8 +308,8 @@ def _make_multipliers_exact(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Change scales slightly to make the 15-bit multipliers of int16 TFLite kernels exact.
 
-    Otherwise multipliers have an error of up to 0.003 %, which is one step for a result of 32,768
-    steps. `ratio` is the output's scale divided by the input's.
+    Without this, multipliers have an error of up to 0.003 %: one step in 32,768. `ratio` is the
+    output's scale divided by the input's.
     """
     wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
     return _scale_and_round(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)

@@ -35,7 +35,7 @@ class Origin:
         packs_int4: whether inference and the file use weights packed in 4 bits.
         states: the variables that stateful recurrent layers keep between calls.
         uncalibrated: names of the tensors that have a quantizer without a range.
-        fingerprint: digests of weights and ranges, which identify a file of this model.
+        fingerprint: digests of weights and ranges, to recognize files of this model.
         warnings: reasons why the file may differ from the trained model.
         unlike_float: a warning if the original float model computes differently, or "".
     """

@@ -2,7 +2,7 @@
 
 Training rounds float values to the nearest quantized value. Kernels compute in integers and round
 differently. At inference the model rounds like the kernels, so `predict` and `evaluate` return the
-results of the exported file. Gradients at inference are the same as with fake quantization.
+results of the exported file. Gradients at inference equal the gradients of fake quantization.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Inference:
         self.with_losses += self.graph.loss_only
         self.loss_inputs = self._find_loss_inputs()
         self.float_losses: list[keras.layers.Layer] = []
-        """The float layer of each added loss. A layer that is called twice occurs twice."""
+        """The float layer that adds each loss. A layer that is called twice occurs twice."""
         self.replaces_nan = find_nan_handling(self.graph)
         self.settled = CachedInference(
             model, self.graph, self._resolve, self._prepare, self._compute
@@ -68,9 +68,9 @@ class Inference:
         self._is_eager = False
         """Whether the model runs eagerly, cached because Keras checks every layer."""
         self.runs_file = False
-        """Whether graphs of `predict` and `evaluate` that are traced next may run the file."""
+        """Whether the next traced graphs of `predict` and `evaluate` may run the file."""
         self.traced: tuple[int, Any] = (0, None)
-        """The version of `settled`, and the function for eager calls that was traced for it."""
+        """The version of the prepared parameters, and the eager function that was traced for it."""
         self._in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
         self.traced_whole = backend.make_tf_function(self._infer, reduce_retracing=True)
 
@@ -117,7 +117,7 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Calls `settle` if `compute_settled` then equals `predict`. Returns whether it does."""
+        """Calls `settle` and returns True if `compute_settled` can then replace `predict`."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
@@ -130,7 +130,7 @@ class Inference:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether prepared parameters are up to date. Under a strategy, they never are."""
+        """Whether prepared parameters are up to date. With a strategy, the result is False."""
         return self.settled.is_ready and not tf.distribute.has_strategy()
 
     def _get_function(self) -> Callable[..., list[tf.Tensor]]:
@@ -166,7 +166,7 @@ class Inference:
     def _compute(
         self, resolved: ResolvedGraph, prepared: Prepared, inputs: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Return outputs and inputs of losses as float values, then the losses of float layers."""
+        """Return outputs and inputs of losses as float values, and then float layers' losses."""
         losses: list[tuple[keras.layers.Layer, tf.Tensor]] = []
 
         def compute(node: Node, values: list[tf.Tensor]) -> list[tf.Tensor]:

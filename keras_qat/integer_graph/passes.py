@@ -101,12 +101,12 @@ def pack_if_requested(
 
 
 def pack_int4(graph: ResolvedGraph, family: KernelFamily = XNNPACK) -> ResolvedGraph:
-    """Packs all weights into 4 bits that fit and for which the runtime has a kernel."""
+    """Packs all weights that fit in 4 bits, if the runtime has a kernel for them."""
     return dataclasses.replace(graph, nodes=tuple(pack_node(node, family) for node in graph.nodes))
 
 
 def pack_node(node: Node, family: KernelFamily = XNNPACK) -> Node:
-    """Packs a node's weights into 4 bits if they fit and the runtime has a kernel for them.
+    """Packs a node's weights if they fit in 4 bits and the runtime has a kernel for them.
 
     With 4-bit weights, TFLite Micro's FULLY_CONNECTED requires one scale per tensor. Its CONV_2D
     supports one scale per channel.
@@ -140,7 +140,7 @@ def _divide(weights: Weights) -> Weights:
 def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
     """Returns the graph with a fixed batch size, and all shapes that TensorFlow infers from it.
 
-    Other unknown sizes stay unknown. With `sized`, kernels also round as for a fixed size.
+    Other unknown sizes stay unknown. With `sized`, results are also rounded as with a fixed size.
     """
     shapes = _infer_shapes(graph, size)
     copies: dict[Tensor, Tensor] = {}

@@ -35,7 +35,7 @@ ZERO = -128
 """Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Quantized value of constants and weights. The largest possible value makes their scale finest."""
+"""Quantized value of constants and weights. The largest possible value gives the finest scale."""
 
 MOST = 8
 """Maximum number of channels computed separately: TFLite Micro concatenates up to 10 tensors."""
@@ -48,7 +48,7 @@ CONCATENATE_CHANNELS = dataclasses.replace(
 """Concatenates computed channels. No Keras layer uses this operator."""
 
 FEW = 0.6
-"""Least overlap between the range of rescaled pixels and the input's range without a warning."""
+"""There is a warning if the ranges of rescaled pixels and of the input overlap less than this."""
 
 
 def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
@@ -181,7 +181,7 @@ def _make_node(
 def _make_sum(
     pixels: Tensor, output: Tensor, scaled: NDArray, offset: float, expected: NDArray
 ) -> Node:
-    """Make a node that adds a constant to scaled pixels. TFLite kernels add with 20 more bits.
+    """Make a node that adds a constant to scaled pixels. TFLite kernels add in 20 extra bits.
 
     The constant is the middle of the offsets that return the expected results.
     """
@@ -208,8 +208,8 @@ def _make_channels(
 ) -> list[Node]:
     """Make nodes that extract each channel with a 1x1 convolution and add its offset.
 
-    A multiplication would round some pixels incorrectly, because TFLite's kernels for it have only
-    6 or 7 fractional bits.
+    A multiplication would round some pixels incorrectly, because TFLite's kernels multiply with
+    only 6 or 7 fractional bits.
     """
     raw = dataclasses.replace(tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO))
     shape, spatial = (*tensor.shape[:-1], 1), len(tensor.shape) - 2

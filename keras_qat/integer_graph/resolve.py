@@ -66,15 +66,15 @@ def resolve_in_graph(
 ) -> ResolvedGraph:
     """Resolves a model's calls to a graph that reads the current ranges and weights at each run.
 
-    Its `origin` is empty. `packing` is the kernel family for which weights are packed into 4 bits,
-    or None to pack none.
+    The graph has no `origin`. `packing` is the kernel family for which weights are packed into 4
+    bits, or None to pack nothing.
     """
     graph = resolve_calls(calls, in_graph=True)
     return _fix_batch(graph if packing is None else pack_int4(graph, packing), target)
 
 
 def _fix_batch(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
-    """Return the graph with the rounding for a fixed batch size, if the target requires one."""
+    """Return the graph with the rounding of a fixed batch size if the target requires one."""
     is_open = target is None or target.batch_size is None
     return graph if is_open else graph.assume_fixed_batch()
 

@@ -105,7 +105,7 @@ class _Resolver:
             self._add_plain(call)
 
     def _add_quantizer(self, call: Call) -> None:
-        """Add a QUANTIZE for a `Quantize` layer, unless its input already has the layer's range."""
+        """Add a QUANTIZE for a `Quantize` layer, unless the input already has the layer's range."""
         source = self.tensors.of_value[call.args[0]]
         params = self.ranges.get_params(call.layer.quantizer)
         if not call.layer.rounds:
@@ -259,7 +259,7 @@ class _Resolver:
         return None, maximum, []
 
     def _find_relu(self, value: Value) -> tuple[Call, float, Call] | None:
-        """Return the ReLU to fuse that reads `value`, its maximum, and its quantizer; or None."""
+        """Return the ReLU after `value` that can be fused, its maximum and quantizer; or None."""
         call = self.tensors.find_only_consumer(value)
         if call is None or isinstance(call.layer, (Quantize, QuantizeWrapper, QuantizeWeights)):
             return None
@@ -272,7 +272,7 @@ class _Resolver:
     def _convert(
         self, operands: tuple[Operand, ...], params: QuantParams, call: Call
     ) -> tuple[Operand, ...]:
-        """Convert the tensors that an operator reads to `params`, which all its inputs share."""
+        """Convert the inputs of an operator to `params`, the parameters that all inputs share."""
         converted: list[Operand] = []
         for index, operand in enumerate(operands):
             if (

@@ -23,7 +23,7 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 NEXT_TO_NOTHING = 1e-6
-"""Upper end of a range that only contains 0, too small to widen the range of a concatenation."""
+"""Upper end for a range that contains only 0. It is too small to widen a concatenation's range."""
 
 
 class Ranges:
@@ -62,7 +62,7 @@ class Ranges:
         return self.params[key]
 
     def concatenate(self, inputs: list[QuantParams]) -> QuantParams:
-        """Returns the parameters of a concatenation. Its range is the union of the inputs'."""
+        """Returns the parameters of a concatenation, whose range includes the inputs' ranges."""
         if all(self.are_same(params, inputs[0]) for params in inputs):
             return inputs[0]
         low = tf.reduce_min([x.scale * (x.lowest - x.zero_point) for x in inputs])
@@ -96,7 +96,7 @@ class Tensors:
                 self._consumers.setdefault(value, []).append(call)
 
     def find_only_consumer(self, value: Value) -> Call | None:
-        """Returns the only call that reads a value; None for several, and for model outputs."""
+        """Returns the only call that reads a value; None for several calls or a model output."""
         consumers = self._consumers[value]
         return consumers[0] if len(consumers) == 1 and value not in self._outputs else None
 
@@ -162,7 +162,7 @@ class Tensors:
 
 
 def _list_inputs(call: Call) -> list[Value]:
-    """Return the values that a call uses. In old files, quantizers list unused tensors too."""
+    """Return the values that a call uses. Quantizers in old files also list unused tensors."""
     op = find_row(call.layer)
     if op is not None and op.reads_only_weights:
         return []

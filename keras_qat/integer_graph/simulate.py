@@ -63,8 +63,8 @@ class Simulation:
         kernels: name of the kernel family.
         outputs: each output of the model by name: a `QuantizedArray`, or a float array.
         tensors: each quantized tensor of the model by its name in the float model.
-        float_layers: layers that the file computes in float. Their results, and results that depend
-            on them, may differ from the file by one quantized value.
+        float_layers: layers that the file computes in float. The results of these layers, and
+            results that depend on them, may differ from the file by one quantized value.
     """
 
     kernels: str

@@ -52,8 +52,8 @@ def _gelu_in_float32(x: tf.Tensor, approximate: bool) -> tf.Tensor:
 def _supports_hard_swish(x: QuantParams, output: QuantParams) -> tf.Tensor:
     """Whether TFLite's HARD_SWISH supports these scales.
 
-    Kernels only check the output's scale. They can shift by at most 31 bits to the left and 15 bits
-    to the right, but do not check that.
+    Kernels can shift by at most 31 bits to the left and 15 bits to the right. They do not check
+    this limit, only the output's scale.
     """
     to_output, to_gate = (single(x.scale / 128.0 / scale) for scale in (output.scale, 3 / 32768))
     return (to_output < 1) & (to_gate < 2.0**30) & (tf.minimum(to_output, to_gate) >= 2.0**-16)
@@ -114,7 +114,7 @@ def _prepare_bounded(
 
 
 FARTHEST = 4.0
-"""The largest 16-bit scale of inputs. From 5.3 on, products overflow in TFLite's kernels."""
+"""The largest 16-bit scale of inputs. From a scale of 5.3 on, products overflow in TFLite."""
 
 
 def _make_bounded(

@@ -1,7 +1,7 @@
 """Operators that are composed of other operators.
 
-A `Description` is a function that runs other operators on a `Machine`. There are machines that
-prepare, compute and emit operators, so one description defines all three functions of an `Op`.
+A `Description` is a function that runs other operators on a `Machine`. One machine prepares
+operators, one computes and one emits them, so a description defines all three functions of an `Op`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.ops.weights import Weights
 
 Quantized = tuple[Any, QuantParams]
-"""A pair of quantized values relative to the zero point, or of a tensor's index in a file, and the
-quantization parameters."""
+"""A pair: quantized values relative to the zero point, or the index of a tensor in a file, and
+their quantization parameters."""
 
 WIDE = QuantParams(None, None, 16)
 """Placeholder for 16-bit quantization parameters that are already prepared."""
 
 NO_WIDE = None if RECENT else "this TensorFlow has no QUANTIZE from int8 to int16"
-"""The reason why files cannot convert int8 to int16; None if they can."""
+"""The reason why files cannot convert int8 to int16; None if files can."""
 
 MOST = float(WIDE.highest)
 """The largest quantized value of 16 bits."""
@@ -72,7 +72,7 @@ def compute_wide_scale(output: QuantParams) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """One run of an operator. The fields are the arguments of `Machine.run`."""
+    """One run of an operator. The fields equal the arguments of `Machine.run`."""
 
     op: Op
     inputs: list[Quantized]
@@ -95,7 +95,7 @@ class _Step:
 
 
 class Machine(abc.ABC):
-    """Runs operators on `Quantized` values. A subclass defines how."""
+    """Runs operators on `Quantized` values. Subclasses prepare, compute or emit them."""
 
     def run(
         self,
@@ -158,7 +158,7 @@ class Preparing(Machine):
 
     Args:
         a: the arguments of the composed operator.
-        prepared: a list to which it appends the prepared parameters that `Computing` needs.
+        prepared: a list. The machine appends the prepared parameters that `Computing` needs.
     """
 
     def __init__(self, a: Arguments, prepared: list[Any]) -> None:

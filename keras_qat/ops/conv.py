@@ -183,7 +183,7 @@ def _count(call: Call) -> int | None:
 
 
 def _list_with_computed(*kinds: type) -> tuple[type, ...]:
-    """Return layer classes and their `Computed` variants, which compute their kernel."""
+    """Return layer classes and their `Computed` variants, which compute the kernel."""
     return *kinds, *(keras_variants.COMPUTED[kind] for kind in kinds)
 
 
@@ -305,8 +305,8 @@ def _emit_transpose(e: Emission) -> None:
 def _emit_output_shape(e: Emission, x: int, image: int) -> int:
     """Return a tensor with the output's shape: a constant, or computed from `x` if it is unknown.
 
-    It is also computed if only `batch_size` makes the shape known. Otherwise XNNPACK would compute
-    the operator, and round differently from the model.
+    If the shape is known only because of `batch_size`, it is computed too. With a constant, XNNPACK
+    would compute the operator, and round differently from the model.
     """
     shape = e.shape(image)
     if None not in shape and _is_known(e.node):

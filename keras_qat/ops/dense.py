@@ -4,7 +4,7 @@ A file holds one of two variants. `fully_connected` is FULLY_CONNECTED, which ev
 supports. Older kernels do not support one scale per channel: the int8 reference kernel before
 TensorFlow 2.17 and the int16 kernels before LiteRT 1.2 read uninitialized multipliers without an
 error. `convolution` is a CONV_2D of one-pixel images, which all runtimes compute in the same way.
-It is used for int16, and with an old TensorFlow.
+It is used for int16, and for int8 with an old TensorFlow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from keras_qat.ops.weighted_sums import RECENT, Sums, compute_weighted
 from keras_qat.ops.weights import Weights, count_terms
 
 FORM = "fully_connected" if RECENT else "convolution"
-"""The variant for layers without `form` among their attributes."""
+"""The variant that is used if a layer's attributes do not include `form`."""
 
 
 def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
@@ -77,7 +77,7 @@ def _emit_product(
 
 
 def _find_sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
-    """Return the sizes of `x` for `tf.reshape`: -1 for one unknown size, tensors for several."""
+    """Return the sizes of `x` for `tf.reshape`: -1 for an only unknown size, else tensors."""
     known = x.shape.as_list()
     now = tf.unstack(tf.shape(x)) if known.count(None) > 1 else [-1] * len(known)
     return [now[axis] if size is None else size for axis, size in enumerate(known)]

@@ -32,7 +32,7 @@ class _Steps(NamedTuple):
     """The quantization parameters of the 16-bit intermediate results, and the table.
 
     Args:
-        numerator: parameters of x in 16 bits: 1/128 of its 8-bit scale.
+        numerator: parameters of x in 16 bits, with 1/128 of its 8-bit scale.
         inverse: parameters of 1 / y, for a range up to the inverse of the smallest nonzero |y|.
         quotient: parameters of x / y, for a range up to the end of the output's range.
         table: 1 / y for all quantized values of y, from the lowest to the highest. For y = 0 it

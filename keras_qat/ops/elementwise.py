@@ -27,7 +27,7 @@ from keras_qat.ops.requantize import Multiplier, prepare_requantization, requant
 
 @dataclasses.dataclass(frozen=True)
 class _NativeScale:
-    """The scale of a kernel's result, which may have to be larger than the output's scale.
+    """The scale of a kernel's result, which must sometimes be larger than the output's scale.
 
     Args:
         is_wider: whether the scale is larger than the output's.
@@ -92,7 +92,7 @@ def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantPar
     """Return the output's parameters, or a larger scale if an input's scale is much larger.
 
     With the output's scale, a TFLite kernel would abort, because its multipliers must be below 1.
-    An int8 kernel could also overflow 16 bits. XNNPACK leaves such sums to TFLite's kernels.
+    An int8 kernel could also overflow 16 bits. XNNPACK leaves these sums to TFLite's kernels.
     """
     widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
@@ -121,7 +121,7 @@ def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 @trace_once
 def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ...]:
-    """Return both multipliers, the shift, a half, and whether XNNPACK computes the sum.
+    """Return both multipliers, the shift, half a step, and whether XNNPACK computes the sum.
 
     The larger multiplier has 21 bits. XNNPACK leaves ratios of scales below 2^-10 to TFLite's
     kernel. It also leaves ratios of 2^8 and above, but `_find_native` excludes them.
@@ -144,8 +144,8 @@ def _count_bits(a: Arguments) -> int:
 def _add_twice(a: Arguments) -> tf.Tensor:
     """Add like TFLite: convert both inputs to a common scale with 20 more bits (int16: 15).
 
-    For two tensors of the same shape, the optimized int16 kernel computes blocks of 16 values, and
-    rounds these only once. It computes the remaining values like other kernels.
+    For tensors of the same shape, the optimized int16 kernel computes blocks of 16 values and
+    rounds them only once. It computes the values after the last block like other kernels.
     """
     x, y = (tf.cast(q, tf.int64) for q in a.q)
     bits, (*factors, to_output) = _count_bits(a), a.prepared.twice
@@ -274,8 +274,8 @@ def _emit_multiply(e: Emission) -> None:
 def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **options: Any) -> None:
     """Add an operator, and a QUANTIZE if its result needs a larger scale than the output has.
 
-    In the larger scale, 6 is not always a quantized value, so a fused ReLU6 becomes an operator
-    after the QUANTIZE.
+    The larger scale may not represent 6 exactly, so a fused ReLU6 becomes an operator after the
+    QUANTIZE.
     """
     output = e.params
     inputs = tuple(x.params for x in e.node.inputs if x.params)

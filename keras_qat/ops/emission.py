@@ -28,7 +28,7 @@ class Emission:
     Args:
         builder: builds the file.
         node: the node.
-        inputs: indices of the input tensors in the file, including constants of the call.
+        inputs: indices of the input tensors in the file, including the call's constants.
         outputs: indices of the output tensors. They have the parameters that the kernels require.
     """
 
@@ -81,14 +81,14 @@ class Emission:
     def activation(self) -> int:
         """The fused activation of an operator, as in TFLite's schema: none, ReLU or ReLU6.
 
-        A ReLU with another maximum becomes a plain ReLU, because the output's range ends there.
+        A ReLU with another maximum becomes a plain ReLU, because the output's range ends at it.
         """
         if self.node.maximum is None:
             return Activation.NONE
         return Activation.RELU6 if self.ends_at_6(self.node.maximum) else Activation.RELU
 
     def ends_at_6(self, maximum: float) -> bool:
-        """Whether a ReLU clips at 6, inside the output's range. Kernels refuse 6 far outside."""
+        """Whether a ReLU clips at 6 and 6 is in the output's range. Far outside, kernels fail."""
         params = self.params
         return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
 
@@ -122,7 +122,7 @@ class Emission:
         return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", values, params, **options)
 
     def temporary(self, name: str, shape: Shape, like: int | str | QuantParams) -> int:
-        """Adds a tensor between two operators of the node, and returns its index.
+        """Adds an intermediate tensor between operators of the node, and returns its index.
 
         `like` is its type, its quantization parameters, or a tensor with the same type and
         parameters.
@@ -184,7 +184,7 @@ class Emission:
         return target
 
     def _reshape_after_unknown(self, source: int, target: int, sizes: list[int]) -> None:
-        """Add a RESHAPE that keeps unknown first sizes, which the file reads at run time."""
+        """Add a RESHAPE that keeps unknown first sizes. The file reads the sizes at run time."""
         same = 0
         for before, after in zip(self.shape(source), self.shape(target), strict=False):
             if before != after:
@@ -255,7 +255,7 @@ def make_image_output(e: Emission, target: int) -> int:
 
 
 def emit_from_image(e: Emission, image: int, target: int) -> None:
-    """Adds a RESHAPE of an image to the tensor `target`, unless both are the same tensor."""
+    """Adds a RESHAPE from an image to the tensor `target`, unless they are the same tensor."""
     if image != target and _has_unknown_sizes(e.shape(target)):
         e.add("SQUEEZE", [image], [target], squeezeDims=[1])
     elif image != target:
@@ -267,7 +267,7 @@ def emit_on_images(
 ) -> None:
     """Adds an operator that only supports images, with its fused ReLU, for tensors of any shape.
 
-    It reshapes the first input to an image, and the result to `target`, by default the output.
+    The first input is reshaped to an image, and the result to `target`, by default the output.
     """
     target = e.outputs[0] if target is None else target
     image = make_image_output(e, target)

@@ -141,7 +141,7 @@ LOOKUPS: tuple[Op, ...] = (
 
 
 def _read_exponent(call: Call) -> float | None:
-    """Return the exponent of `tensor ** exponent`; None if it is not a constant number."""
+    """Return the exponent of `tensor ** exponent`; None unless it is a constant number."""
     if isinstance(call.layer, Power):
         return call.layer.exponent
     x, exponent = get_operands(call, "x", "y")

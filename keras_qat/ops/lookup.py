@@ -1,7 +1,7 @@
 """Operators that replace each quantized value by its entry in a lookup table.
 
 `lookup_row` returns such an operator, given a float function. If TFLite has no integer kernel for
-it, the file contains the table and the operators CAST, ADD and GATHER, which look it up.
+it, the file contains the table and looks up values with CAST, ADD and GATHER.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op, Prepare
 
 Table = Callable[[Arguments], tf.Tensor]
-"""A function that computes the entries of a table in float64. In its `Arguments`, `q` holds all
-values of the input's type relative to the zero point. There is no `call`."""
+"""A function that computes the entries of a table in float64. In its `Arguments`, `q` holds every
+value of the input's type relative to the zero point, and `call` is missing."""
 
 
 @functools.cache
@@ -58,7 +58,7 @@ class Entries:
     Args:
         values: the output for each value of the input, from the lowest to the highest.
         first: the index of the entry for the zero point.
-        of_eights: another table for all but the last `size % 8` values of a tensor; or None.
+        of_eights: another table, used for all but the last `size % 8` values of a tensor; or None.
     """
 
     values: tf.Tensor
@@ -71,8 +71,8 @@ def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
 
     Args:
         table: computes the table.
-        of_neon: computes a different table for ARM's vector instructions, which process 8 values at
-            a time; None if they use the same table.
+        of_neon: computes the table for ARM's vector instructions, which process 8 values at a time;
+            None if both tables are the same.
     """
 
     def prepare(a: Arguments) -> Entries:
@@ -104,7 +104,7 @@ def compute_by_table(a: Arguments) -> tf.Tensor:
 def compute_in_float64(function: Callable[..., tf.Tensor], a: Arguments) -> tf.Tensor:
     """Computes the table of a float function. Halves round away from zero.
 
-    Infinite results become the end of the output's range, and NaN becomes 0.
+    Infinite results become an end of the output's range, and NaN becomes 0.
     """
     (q,), (x,), output = a.q, a.params, a.output
     values = function(q * x.scale, **a.attributes)

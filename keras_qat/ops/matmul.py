@@ -41,12 +41,12 @@ class Axes:
 
     @property
     def rows(self) -> str:
-        """The axes of the first input that the second lacks."""
+        """The axes that only the first input has."""
         return "".join(a for a in self.first if a not in self.second)
 
     @property
     def columns(self) -> str:
-        """The axes of the second input that the first lacks."""
+        """The axes that only the second input has."""
         return "".join(a for a in self.second if a not in self.first)
 
     @property
@@ -194,7 +194,7 @@ ROW_PRODUCTS = dataclasses.replace(
     doc="the dot product of each row of one tensor with a row of another, in 16 bits",
     kinds=(),
 )
-"""An operator for composed operators: dot products of vectors, stored as matrices of one row."""
+"""Computes dot products of vectors, stored as matrices of one row, inside composed operators."""
 
 
 def _find_equation(call: Call) -> str:

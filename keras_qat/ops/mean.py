@@ -23,7 +23,7 @@ MOST_WIDE = 2**16
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Return the parameters for `_mean`. Float factors include the count if it is known."""
+    """Return the parameters for `_mean`. Float factors include the count of values if known."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)

@@ -32,7 +32,7 @@ MAX_SLICED = 5
 
 
 def call_on_values(a: Arguments) -> Any:
-    """Calls the layer on quantized values relative to the zero point: an `Op.compute`."""
+    """Calls the layer on quantized values relative to the zero point. Used as `Op.compute`."""
 
     def convert(value: Any) -> Any:
         return tf.cast(value, a.q[0].dtype) if value.dtype.is_floating else value
@@ -46,7 +46,7 @@ def transpose(x: Any, order: Sequence[int]) -> Any:
 
 
 def get_source(call: Call) -> Any:
-    """Returns the tensor that a call moves, which Keras passes by position."""
+    """Returns the tensor that a call moves. Keras passes it by position."""
     return call.args[0]
 
 
@@ -214,7 +214,7 @@ def _make_error(node: Node, why: str) -> ValueError:
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
-    """Replace a constant by zeros in `params`, and return whether it was zero."""
+    """Replace a constant by zeros quantized with `params`, and return whether it was zero."""
     data = model.buffers[tensor.buffer].data
     if data is None:
         return True

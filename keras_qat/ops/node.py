@@ -72,8 +72,8 @@ class Node:
     """An operator with its inputs and outputs.
 
     Args:
-        name: the layer's path. The second call and all later ones add a suffix.
-        op: the operator; None if the node computes in float, between DEQUANTIZE and QUANTIZE.
+        name: the layer's path. For the second and later calls of a layer, it has a suffix.
+        op: the operator; None if the node computes in float between a DEQUANTIZE and a QUANTIZE.
         attributes: the operator's options.
         call: the call that the node computes. Its layer is the original layer, not the wrapper.
         inputs: the inputs, in the order of the call's arguments.
@@ -104,6 +104,6 @@ class Node:
 
     @property
     def computes_in_float(self) -> bool:
-        """Whether it has no operator and computes float values, not just indices or masks."""
+        """Whether the node has no operator and computes float values, not just indices or masks."""
         tensors = [x for x in (*self.inputs, *self.outputs) if isinstance(x, Tensor)]
         return self.op is None and any(tensor.is_float for tensor in tensors)

@@ -55,17 +55,17 @@ LARGEST = 2.0**31
 """The smallest positive integer that does not fit in 32 bits."""
 
 FINE = 2048
-"""Each variance below this has its own table entry. From here on, 16 variances share an entry."""
+"""A variance below this has its own table entry. From this variance on, 16 variances share one."""
 
 LEAST_WEIGHTS = 200.0
-"""Gamma has at least this many steps. The remaining bits are fractional bits of the mean."""
+"""Gamma has at least this many steps. The remaining bits become fractional bits of the mean."""
 
 
 def _tabulate_inverses() -> np.ndarray:
     """Tabulate 32767 / sqrt(variance) at the indices that `_invert` computes.
 
-    The first entries are unused. Then follow the entries of variances below `FINE`, and then the
-    entries that 16 variances share.
+    The first entries are unused. The entries of variances below `FINE` follow, and then the entries
+    that 16 variances share.
     """
     shared = np.arange(MOST // 16 + 3)[FINE // 16 + 1 :] * 16
     variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])

@@ -1,7 +1,7 @@
 """The class `Op`: all properties of an operator, from its layers to its integer arithmetic.
 
 Placement, inference, simulation, the exporters, the page of operators and the generated tests read
-`Op` objects. None of them reads the options of a layer. To add an operator, add an `Op`.
+only `Op` objects, never the options of a layer. To add an operator, add an `Op`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OwnRange:
 
     Args:
         non_negative: whether the output is never below zero.
-        symmetric: whether its zero point is 0. Only ranges inside an operator use this.
+        symmetric: whether the zero point is 0. This is used only for ranges inside an operator.
     """
 
     non_negative: bool = False
@@ -53,7 +53,7 @@ class FixedRange:
     Args:
         minimum, maximum: float values that the lowest and the highest int8 value represent.
         wide: float values that the lowest and the highest int16 value represent.
-        is_bound: whether the function never returns less than `minimum`.
+        is_bound: whether the function cannot return less than `minimum`.
     """
 
     minimum: float
@@ -85,7 +85,7 @@ class Arguments:
             float64 with 16 bits. Constant arguments of an operation are inputs too.
         params: the quantization parameters of each input, as float64 scalar tensors.
         output: the quantization parameters of the result.
-        call: the call. Some operators run its layer on integers.
+        call: the call. Some operators run the layer of the call on integers.
         weights: the weights of a weighted operator, or None.
         merges_relu: whether the operator has a fused ReLU, which replaces negative results by 0.
         sized: whether the file has a fixed batch size, even if the call does not.
@@ -125,10 +125,9 @@ def get_held_dtype(params: QuantParams) -> tf.DType:
 
 Prepare = Callable[[Arguments], Any]
 """A function that computes all parameters that depend only on ranges and weights, in any structure.
-
 In its `Arguments`, `q` holds a `tf.TensorSpec` for each input. Equal tensors are the same object.
-It computes in TensorFlow, eagerly or in a graph. `compute` receives the result as `prepared`. It
-receives neither weights nor scales."""
+The function runs in TensorFlow, eagerly or in a graph. `compute` receives its result as `prepared`,
+but neither weights nor scales."""
 
 Compute = Callable[[Arguments], Any]
 """A function that computes the quantized values of the output relative to its zero point, or a
@@ -150,11 +149,11 @@ class Op:
         paths: class paths, as from `get_class_path`, of layers that Keras does not export.
         kinds: the kinds of operations on symbolic tensors that it computes.
         functions: the activation functions that it computes.
-        attributes: returns the options of a call by name. All other code uses its result.
+        attributes: returns the options of a call by name. All other code reads this result.
         needs: names of the attributes that `register_op` requires.
         defaults: default values of the other attributes.
-        accepts: returns None if a call has an integer kernel. Otherwise returns the reason, in a
-            few words that `plan` prints, or "" if another operator returns the reason.
+        accepts: returns None if a call has an integer kernel. Otherwise returns the reason in a few
+            words, which `plan` prints, or "" if another operator returns the reason.
         max_axes: the maximum number of axes of an input.
         integers: types of integer inputs that kernels support; all by default.
         bits: bits of activations for which there are kernels; 8 stands for 2 to 8.
@@ -170,13 +169,13 @@ class Op:
         folds_batch_norm: whether a BatchNormalization after it is folded into its weights.
         can_merge_relu: whether its kernels can have a fused ReLU.
         clips: whether it is a ReLU that can be fused into the operator before it.
-        elementwise: whether it treats all axes alike, wherever the channels are.
-        alias: whether its output equals its input, without any computation at run time.
+        elementwise: whether it treats all axes alike, so the channels may be any axis.
+        alias: whether its output is its input, so nothing is computed at run time.
         only_rounds: whether it only rounds float values.
         is_constant: whether its output is a constant in files. The input only determines the range.
         reads_only_weights: whether the output depends only on weights. Its range is then the
             current minimum and maximum.
-        has_mark: whether its output may contain one outlier, which marks masked entries.
+        has_mark: whether its output may contain an outlying value that marks masked entries.
         is_table: whether its inputs are indices, which are not quantized. If it has weights, they
             are a lookup table with the quantization parameters of the output.
         gates: number of gates in the columns of its weights, each with a scale. With several gates,
@@ -187,9 +186,9 @@ class Op:
         quantizes_constants: whether constant arguments are quantized like inputs.
         inner: returns the ranges of tensors inside the operator by name, given the attributes.
         symmetric: indices of inputs that should have zero point 0, which makes kernels faster.
-        converts: index of an input -> the range that it converts this input to. A model input with
-            only such consumers has that range from the start.
-        prepare: computes what depends only on ranges and weights, once for many batches. Without
+        converts: index of an input -> the range to which it converts this input. If all consumers
+            of a model input convert it, the input has that range from the start.
+        prepare: computes, once for many batches, what depends only on ranges and weights. Without
             it, `compute` reads ranges and weights.
         compute: the integer arithmetic, for every kernel family and all `bits`.
         emit: adds the operator to a TFLite file.

@@ -143,7 +143,7 @@ _TRUTH = QuantParams(np.float32(0.5), 0, 8)
 
 
 def _make_boolean_reduction(name: str, code: str, words: str) -> Op:
-    """Return the `Op` of a reduction of booleans. It casts them to 8 bits and back.
+    """Return the `Op` of a reduction of booleans, which casts them to 8 bits and back.
 
     TFLite Micro cannot reduce booleans.
     """

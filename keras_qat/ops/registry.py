@@ -20,7 +20,7 @@ Layer: TypeAlias = keras.layers.Layer
 
 
 class Match(NamedTuple):
-    """The operator of a call and its attributes; or None, and why the call stays in float."""
+    """The operator of a call and its attributes, or None and the reason why it stays in float."""
 
     op: Op | None
     attributes: Attributes
@@ -29,7 +29,7 @@ class Match(NamedTuple):
 
 _BY_NAME = {op.name: op for op in ROWS}
 _BY_KEY: dict[object, list[Op]] = {}
-"""Layer class, class path, kind of operation or function -> operators that list it."""
+"""Layer class, class path, kind of operation or function -> the operators that list this key."""
 for _op in ROWS:
     for _key in (*_op.layers, *_op.paths, *_op.kinds, *_op.functions):
         _BY_KEY.setdefault(_key, []).append(_op)
@@ -50,7 +50,7 @@ def match(call: Call) -> Match:
 
 
 def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
-    """Raise a `ValueError` if a layer has other weights than the registered ones and a bias."""
+    """Raise a `ValueError` if a layer has weights besides the registered weights and a bias."""
     names = [
         name
         for name, value in vars(layer).items()
@@ -99,7 +99,7 @@ def _match_first(rows: list[Op], call: Call) -> Match:
 
 
 def _find_refusal(op: Op, call: Call) -> str | None:
-    """Return the reason why an operator has no kernel for a call's inputs; None if it has one."""
+    """Return why an operator has no kernel for the inputs of a call; None if it has a kernel."""
     for x in call.inputs[:1]:
         same = flatten_values(call.outputs)[0].dtype == x.dtype
         if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):

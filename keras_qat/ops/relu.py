@@ -36,7 +36,7 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _tabulate_relu(a: Arguments) -> tf.Tensor:
-    """Compute the table of a ReLU that is not fused. XNNPACK leaves it to TFLite's kernel.
+    """Compute the table of a ReLU that is not fused. XNNPACK uses TFLite's kernel for it.
 
     The table clips at a maximum of 6. Any other maximum is the end of the output's range.
     """
@@ -98,7 +98,7 @@ def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
     """Compute the table of x above zero and slope * x below.
 
     XNNPACK's 8-bit kernel multiplies by integers in 256ths and rounds halves up. If a slope is too
-    steep or too flat for that, TFLite's kernel runs instead.
+    steep or too flat for XNNPACK, TFLite's kernel runs instead.
     """
     exact = _tabulate_exact_leaky_relu(a)
     if a.wide or a.family.leaky_relu != "256ths":

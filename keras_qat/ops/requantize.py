@@ -16,7 +16,7 @@ from keras_qat.ops.op import Arguments, Op, get_held_dtype
 
 
 def _multiplies_by_inverse(a: Arguments) -> bool:
-    """Whether the kernel multiplies by the inverse of the scale. TFLite's kernels divide by it."""
+    """Whether the kernel multiplies by the inverse of the scale. TFLite divides by the scale."""
     return a.family.quantize == "times_inverse" and a.output.bits != 16
 
 
@@ -33,9 +33,9 @@ class Multiplier(NamedTuple):
 
     Args:
         fixed: the ratio in fixed point.
-        other: the ratio as the family's own kernel needs it; None if there is no such kernel.
+        other: the ratio in the format of the family's own kernel; None without such a kernel.
         is_other: whether the family's own kernel is used.
-        steps: int16 steps per int8 step, if int8 values are first converted to int16; or None.
+        steps: int16 steps per int8 step if int8 values are first converted to int16, or None.
     """
 
     fixed: Any

@@ -101,7 +101,7 @@ def _block_attributes(call: Call) -> Attributes:
 
 
 ORDER = (0, 1, 3, 2, 4, 5)
-"""Order of batch, rows, row in block, columns, column in block and channels, and the reverse."""
+"""Axes in the order batch, rows, columns, row in block, column in block, channels; or back."""
 
 
 def _emit_blocks(code: str, e: Emission) -> None:

@@ -119,11 +119,11 @@ SELECT = Op(
 
 
 _INTEGERS = integer_params(16)
-"""Placeholder for the parameters of 32-bit integers. Kernels treat them like 16-bit integers."""
+"""Placeholder for parameters of 32-bit integers, which kernels treat like 16-bit integers."""
 
 
 def _find_limit(output: QuantParams) -> tf.Tensor:
-    """Return a limit for integers: beyond the output's range, but small enough for kernels."""
+    """Return a limit for integers, beyond the output's range but small enough for kernels."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 

@@ -31,7 +31,7 @@ FULL_SLICE = dict.fromkeys(("start", "stop", "step"))
 
 
 def items_for_axes(indices: Any, rank: int) -> list[Any]:
-    """Returns `indices` of `x[indices]` with an item for each axis of `x` and each new axis."""
+    """Returns the `indices` of `x[indices]`, completed to one item for each axis or new axis."""
     items = list(indices) if isinstance(indices, (list, tuple)) else [indices]
     missing = rank - sum(item is not None and item is not Ellipsis for item in items)
     position = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
@@ -119,7 +119,7 @@ SLICE = make_movement(
 
 
 def _split_attributes(call: Call) -> Attributes:
-    """Return the `axis`, the `count` of parts, and their `sizes`: () if they are equal."""
+    """Return the `axis`, the `count` of parts, and the `sizes` of parts; () for equal sizes."""
     parts, axis = get_operands(call, "num_or_size_splits", "axis")
     known, axes = read_integers(parts), read_integers(axis or 0)
     if known is None or axes is None or not isinstance(get_source(call), Value):
@@ -170,7 +170,7 @@ GATHER_ARGUMENTS = ("params", "indices", "axis", "batch_dims", "max_norm")
 
 
 def _gather_attributes(call: Call) -> Attributes:
-    """Return the `axis`, and `indices` and their `shape` if constant. Otherwise, these are ()."""
+    """Return the `axis`, the `indices` and the `shape` of the indices; () unless constant."""
     x, indices, axis, batch, limit = get_operands(call, *GATHER_ARGUMENTS)
     batch = read_integers(batch or 0)
     axes = read_integers(batch if axis is None else axis)

@@ -1,12 +1,12 @@
 """Softmax and L2 normalization. XNNPACK leaves their kernels to TFLite.
 
-Softmax has four kernels. They differ in the exponentials: from a float32 table, from a uint16
-table, in fixed point, or in int16.
+Softmax has four kernels. They compute exponentials from a float32 table, from a uint16 table, in
+fixed point, or in int16.
 
 Softmax over many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its output has an observed
-range. If 512 values are nearly equal, each result is 1/512, but a step of 8 bits is 1/256. TFLite's
-8-bit reference kernel aborts if exponentials add up to 512 or more. But 8 bits are five times as
-fast in XNNPACK, so softmax over fewer than 512 values keeps 8 bits, unless the tensor is small.
+range. For 512 nearly equal values, each result is 1/512, but an 8-bit step is 1/256. TFLite's 8-bit
+reference kernel aborts if exponentials add up to 512 or more. But 8 bits are five times as fast in
+XNNPACK. Softmax over fewer than 512 values therefore keeps 8 bits, unless the tensor is small.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HIGHEST = 2**15 - 1
 """The largest int16 value, which stands for 1 in the tables."""
 
 LEAST_SCALE = 2.0**-25
-"""The smallest scale of int8 inputs. TFLite's reference kernel aborts if a scale is half of it."""
+"""The smallest scale of int8 inputs. At half of this scale, TFLite's reference kernel aborts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _compute(a: Arguments) -> tf.Tensor:
 
 
 MOST_ROWS = 256
-"""The maximum number of values per sum in `_add_rows`, which adds an operation for each value."""
+"""The maximum number of values per sum in `_add_rows`, which adds one operation per value."""
 
 FEW_SUMS = 16
 """If an example has fewer sums than this, `tf.cumsum` is faster."""
@@ -130,9 +130,9 @@ def _sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:
 
 @trace_once
 def _add_rows(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Sum values along an axis in order. It computes many sums at once, unlike `tf.cumsum`.
+    """Sum values along an axis in order. Unlike `tf.cumsum`, this computes many sums at once.
 
-    It subtracts negated values, because TensorFlow's graph optimizer reorders additions.
+    Negated values are subtracted, because TensorFlow's graph optimizer reorders additions.
     """
     axes = list(range(x.shape.rank))
     axes.insert(0, axes.pop(axis))
@@ -206,7 +206,7 @@ def _one_over_one_plus(x: np.ndarray) -> np.ndarray:
 def _tabulate(
     function: Callable[[np.ndarray], np.ndarray], scale: float, zero_point: int, precise: Any
 ) -> np.ndarray:
-    """Tabulate a function at 513 points in 32768ths. Subtract half of the interpolation error."""
+    """Tabulate a function at 513 points in 32768ths, minus half of the interpolation error."""
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)
     inverse = precise(65536 / (2 / 65535 * 65535))

@@ -1,4 +1,4 @@
-"""Operators that share quantization parameters between weights and output, such as Embedding."""
+"""Operators with the same quantization parameters for weights and output, such as Embedding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _store(values: np.ndarray, params: QuantParams) -> np.ndarray:
 
 
 def _prepare(a: Arguments) -> tuple[Any, Any]:
-    """Return the table, and the ratio of its scale to the output's."""
+    """Return the table, and the ratio of the table's scale to the output's scale."""
     return tf.convert_to_tensor(a.weights.q), tf.reshape(
         tf.cast(a.weights.scale, tf.float64), []
     ) / a.output.scale

@@ -26,7 +26,7 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes
 
 Entries = list[tuple[int, Any]]
-"""Pairs of an axis and the indices to gather, or the number of copies if its size is unknown."""
+"""Pairs: an axis, and the indices to gather; or, for an unknown size, the number of copies."""
 
 
 def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
@@ -153,7 +153,7 @@ def _reverse_attributes(call: Call) -> Attributes:
 def _emit_reverse(e: Emission) -> None:
     """Add STRIDED_SLICE with steps of -1, because REVERSE_V2 only supports adjacent axes.
 
-    It merges the last axes if the tensor has more axes than TFLite Micro can slice.
+    If the tensor has more axes than TFLite Micro can slice, the last axes are merged.
     """
     axes, source, (output,) = e.attributes["axes"], e.source, e.outputs
     shape, target = e.shape(source), output

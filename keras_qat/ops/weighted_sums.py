@@ -26,15 +26,15 @@ from keras_qat.tflite.weight_packing import pack_nibbles
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
 """Whether all kernels of TensorFlow's runtime support one scale per channel. In older runtimes,
-FULLY_CONNECTED does not, and neither does XNNPACK's TRANSPOSE_CONV."""
+FULLY_CONNECTED and XNNPACK's TRANSPOSE_CONV do not."""
 
 Rounding = Literal["fixed", "double", "up", "eights"]
 """How TFLite's kernel rescales int8 sums.
 
-- `fixed`: by a 31-bit multiplier, and rounds twice.
-- `double`: in double precision, and rounds once, halves away from zero. Also for int16.
-- `up`, `eights`: like `fixed`, but optimized kernels other than XNNPACK's round halves up. `up`:
-  in all channels; `eights`: in complete groups of eight channels."""
+- `fixed`: by a 31-bit multiplier, rounding twice.
+- `double`: in double precision, rounding once, halves away from zero. Also for int16.
+- `up`, `eights`: like `fixed`, but TFLite's optimized kernels round halves up. With `up`, they do
+  so in all channels, with `eights` in complete groups of eight channels."""
 
 INT8_MAX = 127
 """The largest quantized value of a weight."""
@@ -120,7 +120,7 @@ def _largest(a: Arguments) -> int:
 
 
 def _most(a: Arguments) -> int:
-    """Return how many products float32 can always sum exactly, even of the largest weights."""
+    """Return how many products float32 can sum exactly even for the largest weights."""
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
@@ -130,8 +130,8 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
     Args:
         a: the arguments.
         linear: function that computes the sums.
-        as_matrices: function that computes them as a matrix product, which is exact on GPUs; None
-            if it would be slow.
+        as_matrices: function that computes the sums as a matrix product, which is exact on GPUs;
+            None if a matrix product would be slow.
     """
     prepared: Sums = a.prepared
     sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)
@@ -171,9 +171,9 @@ def _sums_of_8_bits(
 ) -> Any:
     """Compute the sums of 8-bit products, plus the bias, and return them in `dtype`.
 
-    Float32 is exact if all sums are below 2^24, as in most models. Otherwise float32 sums groups of
-    input channels that are small enough to be exact, and float64 adds the groups. A bias with more
-    bits than float32 is rounded to float32, here and in files.
+    Float32 is exact if all sums are below 2^24, as in most models. Otherwise, groups of input
+    channels that are small enough to be exact are summed in float32, and the groups are added in
+    float64. A bias with more bits than float32 is rounded to float32, here and in files.
     """
     x, kernel, bias = a.q[0], a.prepared.kernel, a.prepared.bias
     has_groups = len(kernel.shape) > 2 and x.shape[-1] != kernel.shape[-2]

@@ -37,18 +37,18 @@ class Weights:
 
     Args:
         name: the layer's attribute that holds the weight; "" for an affine operator.
-        q: quantized values, -127 to 127, in the layer's shape; one for each channel of an affine
-            operator. None in `Arguments` after preparation.
+        q: quantized values, -127 to 127, in the layer's shape; a value for each channel if affine.
+            None in `Arguments` after preparation.
         scale: the scales: float32 values in float64, with a shape that broadcasts against `q`.
         bias: integers in units of input scale x weight scale, one for each output channel; or None.
         bits: bits that the weights were trained with, 2 to 8.
-        reach: the result of `compute_reach`; None if not needed. Sums of products are at most
-            `reach` times the largest input.
-        rounding: the largest change of a weight, in steps of training, if an asymmetric range of
-            training becomes symmetric, as kernels need it; otherwise 0.
+        reach: the result of `compute_reach`, or None. Sums of products are at most `reach` times
+            the largest input.
+        rounding: if training used an asymmetric range, which kernels need to be symmetric: the
+            largest change of a weight in steps of training; otherwise 0.
         packed: whether files hold the weights in 4 bits, two in a byte.
         divisor: common divisor of all values, or of each channel's, if the quotients fit in 4 bits;
-            or None. Weights trained with few bits have one, because files scale them to 8 bits.
+            or None. Weights of few bits have a divisor, because files scale them to 8 bits.
         gates: number of column blocks, each with a scale, in an LSTM.
         inner: quantization parameters of tensors inside the operator, by name.
         recurrent: weights of a recurrent operator for its previous output.
@@ -80,7 +80,7 @@ class Weights:
 
     @property
     def granularity(self) -> str:
-        """How many scales there are: "per gate", "per channel" or "per tensor"."""
+        """What has a separate scale: "per gate", "per channel" or "per tensor"."""
         return "per gate" if self.gates else "per channel" if self.per_channel else "per tensor"
 
     def __str__(self) -> str:

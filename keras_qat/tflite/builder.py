@@ -44,7 +44,7 @@ class _Buffer(schema.BufferT):
 
 
 class _Packer(flatbuffers.Builder):
-    """Packs a file. It stores equal vectors once, such as the zero points of all weights."""
+    """Packs a file. Equal vectors, such as the zero points of all weights, are stored only once."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -75,7 +75,7 @@ class _Quantization(schema.QuantizationParametersT):
 class Builder:
     """Collects the tensors and operators of a file with one main graph.
 
-    Tensors are numbered in the order of their addition. None in a shape is an unknown size.
+    Tensors are numbered in the order in which they are added. None in a shape is an unknown size.
     Files store 1 for it in the shape and -1 in the shape's signature.
     """
 
@@ -104,8 +104,8 @@ class Builder:
     ) -> int:
         """Adds a tensor with quantization parameters, or with a scale per channel along `axis`.
 
-        Unknown sizes in `shape` are None. `buffer` is the index of its data. Returns the tensor's
-        index.
+        Unknown sizes in `shape` are None. `buffer` is the index of the tensor's data. Returns the
+        tensor's index.
         """
         tensor = new(
             "TensorT",
@@ -197,8 +197,8 @@ class Builder:
     ) -> None:
         """Adds an operator by its name in TFLite's `BuiltinOperator`.
 
-        A missing optional tensor has the index -1. Only the quantization parameters of
-        `intermediates` are read. `options` that are not listed keep the schema's defaults.
+        A missing optional tensor has the index -1. Of `intermediates`, interpreters read only the
+        quantization parameters. `options` that are not listed keep the schema's defaults.
         """
         self.knows_sizes &= code != "SHAPE"
         number = getattr(schema.BuiltinOperator, code)
@@ -217,8 +217,8 @@ class Builder:
     def once_known(self, prepare: Callable[[], None]) -> None:
         """Registers a function that adds operators at the end, when `knows_sizes` is final.
 
-        They are inserted before the operator that was added last, or before all operators if some
-        sizes are unknown.
+        These operators are inserted before the operator that was added last, or before all
+        operators if some sizes are unknown.
         """
         self._waiting.append((self.graph.operators[-1], prepare))
 

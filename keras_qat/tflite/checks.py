@@ -1,4 +1,4 @@
-"""Checks TFLite files before an interpreter reads them. Many faults would crash the process."""
+"""Checks TFLite files before an interpreter reads them, because many faults crash the process."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _LEAST_INPUTS = {
     20: "UNIDIRECTIONAL_SEQUENCE_LSTM",
 }
 LEAST_INPUTS = {kind: count for count, kinds in _LEAST_INPUTS.items() for kind in kinds.split()}
-"""Operator -> minimum number of inputs that its kernel reads. Some kernels do not check it."""
+"""Operator -> least number of inputs that its kernel reads. Some kernels do not check it."""
 
 SIZES = {"SPLIT": 0, "STRIDED_SLICE": 1}
-"""Operator -> index of an input that must contain integers. Kernels do not check it."""
+"""Operator -> index of an input that must contain integers. Kernels do not check its type."""
 
 UNREADABLE = (
     *(struct.error, LookupError, TypeError, AttributeError),
@@ -209,6 +209,6 @@ def _get_data(model: schema.ModelT, tensor: schema.TensorT) -> NDArray[np.uint8]
 
 
 def has_value(model: schema.ModelT, tensor: schema.TensorT) -> bool:
-    """Whether a tensor has a value that no operator computes."""
+    """Whether a tensor has a value although no operator computes it."""
     is_empty = 0 in _get_sizes(tensor.shape)
     return tensor.isVariable or is_empty or _get_data(model, tensor).size > 0

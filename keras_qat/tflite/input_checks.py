@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from keras_qat.tflite.interpreter import FileInterpreter
 
 LARGEST_SUM = 511.0
-"""Largest sum of exponentials. Each is at most 1, so rows of up to 511 scores are safe."""
+"""Largest sum of exponentials. Each is at most 1, so up to 511 scores per row are safe."""
 
 MARGIN = 0.97
 """Safety margin: XNNPACK's scores may differ by one step from the scores of other kernels."""
@@ -30,8 +30,8 @@ class EndsProcess(ValueError):
 class SoftmaxCheck:
     """Finds inputs that would make TFLite's fixed-point softmax crash the process.
 
-    TFLite's portable kernel and TFLite Micro's assert that the exponentials add up to less than
-    512. XNNPACK has no such limit, so it computes the scores of longer rows first.
+    The kernels of TFLite (portable) and TFLite Micro assert that exponentials add up to less than
+    512. XNNPACK has no such limit, so XNNPACK computes the scores of longer rows for this check.
 
     Args:
         graph: the file.

@@ -29,8 +29,8 @@ KERNELS: dict[str, str] = {
     "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
 }
-"""Name of kernels -> their name in the interpreter. "xnnpack" falls back to TFLite's optimized
-kernels, as on phones. "tflm" runs in another interpreter: `micro_interpreter`."""
+"""Name of kernels -> their name in the interpreter. With "xnnpack", optimized kernels run operators
+that XNNPACK lacks, as on phones. "tflm" runs in `micro_interpreter`."""
 
 Runtime = Literal["ai-edge-litert", "tensorflow", "tflite-runtime"]
 
@@ -71,7 +71,7 @@ class FileInterpreter:
             installed.
         keeps_tensors: whether inner tensors keep their values after a run.
         threads: number of threads.
-        is_checked: whether `read_file` has checked the file, or the file was made from such a file.
+        is_checked: whether `read_file` has checked this file, or the file it was made from.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.

@@ -83,7 +83,7 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
 
 
 def compress(entry: object) -> bytes:
-    """Compresses an entry. JSON would be a large share of a small network's file."""
+    """Compresses an entry, because JSON would be a large share of a small network's file."""
     text = json.dumps(entry, sort_keys=True, separators=(",", ":"))
     return zlib.compress(text.encode(), 9)
 

@@ -32,11 +32,11 @@ from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import read_contents
 
 ARENA = 64
-"""Memory for the data of kernels, in multiples of the file's size."""
+"""Memory for the data of kernels, as a multiple of the file's size."""
 
 SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
-"""Minimum memory for that data, and maximum size of the arena, in bytes. TFLite Micro aborts if the
-arena has 2 GiB or more."""
+"""Minimum memory for the data of kernels, and maximum size of the arena, in bytes. TFLite Micro
+aborts if the arena has 2 GiB or more."""
 
 
 class MicroInterpreter(FileInterpreter):

@@ -50,8 +50,8 @@ class TensorInfo:
     def quantize(self, values: ArrayLike) -> NDArray:
         """Quantizes float values: `floor(x / scale + 0.5) + zero_point`, clipped.
 
-        Arrays of the tensor's type are returned unchanged, and so are values of a tensor that is
-        not quantized. For inputs that accept pixels, the values are converted to pixels.
+        Arrays of the tensor's type, and values of a tensor that is not quantized, are returned
+        unchanged. For inputs that accept pixels, the values are converted to pixels.
         """
         array = np.asarray(values)
         if self.rescaling is not None and array.dtype != self.dtype:

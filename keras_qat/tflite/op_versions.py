@@ -34,7 +34,7 @@ _BY_TYPE = (
     ("GELU SPACE_TO_DEPTH SPLIT_V NOT_EQUAL", (2, 1)),
 )
 BY_TYPE = {name: versions for names, versions in _BY_TYPE for name in names.split()}
-"""Operator -> its versions for int8 and int16. Other operators have version 1."""
+"""Operator -> its version for int8 and its version for int16. Other operators have version 1."""
 
 OTHER_TYPES = {"BROADCAST_TO": 2}
 """Operator -> its version for booleans and for integers that are not quantized, if not 1."""
@@ -81,9 +81,9 @@ RUNTIMES: dict[str, dict[int, str]] = {
         )
     },
 }
-"""Operator -> version -> the first runtime that supports it. For other operators this is 1.14.0,
-the first runtime with int8. UNIDIRECTIONAL_SEQUENCE_LSTM has version 1 in int8 as in float, but the
-CAST before it requires a runtime that supports int8."""
+"""Operator -> version -> the first runtime that supports it. For all other operators, it is 1.14.0,
+the first runtime with int8. UNIDIRECTIONAL_SEQUENCE_LSTM has version 1 both in float and in int8,
+but the CAST before it requires a runtime that supports int8."""
 
 
 def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.TensorT]) -> int:
@@ -100,14 +100,14 @@ def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.T
 
 
 def _get_data(name: str, inputs: list[schema.TensorT]) -> schema.TensorT:
-    """Return the input that holds the values, not weights or axes."""
+    """Return the input that holds the operator's data, not weights or axes."""
     return inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
 
 
 def _find_minimum_versions(
     name: str, options: Any, inputs: list[schema.TensorT], output: schema.TensorT
 ) -> Iterator[int]:
-    """Yield the versions that options, shapes and types of weights require."""
+    """Yield the operator versions required by an operator's options, shapes and weight types."""
     data = _get_data(name, inputs)
     rank = len(data.shape)
     if name == "CONV_2D":  # Version 8 adds `quantizedBiasType`, which is always int64.

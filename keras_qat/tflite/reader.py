@@ -45,7 +45,7 @@ class Tensor:
         return self.dtype.kind in "iu" and self.scale > 0
 
     def quantize(self, values: NDArray) -> NDArray:
-        """Returns the nearest quantized values, clipped; `values` if the tensor has no scale."""
+        """Returns the nearest quantized values, clipped, or `values` if the tensor has no scale."""
         if not self.is_quantized:
             return values.astype(self.dtype)
         limits = np.iinfo(self.dtype)
@@ -173,7 +173,7 @@ class FileGraph:
         return [operation for operation in self.operations if operation in needed]
 
     def replace_outputs(self, indices: Iterable[int]) -> bytes:
-        """Returns the file with these tensors as its outputs, each named by its index.
+        """Returns the file with other tensors as its outputs, each named by its index.
 
         The operators and their values do not change.
         """
@@ -182,12 +182,12 @@ class FileGraph:
     def cut_at(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
         """Returns the file cut at some tensors. Each tensor becomes an output and a new input.
 
-        All segments between cuts run in one call, each on its own inputs. Inputs and outputs are
-        named by the tensors' indices. Unused inputs and operations are removed.
+        The segments between cuts run in one call, each on its own inputs. Inputs and outputs have
+        the tensors' indices as names. Unused inputs and operations are removed.
 
         Args:
             shapes: index of each tensor to cut at, and of each input of the file -> its shape in
-                a run of the file. The file itself lacks these shapes if the batch is part of
+                a run of the file. The file does not contain these shapes if the batch is part of
                 another axis.
         """
         outputs = [index for index in shapes if index in self.producers]

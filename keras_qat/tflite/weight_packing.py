@@ -37,7 +37,7 @@ def pack_weights(model: schema.ModelT, scales: Iterable[float]) -> None:
     Args:
         model: the unpacked file, which is changed.
         scales: scales of the quantized weights. A constant is packed if all of its values are
-            multiples of one scale, at most 127 times that scale. The results do not change.
+            multiples of one scale, up to 127 times that scale. The results do not change.
     """
     sorted_scales = sorted({np.float32(scale) for scale in scales})
     types: dict[int, set[int]] = {}

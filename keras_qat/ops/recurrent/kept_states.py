@@ -64,10 +64,10 @@ class StateVariable:
     def write(self, state: int) -> int:
         """Adds an SVDF that writes `state` to the variable, and returns the SVDF's output.
 
-        The SVDF has weights of 1 and a memory of one step, and updates its variable in place. If
-        the variable were the output of an operator, `read` and `write` would form a cycle, and
-        LiteRT would not delegate them to XNNPACK. The SVDF's output must be used, or compilers
-        remove the operator.
+        The SVDF has weights of 1 and a memory of one step, and updates its variable in place. If an
+        operator returned the variable, `read` and `write` would form a cycle, and LiteRT would not
+        delegate them to XNNPACK. The SVDF's output must be used. Otherwise compilers remove the
+        SVDF.
         """
         e, scale = self.e, self.params.scale
         column = e.make_reshaped(state, e.shape(self.variable), "column")

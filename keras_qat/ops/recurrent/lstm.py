@@ -5,8 +5,8 @@ bits, and TFLite and TFLite Micro compute them differently. The cell state is in
 fractional bits, so its values are below 16. The hidden state and the output are int8 from -1 to
 127/128. TFLite Micro also has a kernel with int16 for the input, the hidden state and the output.
 
-The operator keeps its states from one run of a file to the next, like a `stateful` layer. The file
-of any other layer first writes zeros into the states.
+The operator keeps its states from one run of a file to the next, like a `stateful` layer. For all
+other layers, the file first writes zeros into the states.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def explain_form(call: Call, axes: int = 3) -> str | None:
-    """Returns why a call does not compute one sequence from initial zeros; None if it does."""
+    """Returns why a call is not a plain sequence with initial states of zero; None if it is."""
     layer = call.layer
     is_masked = any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None
     if is_masked and not has_mask_input(layer):
@@ -85,7 +85,7 @@ class _Prepared:
     """The prepared parameters of an LSTM.
 
     Args:
-        of_input, of_hidden: parameters of the products with inputs and with hidden states.
+        of_input, of_hidden: parameters of the products of inputs and of hidden states.
         tables: the sigmoid and the tanh of gates, and the tanh of cell states, for each int16.
     """
 
@@ -95,7 +95,7 @@ class _Prepared:
 
 
 def _choose_family(a: Arguments) -> Arguments:
-    """Return the arguments with a kernel family that supports an LSTM with these bits."""
+    """Return the arguments, with a kernel family that has an LSTM for these bits."""
     if a.wide and not a.family.int16_lstm:  # Only TFLite Micro has an int16 LSTM.
         return dataclasses.replace(a, family=TFLM)
     return a

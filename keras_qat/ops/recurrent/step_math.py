@@ -56,7 +56,7 @@ def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, na
 def gru_step(
     m: Arithmetic, inputs: Mapping[str, Any], states: States, reset_after: bool, hard: bool
 ) -> States:
-    """Computes the gates z and r and the candidate; returns z * hidden + (1 - z) * candidate."""
+    """Computes gates z and r and the candidate. Returns z * hidden + (1 - z) * candidate."""
     (hidden,) = states
     keeps, resets = m.split(_gates(m, inputs, hidden, hard, "sigmoid"), 2)
     if reset_after:
@@ -69,7 +69,7 @@ def gru_step(
 
 
 def lstm_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, hard: bool) -> States:
-    """Computes the gates i, f and o and the candidate; returns o * tanh(c) and c.
+    """Computes gates i, f and o and the candidate. Returns o * tanh(c) and c.
 
     The new cell state is c = f * c + i * candidate. As in TFLite's LSTM, values between the
     products and the hidden state have 16 bits.
@@ -166,7 +166,7 @@ def select_columns(x: Any, part: Part) -> Any:
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """Returns the ranges inside a step that are observed, by name: of products and their sums.
+    """Returns the ranges that are observed inside a step, by name: ranges of products and sums.
 
     16-bit sums have fixed ranges. Products that are converted to 16 bits have the zero point 0.
     """

@@ -24,7 +24,7 @@ SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in (
 assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
-"""16-bit parameters for values up to 1, 10 and 20. Powers of two would select other kernels."""
+"""16-bit parameters for values up to 1, 10 and 20. For powers of two, kernels round differently."""
 
 NEVER_CLIPPED = (UNIT, SUM)
 """Limit -> quantization parameters for values up to it."""
@@ -36,7 +36,7 @@ FIXED: dict[str, FixedRange | QuantParams] = {
     **dict.fromkeys(("addend", "cell"), CELL),
     **dict.fromkeys(("gates", "candidate"), SUM),
 }
-"""Name of a tensor inside a step -> its fixed range. An inner range with this name replaces it."""
+"""Tensor inside a step -> its fixed range, unless the weights have an inner range of that name."""
 
 ONE = QuantParams(np.float32(1 / 128), -128, 8)
 """Quantization parameters of the constant 1. Its quantized value is 0."""
@@ -106,7 +106,7 @@ class Steps:
     def _run_on_two(
         self, op: Op, inputs: list[Quantized], name: str, maximum: float | None = None
     ) -> Quantized:
-        """Run an operator in 8 bits, or in 16 bits if an input or the output has 16 bits."""
+        """Run an operator of two inputs in 8 bits, or in 16 if an input or the output has 16."""
         params = self.get_params(name)
         if all(item.bits == 8 for item in (params, *(own for _, own in inputs))):
             return self.machine.run(op, inputs, params, maximum=maximum)

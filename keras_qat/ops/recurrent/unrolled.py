@@ -1,7 +1,7 @@
 """Unrolls GRU, SimpleRNN and ConvLSTM, for which TFLite has no operators.
 
-The products of the inputs of all steps are computed at once. Each step then only multiplies its
-hidden state, and computes elementwise operations. All steps share weights and ranges. `step_math`
+The products of the inputs of all steps are computed at once. After that, a step only multiplies the
+hidden state and computes elementwise operations. All steps share weights and ranges. `step_math`
 defines the steps. `step_ops` computes them in integers and emits them. Training computes them in
 float.
 """
@@ -118,7 +118,7 @@ _MASK = "mask"
 
 
 def has_initial_state(a: Arguments | Emission) -> bool:
-    """Whether the initial state is an input. No supported layer also has a mask."""
+    """Whether the initial state is an input. Layers with a mask are not supported then."""
     count = len(a.inputs) if isinstance(a, Emission) else len(a.q)
     return count > 1 and not a.attributes["masked"]
 
@@ -198,8 +198,8 @@ def _emit_selection(e: Emission, mask: int, after: States, before: States) -> St
 def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
     """Return a function of a step's index that returns the products of the step's input.
 
-    One operator computes the products of all steps. Images would need too much memory for that, so
-    each of their steps has its own operator.
+    One operator computes the products of all steps. For images, this would need too much memory, so
+    each step has its own operator.
     """
     source: Any = e.inputs[0], e.node.inputs[0].params
     if not convolves(e.attributes):
@@ -252,7 +252,7 @@ def _emit_steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
 def _accepts(
     activations: str, allowed: Mapping[str, tuple[Any, ...]], call: Call, attributes: Attributes
 ) -> str | None:
-    """Accept layers without unsupported states or masks, and with allowed activation functions."""
+    """Accept layers with supported states, masks and activation functions."""
     is_image = convolves(attributes)
     axes = 3 + len(attributes["strides"]) if is_image else 3
     if (reason := explain_form(call, axes)) is not None:
