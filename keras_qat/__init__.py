@@ -1,8 +1,8 @@
 """Quantization-aware training for Keras 2, with exact int8 export.
 
-`quantize_model` converts a float model to a `QuantizedModel`. Before that, `plan` shows in a `Plan`
-how. `quantizers` returns each `Quantizer`, `summary` a `Summary`, `verify` a `Report`, `simulate` a
-`Simulation`, and `resolve` the `ResolvedGraph` that all exports read.
+`quantize_model` converts a float model to a `QuantizedModel`, and `plan` returns a `Plan` of the
+conversion. `quantizers` returns each `Quantizer`, `summary` returns a `Summary`, `verify` a
+`Report`, `simulate` a `Simulation`, and `resolve` the `ResolvedGraph` that all exports read.
 """
 
 from keras_qat import callbacks, layers, recipes, specs, targets

@@ -33,10 +33,11 @@ def get_package(item: object) -> str:
 
 
 def show_once(message: str, key: str = "") -> None:
-    """Logs a message, unless one with the same key was logged before in this process.
+    """Logs a message, unless this process has logged a message with the same key before.
 
-    Use it for facts that the user may intend. Use a warning for probable mistakes. Python shows it
-    on the standard error stream; `logging.getLogger("keras_qat").setLevel("ERROR")` hides it.
+    Use it for facts that the user may intend. Use a warning for probable mistakes. The message
+    appears on the standard error stream; `logging.getLogger("keras_qat").setLevel("ERROR")` hides
+    it.
     """
     key = key or message
     if key not in _SHOWN and not _IS_SILENT.get():
@@ -80,7 +81,7 @@ def suggest(name: object, names: Iterable[str]) -> str:
 
 
 def describe_unknown(noun: str, name: object, names: Collection[str]) -> str:
-    """Returns the error message for an unknown name, with similar names, or the first ones."""
+    """Returns the error message for an unknown name, with similar names or the first names."""
     near = difflib.get_close_matches(str(name), names, n=3)
     shown = near or list(names)[:8]
     more = ", ..." if len(names) > len(shown) else ""

@@ -22,7 +22,7 @@ PIXELS: dict[str, tuple[float, float]] = {
     "0..1": (1 / 255, 0.0),
     "-1..1": (2 / 255, -1.0),
 }
-"""Range of a model's inputs -> factor and offset that scale pixels of 0 to 255 to it."""
+"""Range of a model's inputs -> factor and offset that scale pixels of 0 to 255 to this range."""
 
 
 class Source(NamedTuple):
@@ -127,7 +127,7 @@ class Source(NamedTuple):
                 return {name: file[name] for name in names}
 
     def columns(self) -> tuple[list[str], bool]:
-        """Returns the names of a table's columns, and whether its first line contains them."""
+        """Returns the names of a table's columns, and whether the first line contains the names."""
         with open(self.path, encoding="utf-8-sig") as file:
             first = [cell.strip().strip('"') for cell in file.readline().split(self.separator)]
         has_names = not all(map(_is_number, first))

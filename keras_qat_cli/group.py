@@ -85,7 +85,7 @@ OTHER_OPTIONS = {
     "--samples": "--limit",
     "--epochs": "only data, because commands do not train; in Python, use quantize_model and fit",
 }
-"""Options of other tools -> what to use instead. Click would suggest misleading names."""
+"""Options of other tools -> what to use instead. Click's own suggestions would mislead."""
 
 
 OTHER_COMMANDS = {
@@ -136,7 +136,7 @@ class Commands(click.Group):
     command_class = Command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses the options before a command, and explains options that belong after it."""
+        """Parses options before a command, and explains options that belong after the command."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

@@ -32,8 +32,8 @@ def read_labels(data: Source, labels: Sequence[str]) -> tuple[list[Labels], Sour
 
     Args:
         data: the data.
-        labels: locations of labels, as for `_read`; `OUTPUT=SOURCE` for several outputs. Empty for
-            images, whose subdirectories are the classes.
+        labels: locations of labels, as for `_read`, or `OUTPUT=SOURCE` for several outputs. Empty
+            for images, whose subdirectories are the classes.
 
     Raises:
         ValueError: if labels are missing, or given twice for an output.
@@ -131,7 +131,7 @@ def measure_accuracy(predictions: np.ndarray, labels: np.ndarray, source: str) -
     labels the metric is the mean absolute error.
 
     Raises:
-        ValueError: if there is not one label per example, or their shape does not match.
+        ValueError: if the labels have another shape, or their number is not the number of examples.
     """
     if len(labels) != len(predictions):
         raise ValueError(

@@ -101,7 +101,7 @@ min_agreement = click.option(
 
 
 def labels(text: str) -> Callable[[Any], Any]:
-    """Returns the option `--labels`, for one output or for each of several."""
+    """Returns the option `--labels`, for one output or for each of several outputs."""
     return click.option("--labels", multiple=True, metavar="[OUTPUT=]SOURCE", help=text)
 
 
@@ -164,7 +164,7 @@ class Exporting(NamedTuple):
         pass
 
     def select(self, file: Path, **others: Any) -> dict[str, Any]:
-        """Returns the passed options for `file`, or raises an error if its format lacks one."""
+        """Returns the passed options, or raises an error if the format of `file` lacks one."""
         options = {**self._asdict(), "pack_int4": self.pack_int4 or None, **others}
         options = {name: value for name, value in options.items() if value is not None}
         accepted = {"input_range"}

@@ -15,11 +15,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """A condition on ranges and weights with a known value while a graph is traced.
+    """A condition on ranges and weights. Its value is known while a graph is traced.
 
     Args:
         value: the value during tracing.
-        tensor: the value when the graph runs, with the ranges and weights of that time.
+        tensor: the value when the graph runs, for the ranges and weights at that time.
         is_taken: whether `value` selected a branch of the graph during tracing.
     """
 
@@ -44,7 +44,7 @@ Predicate: TypeAlias = bool | tf.Tensor | Choice | Switch
 def make_switch(predicate: Predicate) -> Predicate:
     """Returns a `Switch` if `predicate` is a tensor of a graph, otherwise `predicate`.
 
-    With a `Switch`, `cond` computes both branches, which suits branches of few operations.
+    With a `Switch`, `cond` computes both branches. Use it for branches of few operations.
     """
     is_symbolic = tf.is_tensor(predicate) and not tf.executing_eagerly()
     return Switch(predicate) if is_symbolic else predicate
@@ -67,7 +67,7 @@ def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], 
 
 
 def select(on: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns `x` if the scalar tensor `on` is true, otherwise `y`. It copies less than `where`."""
+    """Returns `x` if the scalar tensor `on` is true, and `y` if not. Copies less than `where`."""
     return tf.raw_ops.Select(condition=on, x=x, y=y)
 
 
@@ -114,10 +114,10 @@ def trace_once(
     signature: Sequence[tf.TensorSpec] | None = None,
     in_line: bool = False,
 ) -> Callable[..., T]:
-    """Wraps a function of tensors, to add only one operation to a graph for each call.
+    """Wraps a function of tensors. Each call then adds only one operation to a graph.
 
     The function is traced once, or once for each combination of non-tensor arguments. Tracing it
-    for each layer of a model would delay the first training step by minutes.
+    for every layer of a model would delay the first training step by minutes.
 
     Args:
         function: a function without state.

@@ -24,7 +24,7 @@ from keras_qat.arithmetic.plain_operations import Scalar, must_not_fuse, product
 Gradient = Callable[[tf.Tensor], tf.Tensor]
 
 LARGE, ROWS = 2**18, 32
-"""Ranges per channel of at least `LARGE` weights are computed in blocks of up to `ROWS` rows."""
+"""Ranges per channel are computed in blocks of up to `ROWS` rows for at least `LARGE` weights."""
 
 
 def find_range(
@@ -76,9 +76,9 @@ def fake_quantize(
     """Rounds `x` to the levels of the range `minimum` to `maximum`.
 
     The range is nudged (shifted slightly) to make zero a level. The gradient is 1 inside the nudged
-    range, and 0 outside. CPUs use TensorFlow's operation, as `tf.contrib.quantize` does. On GPUs
-    and in XLA, that operation would wait for the range or round differently, so basic operations
-    compute the same values.
+    range, and 0 outside. CPUs use the same TensorFlow operation as `tf.contrib.quantize`. On GPUs
+    and in XLA, this operation would wait for the range or round differently. There, basic
+    operations compute the same values.
 
     Args:
         x: the tensor.
@@ -119,8 +119,8 @@ def fake_quantize_if(
     With a `ceiling`, a ReLU is applied to `x` first. Quantizing to a range that begins at zero also
     computes the ReLU, so one operation is enough.
 
-    The gradient is defined explicitly, because the gradient of `tf.cond` is slow to trace. On CPUs
-    it reads `x` once. On GPUs it reads a mask with one byte per element.
+    The gradient is defined explicitly, because the gradient of `tf.cond` is slow to trace. On CPUs,
+    the gradient reads `x` once. On GPUs, it reads a mask with one byte per element.
 
     Args:
         applies: a bool, or a scalar tensor.
@@ -220,7 +220,7 @@ def _fake_quantize_plainly(
 def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tensor:
     """Returns the largest magnitude in each output channel, in a shape that broadcasts.
 
-    For a channel of zeros it returns 1, because every scale represents zeros.
+    For a channel of zeros, the result is 1, because any scale can represent zeros.
     """
     weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)
@@ -276,7 +276,7 @@ def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8)
 def fake_quantize_average(
     x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int = 8
 ) -> tf.Tensor:
-    """Rounds averages of quantized values to the levels of their range, like kernels.
+    """Rounds averages of quantized values to the levels of their range, as kernels do.
 
     Averages are often halfway between two quantized values. TFLite rounds such averages away from
     the quantized value 0, unlike `fake_quantize`. The gradient is 1 everywhere.

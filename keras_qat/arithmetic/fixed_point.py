@@ -22,8 +22,8 @@ FixedPoint = tuple[tf.Tensor, tf.Tensor]
 """(multiplier, exponent), which represent multiplier / 2^31 * 2^exponent."""
 
 AWAY = 1 + 2.0**-40
-"""A factor that makes `tf.round` round halves away from zero instead of to even. It is exact for
-integers below 2^39 divided by powers of two, because no other quotient becomes a half."""
+"""A factor that makes `tf.round` round halves away from zero instead of to even. The result is
+exact for integers below 2^39 divided by powers of two, because no other quotient becomes a half."""
 
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 """exp(-2^k) for k = -2, -1, ..., with 31 fractional bits."""
@@ -34,8 +34,8 @@ MANTISSA = 52
 LEAST_RATIO = 2.0**-8
 """The smallest ratio of scales for requantizing int8 values in one step.
 
-For smaller ratios XNNPACK leaves QUANTIZE to TFLite, which rounds halves up in its vectorized
-kernels and away from zero in the others, depending on the position of an element.
+For smaller ratios, XNNPACK leaves QUANTIZE to TFLite. TFLite rounds halves up in vectorized code
+and away from zero elsewhere, depending on an element's position.
 """
 FINER_STEPS = 2.0**7
 """If the ratio is smaller than `LEAST_RATIO`, values are first converted to int16, with this many
@@ -121,8 +121,8 @@ def multiply(
 ) -> tf.Tensor:
     """Multiplies 32-bit integers by a fixed-point value, and rounds twice.
 
-    The second rounding is half away from zero, or half `up` in some optimized kernels. Kernels for
-    64-bit ARM round only `once`, halves up.
+    The second rounding is half away from zero, or half `up` in some optimized kernels. With `once`,
+    as on 64-bit ARM, there is one rounding, halves up.
     """
     multiplier, exponent = factor
     x, bits = _overflow(shift(x, tf.maximum(exponent, 0))), tf.maximum(-exponent, 0)
@@ -134,7 +134,7 @@ def multiply(
 
 
 def _overflow(x: tf.Tensor) -> tf.Tensor:
-    """Wrap integers at 32 bits, like kernels with sums that overflow."""
+    """Wrap integers at 32 bits, as kernels do if sums overflow."""
     return tf.cast(tf.cast(x, tf.int32), tf.int64)
 
 
@@ -168,7 +168,7 @@ def upper_bits(factor: FixedPoint) -> FixedPoint:
 def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
     """Multiplies 48-bit integers by the upper 15 bits of a fixed-point value.
 
-    It rounds once, halves up, like int16 kernels.
+    The product is rounded once, halves up, as in int16 kernels.
     """
     multiplier, exponent = upper_bits(factor)
     half = shift(tf.ones_like(exponent), 14 - exponent)
@@ -178,8 +178,8 @@ def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
 def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
     """Returns the nearest value that int16 kernels represent exactly as a multiplier of sums.
 
-    It has 15 bits. It is not a power of two, because the float32 scales in a file could round that
-    down.
+    The result has 15 bits. It is not a power of two, because rounding of scales to float32 in a
+    file could decrease it.
 
     Args:
         x: float64.
@@ -196,7 +196,7 @@ def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
 
 
 def inverse_square_root(x: tf.Tensor) -> FixedPoint:
-    """Computes 1 / sqrt(x) in fixed point for integers below 2^31; the maximum for 0 and 1.
+    """Computes 1 / sqrt(x) in fixed point for integers below 2^31. It is the maximum for 0 and 1.
 
     It uses five steps of Newton's method with 32-bit integers, which have 3 integer bits.
     """

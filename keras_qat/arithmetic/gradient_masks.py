@@ -1,8 +1,8 @@
 """Gradients of quantizers on a CPU, which are zero for elements outside the range.
 
 They use one TensorFlow operation that reads each element once. XLA does not support this operation,
-and a GPU would wait while it reads the range from host memory. For both, quantizers store a mask
-instead (`plain_operations`).
+and a GPU would wait while it reads the range from host memory. In XLA and on GPUs, quantizers
+therefore store a mask (`plain_operations`).
 """
 
 from __future__ import annotations

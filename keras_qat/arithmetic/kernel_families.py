@@ -38,8 +38,8 @@ class KernelFamily:
         matrix_products: function that rescales int8 sums of products of two tensors; None for
             fixed point.
         products: function that rescales int8 products of two tensors; None for fixed point.
-        additions: whether int8 sums and differences of two tensors are rounded once, at the
-            end, or twice, also when inputs are converted to a common scale.
+        additions: whether int8 sums and differences of two tensors are rounded once, at the end, or
+            also when inputs are converted to a common scale.
         means: whether an int8 mean multiplies the sum in float32, in float32 with a fused addition
             of the offset, or in fixed point.
         quantize: whether float values are multiplied by the inverse of the int8 scale (halves to
@@ -49,9 +49,9 @@ class KernelFamily:
         tables: how the int8 tables of ELU, sigmoid, tanh and squares are rounded.
         bilinear: precision of the pixel weights in int8 bilinear interpolation.
         optimized: whether TFLite's optimized kernels compute the operators that no other field
-            describes. Some of these kernels round halves up.
-        neon: whether optimized kernels use ARM's vector instructions. These round only once in sums
-            with packed int4 weights, and in int8 hard swish for groups of 8 values.
+            describes. Some optimized kernels round halves up.
+        neon: whether optimized kernels use ARM's vector instructions. Such instructions round only
+            once in sums with packed int4 weights, and in int8 hard swish for groups of 8 values.
         softmax: whether int8 softmax computes exponentials in float32 or in fixed point, or looks
             them up in a uint16 table.
         int16_curves: whether int16 sigmoid and tanh use the approximation of LSTM gates if the
@@ -126,7 +126,7 @@ XNNPACK_ARM64 = dataclasses.replace(
     neon=True,
     softmax="uint16_table",
 )
-"""Phones with 64-bit ARM. It differs from `XNNPACK` in softmax and in the rounding of halves."""
+"""Phones with 64-bit ARM. It differs from x86 in softmax and in the rounding of halves."""
 
 TFLM = KernelFamily(
     "tflm",
@@ -162,7 +162,7 @@ def kernel_family(kernels: str) -> KernelFamily:
 
 
 def find_saved_family(kernels: str, model_name: str) -> KernelFamily:
-    """Returns the family of a saved model. If it was removed, warns and returns its successor."""
+    """Returns a saved model's family. If it was removed, warns and returns its successor."""
     if kernels not in REMOVED:
         return kernel_family(kernels)
     family = REMOVED[kernels]

@@ -2,8 +2,8 @@
 
 TensorFlow's graph optimizer replaces `1 / x` by an approximate `Reciprocal`, and divisions by
 constants by multiplications. It also reorders products. XLA and GPU kernels fuse a product with a
-sum, and round only once. Each of these changes the last bits, and therefore quantized values. The
-functions here use operations that are not rewritten.
+sum, and round only once. Each of these rewrites changes the last bits, and therefore quantized
+values. The functions in this module use operations that are not rewritten.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def has_gpu() -> bool:
 
 
 def must_not_fuse() -> bool:
-    """Whether XLA or GPU kernels may fuse products with sums, unless `product` is used."""
+    """Whether XLA or GPU kernels may fuse products with sums. `product` prevents this."""
     return is_in_xla() or has_gpu()
 
 
@@ -69,7 +69,7 @@ def gather(table: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
 def hide_constant(value: float) -> tf.Tensor:
     """Returns a float32 constant that TensorFlow's graph optimizer does not recognize as constant.
 
-    Otherwise `(x - y) - 0.5` would become `x - (y + 0.5)`, which rounds differently.
+    With a plain constant, `(x - y) - 0.5` would become `x - (y + 0.5)`, which rounds differently.
     """
     if tf.executing_eagerly():
         return tf.constant(value)
@@ -86,7 +86,7 @@ def fake_quantize(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes `fake_quant_with_min_max_vars` with the same order of operations as its CPU kernel.
 
-    Unlike the kernel, it divides before it clips, because it can then clip to constants. The
+    Unlike the kernel, this function divides before it clips, so it can clip to constants. The
     results are the same.
 
     Args:
@@ -123,7 +123,7 @@ def fake_quantize(
 def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
     """Return which elements are from 0 to `levels`. For a ReLU, 0 is excluded.
 
-    It compares the distance to the middle, which needs two operations instead of three.
+    Comparing the distance to the middle needs two operations instead of three.
     """
     middle = np.float32(levels * (BEYOND if is_relu else 1.0) / 2.0)
     farthest = middle if is_relu else np.float32(middle * (2.0 * BEYOND - 1.0))
@@ -154,7 +154,7 @@ def _find_minus_scale_and_zero_point(
 ) -> tuple[Scalar, Scalar]:
     """Return the negated scale of a range and its zero point, the number of steps below zero.
 
-    Both are Python floats if the ends of the range are. Negating the scale saves an operation.
+    If the ends of the range are Python floats, so are both. A negated scale saves an operation.
     """
     if are_numbers(minimum, maximum):
         with tf.init_scope():

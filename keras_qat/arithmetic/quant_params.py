@@ -25,8 +25,8 @@ S = TypeVar("S", float, tf.Tensor)
 class QuantParams:
     """Quantization parameters. They map a quantized value q to `scale * (q - zero_point)`.
 
-    Scale and zero point are constants in a file or a simulation. In a graph that reads a model's
-    ranges each time it runs, they are float64 scalar tensors.
+    Scale and zero point are constants in a file or a simulation. They are float64 scalar tensors in
+    a graph that reads a model's ranges whenever it runs.
 
     Args:
         scale: the size of one step (LSB), in float32 as in files.
@@ -48,7 +48,7 @@ class QuantParams:
         symmetric and the zero point is 0.
 
         Args:
-            minimum, maximum: floats or scalar tensors. The result has tensors only if their values
+            minimum, maximum: floats or scalar tensors. The result holds tensors only if the values
                 are unknown while a graph is traced.
             bits: 2 to 8, or 16.
         """
@@ -99,7 +99,7 @@ class QuantParams:
         return (quantized.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
-        """Quantizes float values as users of a file do: rounds halves up, and clips."""
+        """Quantizes float values as users of a file do. It rounds halves up, and clips."""
         precise: Any = np.float64 if self.bits == 16 else np.float32
         scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
         return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
@@ -161,20 +161,20 @@ at least 1 / (4 n) away from a tie if n is below 1019, a power of 2 or a power o
 """
 
 TRIES = 10
-"""Multiples of `WIDER` that are tried. The largest widens a range by 1 %."""
+"""How many multiples of `WIDER` are tried. The largest multiple widens a range by 1 %."""
 
 REPEATED = 0.9
-"""If a larger share of the values is distinct, they are on no grid. Some always lie near ties."""
+"""If a larger share of values is distinct, there is no grid, and some always lie near ties."""
 
 ENOUGH = 2e-4
-"""Sufficient distance to a tie, in steps. The error of 255 steps in float32 is 3e-5."""
+"""Sufficient distance from a tie, in steps. The float32 error of 255 steps is 3e-5."""
 
 
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
     """Returns by how much to widen a range to avoid rounding ties, as a share of its width.
 
-    For values on a grid, it is the first multiple of `WIDER` that keeps them far enough from ties,
-    or the best if none does.
+    For values on a grid, the share is the first multiple of `WIDER` that keeps them far enough from
+    ties, or the best multiple if none does.
 
     Args:
         low, high: the ends of the range, which includes zero.

@@ -77,7 +77,7 @@ class Curve:
     """The prepared parameters of an int16 sigmoid or hyperbolic tangent.
 
     Args:
-        is_power: whether the family follows gemmlowp for this scale, which is a power of two.
+        is_power: whether the scale is a power of two for which the family follows gemmlowp.
         left: log2(scale) + 12, for that case.
         factor, bits: multiplier and shift that convert quantized values to units of the table.
     """
@@ -179,7 +179,7 @@ def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
 def _points() -> np.ndarray:
     """Tabulate sigmoid(k / 24) in 65536ths, plus half of the error of linear interpolation.
 
-    Half of the error is 1/16 of the second difference. The last entry is for all larger inputs.
+    Half of the error is 1/16 of the second difference. All larger inputs use the last entry.
     """
     sigmoid = 1 / (1 + np.exp(-np.arange(256) / 24))
     curvature = sigmoid * (1 - sigmoid) * (2 * sigmoid - 1) / 24**2

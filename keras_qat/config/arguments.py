@@ -26,10 +26,10 @@ def read_input_range(input_range: Any) -> tuple[float, float] | None:
 
 
 def switch(name: str, value: object) -> bool:
-    """Returns an argument of a user that must be a bool.
+    """Returns an argument, which must be a bool.
 
     Raises:
-        TypeError: if it is not a bool, such as the string "off", which Python treats as True.
+        TypeError: if it is not a bool. For example, Python treats the string "off" as True.
     """
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r}: pass True or False.")

@@ -23,7 +23,7 @@ class Override:
         quantize: False to keep the layers in float. True reverts an earlier False, and quantizes
             layers that stay in float by default: LayerNormalization and GroupNormalization.
         open: whether to trace custom layers, to quantize their operations. False keeps them in
-            float. True also traces layers that normalize, unlike the default, None.
+            float. True also traces layers that normalize; the default, None, does not.
     """
 
     layers: str
@@ -73,15 +73,15 @@ class Recipe:
             overrides it.
         freeze_bn_delay: first training step that freezes BatchNormalization, or None;
             `callbacks.FreezeBatchNorm` overrides it.
-        overrides: settings that differ for some layers; later ones win. See `override`.
+        overrides: settings that differ for some layers; later overrides win. See `override`.
         end_bits: bits of the weights, inputs and outputs of the first and last layers, and of
             activations that are not multiplied, such as the terms of a sum. No activation has fewer
             bits than `activations`. None for the same bits as elsewhere.
         unpacked_bits: bits of weights that files cannot pack: the weights of all layers except
             convolutions and dense layers. None for the same bits as other weights.
-        without_float: whether normalization layers and computed indices also use integers. Such
-            layers are slower on targets with float, and rounding may change indices. Targets
-            without float and `strict=True` set it.
+        without_float: whether normalization layers and computed indices also use integers. This is
+            slower on targets with float, and rounding may change indices. Targets without float and
+            `strict=True` set it.
     """
 
     name: str
@@ -135,10 +135,10 @@ class Recipe:
             quantize: False keeps the layers in float. True reverts an earlier False, and quantizes
                 layers that stay in float by default: LayerNormalization and GroupNormalization.
             open: whether to trace custom layers, to quantize their operations. False keeps them in
-                float. True also traces layers that normalize, unlike the default, None.
+                float. True also traces layers that normalize; the default, None, does not.
 
         Raises:
-            ValueError: on bits outside 2 to 8, or without any setting.
+            ValueError: on bits outside 2 to 8, or if no setting is passed.
 
         Example:
             >>> recipe = keras_qat.recipes.int8().override("Dense", weight_bits=4)
@@ -194,7 +194,7 @@ _SPECS = ("weights", "activations", "folded_weights")
 
 _USED, _LOST = "_is_used", "_lost"
 """Names of two attributes of a recipe: a list that is empty until the recipe is used, and the
-layers of overrides whose results were never used."""
+layers of overrides with unused results."""
 
 
 def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:

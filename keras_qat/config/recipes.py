@@ -37,9 +37,9 @@ def int8(
 ) -> Recipe:
     """Returns the default recipe, for TFLite's int8 kernels.
 
-    Weights have one symmetric range per output channel, the range of their current values. With 8
-    bits, quantized weights are -127 to 127. Activations, inputs and outputs have one asymmetric
-    range per tensor: moving averages of the minimum and the maximum of batches.
+    Weights have one symmetric range per output channel, given by their current values. With 8 bits,
+    quantized weights are -127 to 127. Activations, inputs and outputs have one asymmetric range per
+    tensor: moving averages of the minimum and the maximum of batches.
 
     Args:
         weight_bits: 2 to 8.
@@ -48,11 +48,11 @@ def int8(
             the first 10,000 batches, an average spans the last tenth of all batches so far, because
             weights change quickly at first.
         per_channel: False for one range per weight tensor, with BatchNormalization folded in. Some
-            NPUs require this, and others run such files several times as fast. Train such a model:
-            `calibrate` alone loses accuracy.
+            NPUs require this, and others then run several times as fast. Train such a model,
+            because `calibrate` alone loses accuracy.
         ranges: how ranges are found. "moving_average" averages observed extremes. "learned" trains
             the ranges of activations and per-channel weights (LSQ), for 4 bits and fewer.
-            "learned_clipping" only trains the ranges of activations, with the clipping error
+            "learned_clipping" trains only the ranges of activations, with the clipping error
             (PACT). If ranges are trained, first call `calibrate(qat, x, method="mse")`.
 
     Raises:
@@ -81,7 +81,7 @@ def int8(
 def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") -> Recipe:
     """Returns a recipe with symmetric int8 activations: all zero points are 0.
 
-    TensorRT supports no other files. Tensors after a ReLU use half of the 256 levels, so `int8` is
+    TensorRT supports only such files. Tensors after a ReLU use half of the 256 levels, so `int8` is
     more accurate on other runtimes.
 
     Args:
@@ -105,8 +105,8 @@ def power_of_two(ema_decay: float = 0.999) -> Recipe:
 
     It is for chips that rescale with shifts, such as Espressif's chips with ESP-DL. Weights and
     activations have 8 bits. Scales are rounded up, by up to a factor of two. This costs up to one
-    bit of precision: train the model, or call `calibrate(qat, x, method="mse")`. Exported files are
-    ordinary int8 files. Inside LSTM, GRU, PReLU and normalization layers, other scales occur.
+    bit of precision, so train the model, or call `calibrate(qat, x, method="mse")`. Exported files
+    are ordinary int8 files. Inside LSTM, GRU, PReLU and normalization layers, other scales occur.
 
     Args:
         ema_decay: decay per step of the moving averages that set the ranges of activations.
@@ -233,8 +233,8 @@ def contrib(
 ) -> Recipe:
     """Returns a recipe that quantizes like `tf.contrib.quantize` of TensorFlow 1.15.
 
-    BatchNormalization is folded into weights, and each weight tensor has one range: that of the
-    last batch. The same activations are quantized as in the original. Inputs are not.
+    BatchNormalization is folded into weights, and each weight tensor has one range, from the last
+    batch. It quantizes the same activations as the original, but not the inputs.
 
     Args:
         weight_bits: 2 to 8.
@@ -245,7 +245,7 @@ def contrib(
             observe ranges.
         freeze_bn_delay: first training step that uses BatchNormalization's moving statistics, or
             None.
-        weight_narrow_range: whether weights do not use the lowest quantized value. It is False in
+        weight_narrow_range: whether weights leave the lowest quantized value unused. It is False in
             the first version of `tf.contrib.quantize`.
         quantize_folded_weights_use_ema: whether the range of folded weights is a moving average, as
             in an option of the first version. `quant_delay` then applies to them, too.

@@ -43,9 +43,9 @@ class QuantSpec:
             current extremes and stores nothing. `learned` trains the range with the rounding and
             clipping error (LSQ), `learned_clipping` only with the clipping error (PACT).
         ema_decay: decay per step of the moving averages.
-        lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. The minimum is then not
+        lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. Then the minimum is not
             observed.
-        delayed: whether quantization begins only at the layer's step `quantize_from`.
+        delayed: whether quantization does not begin before the layer's step `quantize_from`.
         initial_range: range before any data. By default, a quantizer without data does not
             quantize.
         preserve: property of weights that training preserves: "zeros", or "clusters" of equal

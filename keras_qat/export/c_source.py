@@ -61,12 +61,12 @@ def export_c(
         model: the model.
         path: the path of the source, such as "model.cc". The header is then "model.h". Existing
             files are replaced.
-        examples: a few inputs, as for `model.predict`. The source contains them with TFLite Micro's
-            outputs, as a test for the device. Default: none.
+        examples: a few inputs, as for `model.predict`. The source contains the examples and TFLite
+            Micro's outputs, as a test for the device. Default: none.
         input_dtype: type of the model's inputs on the device: "int8", "uint8" or "float32" (with
             16-bit activations "int16" or "float32"). The default is the type of its activations.
             `examples` requires integers.
-        output_dtype: type of its outputs, as for inputs.
+        output_dtype: type of the model's outputs, as for inputs.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float.
         rescaling: for uint8 inputs that are pixels from 0 to 255, the scale and offset that convert
@@ -138,7 +138,7 @@ def _make_golden(
     rescaled: dict[str, tuple[Any, Any]],
     words: dict[str, str],
 ) -> dict[str, NDArray]:
-    """Return name of a C++ constant -> the examples or their outputs, as quantized values."""
+    """Return a dict: name of a C++ constant -> quantized values of examples or their outputs."""
     ends = {**graph.inputs, **graph.outputs}
     in_float = [name for name, tensor in ends.items() if tensor.dtype.kind == "f"]
     if in_float:

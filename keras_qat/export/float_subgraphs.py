@@ -47,7 +47,7 @@ def write_float_subgraph(
         builder: the file.
         graph: the graph of the nodes.
         nodes: the nodes, in order.
-        ends: the outputs of the nodes that other nodes or the caller read.
+        ends: those outputs of the nodes that other nodes or the caller read.
         indices: tensor -> its index in the file. The function adds the outputs.
         dequantized: quantized tensor -> index of its float values, shared by all float subgraphs.
 
@@ -85,7 +85,7 @@ def write_float_subgraph(
 def _rename(file: schema.ModelT, nodes: Sequence[Node]) -> None:
     """Rename constants and all tensors in loops, by node and index.
 
-    The converter's names contain counters of the process. With these names, the same model always
+    The converter's names contain counters of the process. With the new names, the same model always
     produces the same file.
     """
     scopes = [node.name for node in nodes]
@@ -136,7 +136,7 @@ ASSIGNMENTS = "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 
 
 class _Converter(tf.lite.TFLiteConverter):
-    """TFLite's converter, but it freezes variables only if there are any."""
+    """TFLite's converter, changed to freeze variables only if there are any."""
 
     def _freeze_concrete_function(self) -> Any:
         (function,) = self._funcs

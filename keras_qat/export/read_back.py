@@ -1,6 +1,6 @@
 """Translation validation: reads a written TFLite file, and compares it with the resolved graph.
 
-It only compares structure and constants. This adds a tenth to the time of an export.
+Only structure and constants are compared. This makes an export a tenth slower.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras_qat.tflite.reader import FileGraph, Operation
 from keras_qat.tflite.schema import SCOPE, TYPE_NAMES, TYPES, unpack
 
 ALIGNMENT = 16
-"""Bytes to which the schema aligns constants."""
+"""The schema aligns constants to a multiple of this many bytes."""
 
 
 def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph) -> None:
@@ -82,7 +82,7 @@ def _find_misaligned(contents: bytes, file: schema.ModelT) -> Iterator[str]:
 
 
 def _compare_operators(graph: ResolvedGraph, written: schema.ModelT) -> Iterator[str]:
-    """Yield the differences of a file's tensors, and of their inputs, from the resolved graph."""
+    """Yield how a file's tensors, and their inputs, differ from the resolved graph."""
     file, main = FileGraph(written), written.subgraphs[0]
     # A constant for RESHAPE may have the name of a tensor. Computed tensors come last, to win.
     in_order = sorted(file.tensors, key=lambda tensor: tensor.index in file.producers)
@@ -168,7 +168,7 @@ def _find_operations(
 def _compare_weights(
     node: Node, weights: Weights, written: schema.ModelT, operations: Iterable[Operation]
 ) -> Iterator[str]:
-    """Compare sums of weights with equal scales. Reordered or split weights have equal sums."""
+    """Compare the sum of the weights of each scale, which reordering or splitting preserves."""
     ours = _sum_by_scale([_get_scales_and_weights(weights)])
     stored = []
     for index in {index for operation in operations for index in operation.inputs}:
@@ -191,7 +191,7 @@ def _get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
 
 
 def _sum_by_scale(weights: list[tuple[NDArray, NDArray]]) -> dict[float, float]:
-    """Return scale -> the sum of its weights, given scales that broadcast against weights."""
+    """Return a dict from each scale to the sum of its weights. Scales broadcast to weights."""
     if not weights:
         return {}
     sums = [

@@ -1,4 +1,4 @@
-"""Finds operators in a model's file that a target does not run."""
+"""Finds operators in a model's file that do not run on a target."""
 
 from __future__ import annotations
 
@@ -203,6 +203,6 @@ def _find_fault(target: Target, site: Site) -> tuple[str, str] | None:
 
 
 def _run_checks(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
-    """Return the reason of the first check that refuses an operator, with no advice; or None."""
+    """Return the reason of the first check that refuses an operator, without advice, or None."""
     reasons = (check(site) for check in checks)
     return next(((reason, "") for reason in reasons if reason is not None), None)

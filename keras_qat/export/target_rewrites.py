@@ -28,7 +28,7 @@ MOST_AXES = 4
 
 
 def rewrite_for(target: Target) -> Callable[[Builder], None]:
-    """Returns a function that replaces operators of a file that a target computes wrongly."""
+    """Returns a function that replaces those operators of a file that a target computes wrongly."""
 
     def rewrite(builder: Builder) -> None:
         graph, operators = FileGraph(builder.model), builder.graph.operators

@@ -75,8 +75,8 @@ def export_tflite(
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float. The range is widened
             to include zero.
-        rescaling: for uint8 inputs that are pixels from 0 to 255: how training data were computed
-            from pixels. Pass (scale, offset) for `scale * pixel + offset`, as scalars or one value
+        rescaling: how training data were computed from pixels of 0 to 255, for uint8 inputs that
+            are pixels. Pass (scale, offset) for `scale * pixel + offset`, as scalars or one value
             per channel; the `Rescaling` or `Normalization` layer; or a dict by name for several
             inputs. For training data from -1 to 1, pass `(1 / 127.5, -1)`.
         pack_int4: whether weights of at most 4 bits are packed, two in a byte. Weights of depthwise
@@ -251,7 +251,7 @@ def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
 
 
 def _get_name(dtype: object) -> Any:
-    """Return the name of a type: "uint8" for "uint8", and for tf.uint8 and np.uint8."""
+    """Return the name of a type. For example, it is "uint8" for tf.uint8 and np.uint8."""
     return getattr(dtype, "name", getattr(dtype, "__name__", dtype))
 
 

@@ -17,7 +17,7 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import SCOPE, TYPES
 
 ZERO_OF_UINT8 = 128
-"""Difference between the uint8 and the int8 quantized value of a float value."""
+"""Difference between the uint8 and the int8 value that represent the same float value."""
 
 
 def write_graph(
@@ -151,7 +151,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Return the tensor of an output: a new one if the value is already another output."""
+    """Return the tensor of an output. It is a new tensor if another output has the same value."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""
@@ -181,8 +181,8 @@ def get_tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tenso
 def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None:
     """Writes an operator, and the conversion of its result to the output's parameters.
 
-    It adds a QUANTIZE if the TFLite kernel requires other output parameters, and a MINIMUM for
-    fewer than 8 bits, because TFLite kernels clip to int8.
+    It adds a QUANTIZE if the TFLite kernel requires other output parameters. For fewer than 8 bits,
+    it adds a MINIMUM, because TFLite kernels clip to int8.
     """
     assert node.op is not None
     inputs = [

@@ -24,7 +24,7 @@ class Value:
 
     Args:
         masked: whether the tensor has a Keras mask.
-        rows: how many rows of the first axis belong to an example, if its size is unknown: usually
+        rows: how many rows belong to an example if the size of the first axis is unknown: usually
             1, but 3 after a reshape from (examples, 3, 4) to (-1, 4).
     """
 
@@ -65,8 +65,8 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call becomes the producer of its outputs that have no producer yet. It becomes the
-    producer of the others when it is added to a graph.
+    A new call becomes the producer of all outputs without a producer. It becomes the producer of
+    its other outputs when it is added to a graph.
 
     Args:
         layer: the layer, from the model or created by `lower`.
@@ -74,7 +74,7 @@ class Call:
         kwargs: keyword arguments, in the same form.
         outputs: a structure of `Value`s.
         name: the layer's name, with the names of enclosing models as prefix.
-        origin: the name of the layer of the user's model that the call helps to compute.
+        origin: the name of the user's layer that the call helps to compute.
         source: the layer that `origin` names.
         within: the traced layers that contain this call, outermost first.
     """
@@ -95,7 +95,7 @@ class Call:
             value.producer = value.producer or self
 
     def as_part_of(self, call: Call) -> Call:
-        """Returns this call with the origin of `call`, which it replaces or helps to replace."""
+        """Returns this call with the origin of `call`, because it (partly) replaces `call`."""
         return self.replace(origin=call.origin, source=call.source, within=call.within)
 
     def replace(self, **changes: Any) -> Call:
@@ -134,7 +134,7 @@ class Graph:
         output_names: the model's names for its outputs.
         calls: the calls that the outputs depend on.
         weights: layer created by `lower` -> the initial values of its weights.
-        loss_only: calls that only added losses and metrics depend on. They are not exported.
+        loss_only: calls on which only added losses and metrics depend. They are not exported.
         opaque: name of a call -> the reason why its layer could not be traced.
         in_float: name of a call -> the reason why it must not read quantized values.
     """
@@ -162,7 +162,7 @@ class Graph:
         return consumers
 
     def find_single_consumers(self) -> dict[Value, Call]:
-        """Returns the consumer of each value that has only one and is not a model output."""
+        """Returns the consumer of each value with one consumer that is not a model output."""
         outputs = set(flatten_values(self.outputs))
         consumers = {value: calls for value, calls in self.consumers().items() if len(calls) == 1}
         return {value: call for value, (call,) in consumers.items() if value not in outputs}

@@ -15,7 +15,7 @@ from keras_qat.graph.sizes import infer_shapes
 from keras_qat.keras2.backend import layers
 
 _MOST_ELEMENTS = 8
-"""Larger constants are described by their shape."""
+"""Constants with more elements are described by their shape."""
 
 
 def list_calls(graph: Graph) -> list[str]:

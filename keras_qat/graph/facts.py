@@ -1,4 +1,4 @@
-"""Computes properties of a graph's tensors with rules, once per tensor and without deep recursion.
+"""Computes properties of a graph's tensors by rules, once per tensor and without deep recursion.
 
 A rule is a generator that yields the tensors that it depends on. Modules define the rules that they
 use, such as `lowering/read_operations.py`.
@@ -68,10 +68,10 @@ def reach(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -
 def solve(
     question: Question, rule: Rule[Question, Answer], known: dict[Question, Answer] | None = None
 ) -> Answer:
-    """Returns the answer of a rule that depends on its answers for other tensors.
+    """Returns the answer of a rule. An answer may depend on the answers for other tensors.
 
-    A recursive function would visit a tensor once for each path to it: exponentially often in a
-    chain of `y = tf.maximum(y, tf.reverse(y, [1]))`. This function visits it once.
+    A recursive function would visit a tensor once for each path to the tensor: exponentially often
+    in a chain of `y = tf.maximum(y, tf.reverse(y, [1]))`. This function visits it once.
 
     Args:
         question: a value of the graph, or any other key.
@@ -135,11 +135,11 @@ def identify_function(call: Call) -> Hashable | None:
 
 
 class StructuralKeys:
-    """Assigns indices to tensors, with equal indices if they are computed in the same way.
+    """Assigns indices to tensors. Tensors that are computed in the same way have equal indices.
 
     Args:
-        identify: function that returns the same key for calls that compute the same, or None if
-            no other call can.
+        identify: function that returns equal keys for calls that compute the same, or None for a
+            call that no other call can equal.
     """
 
     def __init__(self, identify: Callable[[Call], Hashable | None] = identify_function) -> None:

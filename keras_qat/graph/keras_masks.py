@@ -1,6 +1,6 @@
 """Computes the Keras masks (`_keras_mask`) of a graph's values. They mark padding in sequences.
 
-Embedding and Masking create a mask. Later layers compute the masks of their outputs from it.
+Embedding and Masking create a mask. Later layers compute their outputs' masks from their inputs'.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class KerasMasks:
     Args:
         read: function that returns the tensor of a value, or None.
         find_producer: function that returns the call that computes a value and its mask.
-        convert: function that changes a mask before it is used, given the mask and its call.
+        convert: function that changes a mask before use, given the mask and the call that made it.
     """
 
     def __init__(

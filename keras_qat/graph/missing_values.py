@@ -40,13 +40,13 @@ _REPLACES = READS_SHAPES.union(("where", "multiply_no_nan"))
 
 _COMPUTES = ("add", "subtract", "multiply", "divide", "cast")
 _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
-"""Operations and layers that return NaN for NaN. Operations that move elements do so, too."""
+"""Operations and layers that return NaN for NaN, besides operations that move elements."""
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns the calls that may read NaN, for each input with NaN that the model replaces.
+    """Returns, for each input with NaN that the model replaces, the calls that may read it.
 
-    An input is left out if its NaN also reaches other calls, such as a layer with a kernel.
+    An input is omitted if other calls, such as a layer with a kernel, also read its NaN.
     """
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     found = {}

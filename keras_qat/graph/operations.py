@@ -72,7 +72,7 @@ FUNCTIONS = {
         fused_batch_norm log_softmax max_pool separable_conv2d weighted_moments
         """,
 }
-"""Module of TensorFlow -> its functions. A function's kind is its name, except in `OTHER_KINDS`."""
+"""Module of TensorFlow -> its functions. Except in `OTHER_KINDS`, a function's kind is its name."""
 
 OTHER_KINDS = {
     "__operators__.eq": "equal",
@@ -174,7 +174,7 @@ def moves_elements(call: Call) -> bool:
 
 
 def get_operands(call: Call, *names: str) -> list[Any]:
-    """Returns arguments of a call by name; None for missing ones.
+    """Returns the values of named arguments of a call; None for missing arguments.
 
     The names are as in TensorFlow 2, even for functions of TensorFlow 1.
     """

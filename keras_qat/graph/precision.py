@@ -23,7 +23,7 @@ _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 """Type of a layer's outputs -> the policy with this type and float32 weights."""
 
 _POLICY = threading.RLock()
-"""Lock for changes of the global policy, because threads would restore each other's policies."""
+"""Lock for changes of the global policy, so threads do not restore each other's policies."""
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ class ScalesLoss:
 def check_precision(graph: Graph) -> None:
     """Raises a `ValueError` if a layer computes in float64 or if its weights are not float32.
 
-    Non-trainable float64 variables are accepted, because NumPy creates tables and masks in float64.
+    Non-trainable float64 variables are accepted, because tables and masks from NumPy are float64.
     """
     for call in [*graph.calls, *graph.loss_only]:
         wrong = {value.dtype for value in flatten_values(call.outputs)} & {"float64"}
@@ -129,7 +129,7 @@ def check_precision(graph: Graph) -> None:
 
 
 def check_holds_16_bits(model: keras.Model) -> None:
-    """Raises a `ValueError` if a layer computes in half precision, too coarse for 16 bits."""
+    """Raises a `ValueError` if a layer has half precision, which is too coarse for 16 bits."""
     half = [layer.name for layer in list_layers(model)[1:] if is_half(layer.compute_dtype)]
     if half:
         raise ValueError(

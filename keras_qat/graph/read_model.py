@@ -153,7 +153,7 @@ def _compute_output_masks(
 def _restore_constants(argument: Any) -> Any:
     """Convert lists of scalar tensors, which Keras creates from lists of scalars, back to scalars.
 
-    Keras also creates such lists when it loads arrays. Nested lists become arrays again.
+    When Keras loads arrays, it also creates lists of tensors. Nested lists become arrays again.
     """
     is_list = isinstance(argument, (list, tuple)) and len(argument) > 0
     leaves = tf.nest.flatten(argument) if is_list else [None]
@@ -164,7 +164,7 @@ def _restore_constants(argument: Any) -> Any:
 
 
 def _is_none(symbol: KerasTensor) -> bool:
-    """Return whether an output represents None, as in layers that return tensors and None."""
+    """Return whether an output represents None, because a layer returned tensors and None."""
     return not hasattr(symbol.type_spec, "shape")
 
 

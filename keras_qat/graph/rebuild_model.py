@@ -1,7 +1,7 @@
 """Creates Keras models and configurations from graphs.
 
-Keras does not save all arguments of TensorFlow operations. It loses the tensors of `tf.einsum`, for
-example.
+Keras does not save all arguments of TensorFlow operations. For example, it loses the tensors of
+`tf.einsum`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
         tensor, layer.metric_name, aggregation=layer.aggregation
     ),
 }
-"""Class of the layers of `add_loss` or `add_metric` -> a function that adds one to a copy."""
+"""Class of Keras' layers for `add_loss` or `add_metric` -> a function that adds it to a copy."""
 
 Apply = Callable[[Call, Any, dict[str, Any]], Any]
 """A function (call, positional arguments, keyword arguments) -> outputs of the call."""
@@ -114,7 +114,7 @@ def copy_graph(
     Args:
         graph: the graph.
         replacements: call -> its replacement, in topological order. Other calls are dropped.
-        inserted: value -> calls inserted after it, for all of its consumers.
+        inserted: value -> calls to insert between the value and all of its consumers.
         output_calls: output value -> a call inserted between it and the model's output.
     """
     calls: list[Call] = []

@@ -1,6 +1,6 @@
 """Evaluates size expressions, such as `sqrt(tf.shape(x)[-1])`, and infers static shapes.
 
-An expression is evaluated for two batch sizes. If both results are equal, it is a constant.
+An expression is evaluated for two batch sizes. It is a constant if both results are equal.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def evaluate(
     facts: Facts | None = None,
     rule: Rule[Call | None, list[Runs] | None] = find_results,
 ) -> Runs | None:
-    """Returns a tensor's values for two batch sizes; None if they depend on more than sizes."""
+    """Returns a tensor's values for two batch sizes; None if it depends on more than sizes."""
     results = (facts or Facts()).find(rule, value.producer)
     if results is None or value.producer is None:
         return None
@@ -129,7 +129,7 @@ def evaluate_shape(shape: object, facts: Facts | None = None) -> list[list[int]]
 
 
 def find_sizes(shape: object, facts: Facts | None = None) -> list[Any] | None:
-    """Returns the sizes in a shape argument, which operations may compute; None if unknown.
+    """Returns the sizes in a shape argument, even if operations compute them; None if unknown.
 
     The size of a first axis is `BATCH`, and other sizes that vary with it are -1.
     """
@@ -156,7 +156,7 @@ def find_size(value: Value) -> Any:
 
 
 def find_measured_tensors(sizes: list[Value]) -> Iterator[Value]:
-    """Yields the tensors with the shapes that determine these sizes."""
+    """Yields the tensors with shapes that determine `sizes`."""
 
     def read_sizes(size: Value) -> list[Value]:
         call = size.producer
@@ -209,9 +209,9 @@ def find_example(value: Value, facts: Facts | None = None) -> NDArray[Any] | Non
 def fold_known_sizes(graph: Graph) -> Graph:
     """Replaces known size expressions by constants in the arguments of operations.
 
-    Arguments of layers are not replaced, because their weights would become constants. Integers
-    that depend on a fixed batch size are only replaced in slices, because models accept other
-    batch sizes.
+    Arguments of layers are not replaced, because weights among them would become constants.
+    Integers that depend on a fixed batch size are only replaced in slices, because models accept
+    other batch sizes.
     """
     facts = Facts()
     known: dict[Value, Any] = {}

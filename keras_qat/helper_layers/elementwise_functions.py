@@ -1,7 +1,7 @@
 """Helper layers for elementwise functions. Their values and gradients are always finite.
 
-Quantization rounds small values to zero. Logarithms, inverses and their gradients are infinite
-there.
+Quantization rounds small values to zero, where logarithms, inverses and their gradients are
+infinite.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Power(SameShape):
 
 @register
 class Reciprocal(SameShape):
-    """Divides a constant by a tensor. For zeros, it returns the largest other quotient."""
+    """Divides a constant by a tensor. Where the tensor is 0, it returns the largest quotient."""
 
     options = ("numerator",)
 
@@ -212,7 +212,7 @@ class SquareRoot(SameShape):
 
 @register
 class Quotient(HelperLayer):
-    """Divides two tensors. If the divisor is zero, it returns the largest other quotient."""
+    """Divides two tensors. Where the divisor is 0, it returns the largest defined quotient."""
 
     def call(self, inputs: Any) -> tf.Tensor:
         x, y = inputs
@@ -226,7 +226,7 @@ class Quotient(HelperLayer):
 
 @register
 class SoftmaxOfMany(SameShape):
-    """Softmax over so many values that most results are only a few steps of 8 bits."""
+    """Softmax over many values. With 8 bits, most results would only be a few steps."""
 
     options = ("axis",)
 

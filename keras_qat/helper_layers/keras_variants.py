@@ -182,8 +182,8 @@ class FusedBatchNormalization(layers.BatchNormalization):
     """BatchNormalization of vectors, which it treats as images of one pixel.
 
     Like `tf.contrib.slim`, it uses TensorFlow's fused operation, which applies Bessel's correction
-    to the moving variance. Keras' layer does not do that for vectors. `recipes.contrib` uses this
-    layer for each BatchNormalization of vectors that is not folded.
+    to the moving variance. Keras' layer does not correct the variance of vectors. `recipes.contrib`
+    uses this layer for each BatchNormalization of vectors that is not folded.
 
     Shapes: [batch, channels].
     """

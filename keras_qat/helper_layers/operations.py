@@ -32,7 +32,7 @@ class SameShape(HelperLayer):
 class CarryMask(SameShape):
     """Returns its input with a Keras mask: `CarryMask()(x, mask=mask)`.
 
-    Operations drop Keras masks, which later layers, losses and metrics may need.
+    Operations drop Keras masks, but later layers, losses and metrics may need them.
     """
 
     def __init__(self, **kwargs: object) -> None:
@@ -110,7 +110,7 @@ class ReverseSteps(SameShape):
 
 @register
 class MaskScores(HelperLayer):
-    """Replaces masked attention scores by low values, so their softmax is almost 0.
+    """Replaces masked attention scores by low values, which a softmax makes almost 0.
 
     The inputs are the scores, [batch, ..., steps, steps], and masks that broadcast to
     [batch, steps, steps]. A mask is False or 0 for masked scores.
@@ -119,8 +119,8 @@ class MaskScores(HelperLayer):
         causal: the counts of query and key steps, to also mask later key steps; or a mask [...,
             steps, steps] that is True for the visible key steps of each query step; or None.
         hidden: whether masks are inverted: True or nonzero for masked scores.
-        below: how far masked scores are below the smallest score; exp(-12) is 6e-6. The usual -1e9
-            would leave no quantization steps for the other scores.
+        below: how far masked scores are below the smallest score; exp(-12) is 6e-6. With the usual
+            -1e9, all other scores would be quantized to the same value.
         limit: an upper bound for masked scores, or None.
         above: whether masked scores become higher than all scores and `limit`, for a minimum.
     """
@@ -173,7 +173,7 @@ class MaskScores(HelperLayer):
 
 @register
 class OnGrid(HelperLayer):
-    """Returns the constants of a comparison, which are quantized with the compared tensor's scale.
+    """Returns the constants of a comparison, quantized with the scale of the compared tensor.
 
     Args:
         number: the constant, or a nested list of constants.

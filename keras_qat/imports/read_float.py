@@ -20,7 +20,7 @@ from keras_qat.tracing.layer_weights import find_weight_holders, is_constant_mas
 
 
 class ReadsWeight(keras.layers.Lambda):
-    """A placeholder for an operation that reads a layer's weight and must be traced.
+    """A placeholder for an operation that reads a layer's weight. It must be traced.
 
     Args:
         function: the operation.
@@ -35,7 +35,7 @@ class ReadsWeight(keras.layers.Lambda):
 def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras.Model, Graph]:
     """Returns the functional or Sequential Keras 2 model to quantize, and its graph.
 
-    This is the user's model, unless it is subclassed or its input shape is unknown.
+    The result is the user's model, unless that is subclassed or its input shape is unknown.
 
     Args:
         model: the user's model.
@@ -61,7 +61,7 @@ def _replace_weight_reads(graph: Graph) -> Graph:
     """Replace operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
 
     If a layer is called with another layer's weight, such as a mask of windows, a `ReadsWeight`
-    returns this weight.
+    returns the weight.
 
     Raises:
         ValueError: if a variable belongs to no layer.

@@ -37,7 +37,7 @@ MACHINES = {
 """Kernel family -> processors on which TFLite's interpreter rounds like this family."""
 
 TRIALS = 3
-"""Number of batches to compute in both before `FileInference` gives up a slower interpreter."""
+"""Number of batches to compute in both before `FileInference` stops using a slower interpreter."""
 
 WRITERS: list[Callable[[ResolvedGraph], bytes]] = []
 """The function that writes a resolved graph as a file. `export` registers it."""

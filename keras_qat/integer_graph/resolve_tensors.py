@@ -62,7 +62,7 @@ class Ranges:
         return self.params[key]
 
     def concatenate(self, inputs: list[QuantParams]) -> QuantParams:
-        """Returns the parameters of a concatenation, whose range includes the inputs' ranges."""
+        """Returns the parameters of a concatenation. Its range includes the inputs' ranges."""
         if all(self.are_same(params, inputs[0]) for params in inputs):
             return inputs[0]
         low = tf.reduce_min([x.scale * (x.lowest - x.zero_point) for x in inputs])

@@ -1,6 +1,6 @@
 """Reads a user's data as batches of arrays, and shows the progress.
 
-Data can be anything that `predict` or TFLite's converter (as representative data) accepts.
+Data can be anything that `predict` or (as representative data) TFLite's converter accepts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BATCH_SIZE = 32
 """Default batch size, as in Keras."""
 
 MANY, MOST = 1_000, 100_000
-"""After this many batches of data without a length, there is a warning, then an error."""
+"""Data without a length cause a warning after `MANY` batches, and an error after `MOST`."""
 
 _Item = TypeVar("_Item")
 
@@ -54,7 +54,7 @@ def read_batches(
             of batches or single examples: a `tf.data.Dataset`, a `keras.utils.Sequence`, a list,
             a generator, or a function that returns one.
         batch_size: batch size for arrays and single examples; by default the fixed batch size of
-            the model's inputs, or 32. Batches in the data are not changed.
+            the model's inputs, or 32. Data in batches keep their batch size.
         steps: the maximum number of batches to read; all by default. Data without a length causes a
             warning after 1,000 batches, and an error after 100,000.
         finite: whether to refuse infinity. NaN is always refused.

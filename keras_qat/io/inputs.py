@@ -16,11 +16,11 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import get_nested_inputs
 
 SLIGHT = 0.1
-"""A value counts as outside if it exceeds the range by more than this share of its width."""
+"""A value is outside if it exceeds the range by more than this share of the range's width."""
 BEYOND = 0.25
-"""This share of an input's values may be outside. With a wrong scale, most values are."""
+"""This share of an input's values may be outside. With a wrong scale, most values are outside."""
 FAR = 0.01
-"""This share of an example's values may be further away from the range than its width."""
+"""This share of an example's values may be further from the range than the range is wide."""
 FEW_VALUES = 1 << 20
 """Maximum number of values of a temporary array."""
 
@@ -28,7 +28,7 @@ Shape = tuple[int | None, ...]
 
 
 class Input(NamedTuple):
-    """An input of a model or a file; `key` is its key if the model accepts a dict."""
+    """An input of a model or a file. If the model accepts a dict, `key` is its key."""
 
     name: str
     key: str
@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
         nested: the structure of inputs that the model or file accepts.
         find_nan_inputs: returns the names of the inputs that may contain NaN. Only called if any
             input contains NaN.
-        parent: inputs of the complete model that this model is a part of. Data may match them too.
+        parent: inputs of the complete model if this is a part of one. Data may match those too.
     """
 
     model: str
@@ -268,8 +268,8 @@ def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
 
     An example is pixels of 0 to 255 for a range of 0 to 1. Data does not match if more than
     `BEYOND` of all values are outside by more than `SLIGHT`. It also does not match if, in most
-    examples, more than `FAR` of the values are further from the range than its width. Single
-    outliers are allowed.
+    examples, more than `FAR` of the values are further from the range than the range is wide.
+    Single outliers are allowed.
     """
     width = high - low
     if not width > 0 or not x.size:

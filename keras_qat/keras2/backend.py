@@ -56,7 +56,7 @@ class KeepsTrainable:
     """A model that keeps the `trainable` flags of its layers when loaded from a SavedModel.
 
     Keras creates the model from its configuration and then sets the model's own flag, which
-    overwrites the flags of nested layers. Saving `None` as this flag stops Keras from setting it.
+    overwrites the flags of nested layers. If the saved flag is `None`, Keras does not set it.
     """
 
     @property
@@ -68,7 +68,7 @@ class KeepsTrainable:
 def add_scalar(
     layer: keras.layers.Layer, name: str, value: float, dtype: str = "float32", **options: object
 ) -> tf.Variable:
-    """Adds a scalar weight that does not train and is equal on all replicas."""
+    """Adds a scalar weight that is not trained and is equal on all replicas."""
     return layer.add_weight(
         name=name,
         shape=(),
@@ -104,8 +104,8 @@ def find_calling_layer() -> tuple[Any, Any]:
 def is_in_converter() -> bool:
     """Returns whether TFLite's converter is tracing a Keras model.
 
-    It inspects the call stack, because conversion otherwise looks like saving. Without this check,
-    users of `from_keras_model` would get long errors about unknown operators.
+    It inspects the call stack, because nothing else distinguishes conversion from saving. Without
+    this check, users of `from_keras_model` would get long errors about unknown operators.
     """
     frame = None if tf.executing_eagerly() else inspect.currentframe()
     while frame is not None:
@@ -191,7 +191,7 @@ def reset_dropout_mask(layer: keras.layers.Layer) -> None:
 def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
     """Returns the shape of a built layer's output, even if Keras does not infer all sizes.
 
-    Keras infers too few sizes for EinsumDense, and allows only one length for an Embedding.
+    Keras does not infer all sizes of EinsumDense, and allows only one length for an Embedding.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])
@@ -214,8 +214,8 @@ def get_steps_per_execution(model: keras.Model) -> int:
 def make_training_variables(model: keras.Model, batches: object, training: bool) -> None:
     """Creates the variables of the optimizer and the metrics before the first step is traced.
 
-    In Keras, the first trace creates these variables, so TensorFlow traces again. The function has
-    no effect for distributed data or without targets.
+    Normally, the first trace creates these variables, so TensorFlow traces a second time. This
+    function has no effect for distributed data or without targets.
 
     Args:
         model: the model.
@@ -236,7 +236,7 @@ def make_training_variables(model: keras.Model, batches: object, training: bool)
             model.compiled_metrics.update_state(targets, outputs, weights)
 
     def allow_any_batch(tensor: KerasTensor) -> Any:
-        """Returns the specification of a tensor for any batch size, which targets may have."""
+        """Returns the specification of a tensor for any batch size, as targets need it."""
         spec = tensor.type_spec
         is_plain = isinstance(spec, tf.TensorSpec) and spec.shape.rank
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if is_plain else spec
@@ -254,7 +254,7 @@ def make_tf_function(function: Callable[..., Any], **options: object) -> Any:
 def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
     """Traces a function for any batch size, as Keras allows even with a fixed batch size.
 
-    A layer that reads the batch size, as in `tf.zeros([x.shape[0], 8])`, gets the size in `specs`.
+    A layer that reads the batch size, as in `tf.zeros([x.shape[0], 8])`, reads the size in `specs`.
     """
     open_specs = [
         tf.TensorSpec([None, *spec.shape[1:]] if spec.shape.rank else spec.shape, spec.dtype)
@@ -270,7 +270,7 @@ def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorS
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
-"""In functions without AutoGraph, this scope lets AutoGraph convert the `call` of custom layers."""
+"""In functions without AutoGraph, AutoGraph converts the `call` of custom layers in this scope."""
 
 without_autograph = tf.autograph.experimental.do_not_convert
 """A decorator. AutoGraph then leaves a function unchanged, even in a `tf.function` of Keras."""
@@ -280,9 +280,9 @@ FEW_CALLS = 20
 
 
 def trace_after_few_calls(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns a function that is traced after `FEW_CALLS` calls, when tracing saves time.
+    """Returns a function that is traced only after `FEW_CALLS` calls, so tracing saves time.
 
-    It then calls the graph directly, without the slow lookup of a `tf.function`.
+    After that, it calls the graph directly, without the slow lookup of a `tf.function`.
     """
     get_graph = functools.cache(make_tf_function(function).get_concrete_function)
     calls = itertools.count()
@@ -300,7 +300,7 @@ def silence_retracing(function: Any) -> Any:
 def allow_any_batch_sizes() -> Iterator[None]:
     """Suppresses Keras' warning about inputs with different first sizes inside a `with` block.
 
-    Inputs that represent weights have no batch.
+    Such inputs represent weights, which have no batch.
     """
     logger = tf.get_logger()
 
@@ -385,8 +385,8 @@ def create_quickly() -> Iterator[None]:
 def swap_attributes(layer: object, **attributes: Any) -> Iterator[None]:
     """Replaces attributes of a layer, such as its kernel, inside a `with` block.
 
-    The layer's `call` then uses the replacements. They bypass Keras' attribute tracking, so the
-    layer keeps its weights, and hide attributes of the class, such as properties.
+    The layer's `call` then uses the replacements. Keras does not track them, so the layer keeps its
+    weights. They also hide attributes of the class, such as properties.
     """
     own = vars(layer)
     before = {name: own[name] for name in attributes if name in own}

@@ -1,4 +1,4 @@
-"""Creates layers and models from Keras' configurations, with the custom classes in them."""
+"""Creates layers and models, including custom classes, from Keras' configurations."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class CustomObjects(NamedTuple):
 def collect_custom_objects(layers: Iterable[keras.layers.Layer]) -> CustomObjects:
     """Collects the custom classes of layers, initializers and the like, and custom functions.
 
-    If several regularizer or constraint functions share a name, it leaves them out. Initializers
-    with the same name do not matter, because the weights are overwritten.
+    Regularizer or constraint functions with the same name are left out. Initializers may have the
+    same name, because the weights are overwritten.
     """
     layers = list(layers)
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
@@ -84,8 +84,8 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
     Custom classes need not be registered.
 
     Args:
-        customs: custom objects. If they include a `Lambda`, Keras may create it in this block:
-            the user already allowed it, or it is not from a file.
+        customs: custom objects. If they include a `Lambda`, Keras may create it in this block,
+            because the user already allowed it, or it is not from a file.
         safe: Keras' safe mode for all other objects; None leaves it unchanged.
     """
     has_lambda = any(objects.has_lambda for objects in customs)
@@ -122,8 +122,8 @@ def serialize(layer: keras.layers.Layer) -> dict[str, Any]:
 def _use_current_format() -> Iterator[None]:
     """Make Keras read configurations in the format of `serialize` inside a `with` block.
 
-    While Keras loads an .h5 file, it expects the format of such files. That format lacks the names
-    of registered classes.
+    While Keras loads an .h5 file, it expects the format of .h5 files, which lacks the names of
+    registered classes.
     """
     with swap_attributes(serialization, in_tf_saved_model_scope=lambda: False):
         yield

@@ -38,7 +38,7 @@ def flatten_inputs(model: keras.Model, x: Any) -> list[tf.Tensor]:
 def set_known_sizes(model: keras.Model, x: Any) -> None:
     """Sets the shapes of symbolic data to the static shapes of a functional model's inputs.
 
-    Data from a `Sequence` or a generator has no static shape, which unrolled layers need.
+    Unrolled layers need static shapes, but data from a `Sequence` or a generator has none.
     """
     for tensor, spec in zip(model._flatten_to_reference_inputs(x), model.inputs, strict=False):
         sizes = tf.TensorShape([None, *spec.shape[1:]]) if spec.shape.rank else spec.shape
@@ -54,7 +54,7 @@ def list_layers(model: object) -> list[keras.layers.Layer]:
 
 
 def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """Returns the layers in the attributes of a layer, without the layers inside them."""
+    """Returns the layers in the attributes of a layer, without layers inside these layers."""
     return list(layer._flatten_layers(recursive=False, include_self=False))
 
 
@@ -128,8 +128,8 @@ def _check_arguments(
 def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> dict[str, Any]:
     """Returns a layer's custom regularizers and constraints, by attribute name.
 
-    They cannot be created from the layer's configuration, because it holds only names of functions,
-    and may hold arguments that an object's class does not accept.
+    The layer's configuration is not enough to create them: it holds only names of functions, and
+    may hold arguments that an object's class does not accept.
     """
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))
@@ -169,7 +169,7 @@ def rename(layer: keras.layers.Layer, name: str) -> None:
 def note_names(model: keras.Model, config: dict[str, Any]) -> None:
     """Adds the names of a model's layers to its configuration, in place.
 
-    Keras omits the name of a layer without a constructor argument for it. Such a layer would get a
+    Keras omits a layer's name if the constructor has no argument for it. The layer would then get a
     new automatic name when it is loaded.
     """
     for layer, entry in _pair_configs(model, config):
@@ -283,9 +283,9 @@ def accepts_training(layer: keras.layers.Layer) -> bool:
 def bind_options(
     layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns a call's arguments with `training`, `mask`, and all after them, passed by name.
+    """Returns a call's arguments, with `training`, `mask` and all later ones passed by name.
 
-    The first argument and calls with more arguments than names (`*args`) stay unchanged.
+    The first argument is not named. Calls with more arguments than names (`*args`) stay unchanged.
     """
     parameters = inspect.signature(layer.call).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -299,9 +299,9 @@ def bind_options(
 def name_inner_calls(layer: keras.layers.Layer) -> dict[int, str]:
     """Returns a dict from the id of each inner layer to a name.
 
-    Automatic names of Keras contain a number that differs in every copy. Such layers are named
-    after their attribute, or after their class in inner models. Names there need not be unique.
-    Names that a user chose stay.
+    Keras' automatic names contain a number that differs in every copy. Layers with such names are
+    named after their attribute, or in inner models after their class, where names need not be
+    unique. Names that a user chose stay.
     """
     names: dict[int, str] = {}
 

@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "sparse_categorical_crossentropy": "classes",
     "squared_hinge": "decisions",
 }
-"""Keras loss -> the kind of values that an output trained with it has."""
+"""Keras loss -> the kind of values in an output that is trained with this loss."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,7 +93,7 @@ def _describe_other_object(model: Any, kind: str) -> str:
 def _check_has_code(model: keras.Model) -> None:
     """Raise a `ValueError` if a SavedModel was loaded without the code of a layer.
 
-    Keras then runs TensorFlow's saved graph instead, which has no operations to read.
+    Keras then runs TensorFlow's saved graph, and its operations cannot be read.
     """
     revived = [
         layer
@@ -133,7 +133,7 @@ def is_graph_model(layer: object) -> bool:
 
 
 def is_subclassed(model: object) -> bool:
-    """Returns whether a model is subclassed: only its `call` defines its computation."""
+    """Returns whether a model is subclassed, so only its `call` defines its computation."""
     is_unread = isinstance(model, _Model) and not is_graph_model(model)
     return is_unread and not isinstance(model, keras.Sequential)
 
@@ -195,8 +195,8 @@ def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[N
     """Returns a context manager that explains errors of creating a model from its configuration.
 
     Raises:
-        ValueError: if the block raises an error that Python or TensorFlow raise for missing or
-            wrong entries, or a class is not registered.
+        ValueError: if a class is not registered, or Python or TensorFlow raise an error in the
+            block because entries are missing or wrong.
     """
     try:
         yield

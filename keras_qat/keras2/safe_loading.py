@@ -18,7 +18,7 @@ from keras_qat.messages import LIBRARIES
 serialization: Any = inspect.getmodule(keras.saving.deserialize_keras_object)
 
 EFFECTS = ("write_file", "print", "py_func", "numpy_func", "rpc_call", "custom_call", "shutdown")
-"""Words in names of TensorFlow operations that do more than compute tensors."""
+"""TensorFlow operations with these words in their names do more than compute tensors."""
 
 
 def get_safe_mode() -> bool | None:
@@ -34,7 +34,7 @@ def get_safe_mode() -> bool | None:
 
 @contextlib.contextmanager
 def safe_scope(config: object, custom_objects: dict[str, Any] | None = None) -> Iterator[None]:
-    """Applies the safe mode of a file inside a `with` block. Keras forgets it for .h5 files.
+    """Applies a file's safe mode inside a `with` block, because Keras ignores it for .h5 files.
 
     Args:
         config: the configuration that is loaded in the block.
@@ -101,7 +101,7 @@ def _find_reason(config: dict[str, Any]) -> str:
 
 
 def _find_object(module: str, name: str) -> Any:
-    """Return the object that Keras finds in a module under a name, or None."""
+    """Return the object with this name that Keras finds in a module, or None."""
     if found := tf_export.get_symbol_from_name(f"{module}.{name}"):
         return found
     loaded: Any = None

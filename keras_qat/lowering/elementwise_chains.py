@@ -36,7 +36,7 @@ _INAUDIBLE = 1e-5
 """Noise below this fraction of the variance (-50 dB, the noise of 8 bits) is ignored."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
-"""Layers whose activations are split off if a chain reads the activation's result."""
+"""For these layers, the activation is split off if a chain reads its result."""
 
 
 class _Chain(NamedTuple):

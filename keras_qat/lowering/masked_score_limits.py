@@ -1,4 +1,4 @@
-"""Computes how low masked scores must be so that their consumers ignore them."""
+"""Computes how low masked scores must be. At that level, their consumers ignore them."""
 
 from __future__ import annotations
 

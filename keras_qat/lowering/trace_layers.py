@@ -142,8 +142,8 @@ class _Agreement:
     unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Recurrent layers to unroll in every call."""
     apart: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """Layers whose weights stay tensors, because calls compute different tensors from the
-    weights."""
+    """The weights of these layers stay tensors, because calls compute different tensors from
+    them."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
         """Add decisions for layers with calls that disagree. Return whether to try again."""

@@ -77,7 +77,7 @@ def _emit_product(
 
 
 def _find_sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
-    """Return the sizes of `x` for `tf.reshape`: -1 for an only unknown size, else tensors."""
+    """Return the sizes of `x` for `tf.reshape`. One unknown size is -1, several are tensors."""
     known = x.shape.as_list()
     now = tf.unstack(tf.shape(x)) if known.count(None) > 1 else [-1] * len(known)
     return [now[axis] if size is None else size for axis, size in enumerate(known)]

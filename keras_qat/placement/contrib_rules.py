@@ -1,7 +1,7 @@
 """Applies the placement rules of `tf.contrib.quantize` (the original) in the same order.
 
 The original matches operations. In this module, a *layer* is a weighted operator with its bias or
-its folded BatchNormalization, and `biased` is their output. The first rule that fits is used.
+its folded BatchNormalization, and `biased` is the output of both. The first rule that fits is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ACTIVATIONS = {"relu", "relu6", "linear"}
 """Kinds of activations that a rule matches after a layer."""
 
 MERGES = {"add": "AddV2", "multiply": "Mul"}
-"""Kinds of operations that are quantized if an input is -> their name in TensorFlow 1."""
+"""Kinds of operations that are quantized if an input is quantized -> name in TensorFlow 1."""
 
 PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
 """Layers that only move quantized values, such as `linear` activations."""
@@ -182,7 +182,7 @@ class ContribPlacement:
     def find_biased_layer(self, value: Value) -> Call | None:
         """Returns the layer with the bias or BatchNormalization that computes this tensor, or None.
 
-        The original treats an Add after a layer without bias and BatchNormalization as its bias.
+        For a layer without bias and BatchNormalization, the original treats an Add as the bias.
         """
         call = value.producer
         if call is None:
@@ -200,7 +200,7 @@ class ContribPlacement:
         return None
 
     def find_layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
-        """Returns the layer before an activation, and the Add between both, if any."""
+        """Returns the layer before an activation, and the Add between them if there is one."""
         value = activation.inputs[0]
         layer, producer = self.find_biased_layer(value), value.producer
         if layer is not None or producer is None:
@@ -247,7 +247,7 @@ class ContribPlacement:
     def quantize(
         self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
     ) -> None:
-        """Adds a quantizer if `scope` is within the user's scope and no quantizer follows."""
+        """Adds a quantizer if `scope` is in the user's scope and no other quantizer follows."""
         self.considered.add(value)
         starts_at_zero = spec.initial_range == (0.0, 6.0)
         if starts_at_zero and value.producer and self.kind(value.producer) in CLIPS:
@@ -269,7 +269,7 @@ class ContribPlacement:
         )
 
     def has_quantized_input(self, merge: Call) -> Generator[Call, Any, bool]:
-        """Find out whether an undecided Add or Multiply has a quantized input."""
+        """Determines whether an Add or Multiply has a quantized input, if this is not known yet."""
         if self.kind(merge) not in MERGES or merge.output in self.considered:
             return False
         readers = self.consumers[merge.output]

@@ -18,7 +18,7 @@ FINDS_NUMBER = (
     "compares with its mask_value before rounding, unless recipe.override('Masking', open=True) "
     "asks for integers"
 )
-"""The reason why a Masking, and calls that compute its mask, stay in float."""
+"""The reason why a Masking, and the calls that compute its mask, stay in float."""
 
 
 def find_index_calls(
@@ -30,10 +30,10 @@ def find_index_calls(
 ) -> set[Call]:
     """Returns the calls that compute indices, which must stay in float.
 
-    If `x` is rounded before `tf.cast(tf.floor(16.0 * x), tf.int32)`, the index may change and then
-    selects an unrelated entry. An argmax may read quantized values: if its index changes, the new
-    entry has almost the same value. The function also returns calls of a Masking with a mask value
-    other than 0, and calls that compute its mask.
+    If `x` is rounded before `tf.cast(tf.floor(16.0 * x), tf.int32)`, the index may change and
+    select an unrelated entry. An argmax may read quantized values, because the values of the old
+    and the new index are then almost equal. The function also returns calls of a Masking with a
+    mask value other than 0, and calls that compute its mask.
 
     Args:
         calls: the calls of a graph, in the order of computation.
@@ -83,7 +83,7 @@ def is_table(call: Call) -> bool:
 
 
 def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None]) -> bool:
-    """Returns whether an input may be labels: integer layers read other inputs, but not this.
+    """Returns whether an input may be labels: integer layers read other inputs, but not this input.
 
     An opaque layer may compare such an input with predictions, so it must not be rounded. `get_op`
     is a function that returns a call's operator, or None for a float call.

@@ -41,7 +41,7 @@ def find_joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
 
 
 def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
-    """Find the tensors that are concatenated to a value. Operators that move values may follow."""
+    """Find the tensors that are concatenated to a value, even if it is moved after that."""
     call = value.producer
     if call is None:
         return []
@@ -59,7 +59,7 @@ def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
 
 
 def _undo_lowering(value: Value, call: Call) -> Value:
-    """Return the tensor in the user's model for `value`, which `call` reads after lowering."""
+    """Return the tensor of the user's model that became `value`, an input of the lowered `call`."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 

@@ -15,7 +15,7 @@ from keras_qat.ops.registry import find_op
 class Group:
     """Calls that one wrapper replaces: a weighted layer, its BatchNormalization, its activation.
 
-    `shared` is whether the layer is called several times, and each call has a separate range.
+    `shared` is True if the layer has several calls. Each call then has a separate range.
     """
 
     kernel: Call
@@ -30,7 +30,7 @@ class Group:
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """The axes of the output channels, by attribute with weights to quantize."""
+        """Attribute with weights to quantize -> the axes of its output channels."""
         op = find_op(self.kernel)
         return {name: axes for name, axes in op.weights.items() if name} if op else {}
 
@@ -43,9 +43,9 @@ class Group:
 def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
     """Finds sequences of a layer, possibly a BatchNormalization, and possibly an activation.
 
-    A sequence ends at a value with several consumers. The group of a layer that is called several
-    times only includes a BatchNormalization that all calls share, and no activation, because each
-    call has a separate range.
+    A sequence ends at a value with several consumers. If a layer is called several times, each call
+    has a separate range. Its group then has no activation, and only a BatchNormalization that all
+    calls share.
 
     Args:
         graph: a lowered graph.

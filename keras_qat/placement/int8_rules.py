@@ -33,7 +33,7 @@ from keras_qat.placement.symmetric_ranges import center_at_zero, find_symmetric
 
 
 class Decision(NamedTuple):
-    """How a tensor is quantized, or None, and the reason."""
+    """How a tensor is quantized (None if it is not quantized), and the reason."""
 
     spec: Spec | None
     reason: str
@@ -103,8 +103,8 @@ class Int8Placement:
     def find_inner_ranges(self, group: Group) -> dict[str, QuantSpec]:
         """Returns the 8-bit ranges of tensors inside an operator by name. They are not learned.
 
-        With a ReLU, the range of a state includes negative values, because initial states may have
-        them.
+        The range of a state includes negative values even with a ReLU, because initial states may
+        be negative.
         """
         op, attributes, _ = match(group.kernel)
         has_state = any(value.dtype != "bool" for value in group.kernel.inputs[1:])
@@ -217,7 +217,7 @@ class Int8Placement:
         return Decision(own, f"{role}; {reason}")
 
     def decide_unrounded(self, value: Value, own: QuantSpec, reason: str) -> Decision:
-        """Decides about a float tensor that is only moved to outputs. Its range is observed."""
+        """Decides about a float tensor that is only moved to outputs. The range is observed."""
         if value not in self.outputs or self.settings.in_scope is not None:
             return Decision(None, reason)
         self.unrounded.add(value)
@@ -272,7 +272,7 @@ class Int8Placement:
         return is_input and len(others) < len(readers) and all(map(makes_bools, others))
 
     def explain_exact_input(self, value: Value) -> str | None:
-        """Returns the reason why all consumers of an input need exact values, or None."""
+        """Returns why all consumers of an input need its exact values, or None if not all do."""
         reasons = [
             self.graph.in_float.get(call.name)
             for call in self.consumers[value]
@@ -332,7 +332,7 @@ class Int8Placement:
     # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
-        """Find the specifications of a decided tensor, following shared ranges to their sources."""
+        """Find a decided tensor's specifications. Shared ranges are followed to their sources."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
             return frozenset({spec})

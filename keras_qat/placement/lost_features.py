@@ -20,11 +20,11 @@ the range is at least `FAR` times as wide."""
 SHOWN = 5
 """Maximum number of features in a sentence."""
 UNVARIED = 2e-6
-"""A feature with at most this standard deviation is constant in the training data."""
+"""A feature with at most this standard deviation counts as constant in the training data."""
 
 
 def compute_lost_span(shared: Ends, bits: int) -> float:
-    """Returns how far a feature's values must be apart to be distinguished in a range."""
+    """Returns how far apart values of a feature must be for a range to distinguish them."""
     width = shared[1] - shared[0]
     return min(LEVELS * width / (2**bits - 1), width / FAR)
 

@@ -23,7 +23,7 @@ from keras_qat.placement.settings import NOT_IN_FILE, REQUESTED
 INSIDE = "inside, one range for all steps"
 
 MUCH_MEMORY = 1024
-"""A plan mentions the memory of scales if they have at least this many bytes."""
+"""A plan mentions the memory of scales if scales need at least this many bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Range:
     Args:
         spec: the specification.
         observed: the tensors that determine the range.
-        rounded: other tensors, which are rounded with the range but do not affect it.
+        rounded: further tensors, which are rounded with the range but do not affect the range.
         rounds: whether tensors are rounded. False for a float output, because only files with an
             integer `output_dtype` round it.
     """
@@ -93,7 +93,7 @@ def join_ranges(ranges: list[Range]) -> Range:
 
 @dataclasses.dataclass
 class Plan:
-    """How each tensor is quantized. It prints as a table; `rows` and `to_dict` return data.
+    """How each tensor is quantized. Prints as a table. `rows` and `to_dict` return data.
 
     Args:
         recipe: the recipe that the plan follows.
@@ -104,8 +104,8 @@ class Plan:
         ranges: the quantizers: one for all values that share a range.
         weights: how the weights of each group are quantized, or None.
         float_layers: name of each float layer -> the reason.
-        left_in_float: layers that exported files also compute in float. Unlike models, files of
-            recipe `contrib` quantize some of `float_layers`.
+        left_in_float: layers that exported files also compute in float. With recipe `contrib`,
+            files quantize some of the `float_layers`.
         replaced: layer -> the class of its replacement.
         weights_only: float call -> the specification and paths of its quantized weights.
         inner: ranges of tensors inside a group's operator, by name.
@@ -249,7 +249,7 @@ def report_float_layers(
 ) -> None:
     """Logs the number and the classes of layers that compute in float, once per set of layers.
 
-    It ignores layers that the user's recipe or scope leaves in float.
+    Layers that the user's recipe or scope leaves in float are not counted.
 
     Args:
         layers: the user's layer and the reason of each float call; a layer counts once.

@@ -20,7 +20,7 @@ OUT_OF_SCOPE = "outside the scope"
 BY_RECIPE = "left in float by the recipe"
 NOT_IN_FILE = "after the outputs of exported files"
 REQUESTED = (OUT_OF_SCOPE, BY_RECIPE, NOT_IN_FILE)
-"""Reasons of layers that compute in float because the user requested it."""
+"""Reasons for layers that compute in float because the user requested it."""
 
 
 Scope = str | Iterable[str] | Callable[[Any], bool]
@@ -89,10 +89,10 @@ def _explain_no_match(patterns: Iterable[object], calls: list[Call]) -> str:
 
 
 def make_matcher(scope: Scope, calls: list[Call], required: bool = True) -> Callable[[Call], bool]:
-    """Returns a function that returns whether a call is in a scope.
+    """Returns a function that decides whether a call is in a scope.
 
     Raises:
-        ValueError: if it is `required` to match a call, but matches none.
+        ValueError: if `required`, and the scope matches no call.
     """
     names = {call.origin for call in calls}
     patterns = [scope] if isinstance(scope, str) or callable(scope) else list(scope)
@@ -151,7 +151,7 @@ def find_ends(calls: list[Call]) -> set[Call]:
 
 
 def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
-    """Return the first weighted calls, given each call with the values before and after it."""
+    """Return the first weighted calls of `steps`: calls with the values before and after each."""
     first: set[Call] = set()
     reached: set[Value] = set()
     for call, before, after in steps:

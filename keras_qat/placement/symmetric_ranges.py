@@ -16,8 +16,8 @@ def center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
 def find_symmetric(graph: Graph) -> set[Value]:
     """Returns the values that need a symmetric range, and all values that share the range.
 
-    XNNPACK only multiplies two matrices if the zero point of the second is 0. In TensorFlow's
-    interpreter, it accepts other zero points, but computes as if they were 0.
+    XNNPACK only multiplies two matrices if the second has zero point 0. In TensorFlow's
+    interpreter, XNNPACK accepts other zero points, but computes as if they were 0.
     """
     values: set[Value] = set()
     for call in graph.calls:

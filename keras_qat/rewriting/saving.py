@@ -102,7 +102,7 @@ class WholeFiles:
 
 
 def _is_float_checkpoint(path: FilePath) -> bool:
-    """Whether a path is a checkpoint without quantizers, of which Keras would load only a part."""
+    """Whether a path is a checkpoint without quantizers. Keras would load only a part of it."""
     if not isinstance(path, (str, os.PathLike)) or not os.path.exists(f"{os.fspath(path)}.index"):
         return False
     names = [name for name, _ in tf.train.list_variables(os.fspath(path))]

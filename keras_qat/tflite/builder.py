@@ -75,8 +75,8 @@ class _Quantization(schema.QuantizationParametersT):
 class Builder:
     """Collects the tensors and operators of a file with one main graph.
 
-    Tensors are numbered in the order in which they are added. None in a shape is an unknown size.
-    Files store 1 for it in the shape and -1 in the shape's signature.
+    Tensors have indices in the order of being added. None in a shape is an unknown size. Files
+    store 1 for it in the shape and -1 in the shape's signature.
     """
 
     def __init__(self) -> None:

@@ -212,7 +212,7 @@ def _shift_axes(axes: Iterable[int]) -> list[int]:
 
 
 def _align(x: KerasTensor, rank: int) -> KerasTensor:
-    """Add axes to a batch, so that its examples broadcast like one example with `rank` axes."""
+    """Add axes to a batch. Its examples then broadcast like one example with `rank` axes."""
     missing = rank + 1 - len(x.shape)
     return tf.reshape(x, [-1, *([1] * missing), *x.shape[1:]]) if missing else x
 

@@ -297,7 +297,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
 
 
 def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
-    """Return what harm a callback may do if an epoch in float stays the best, or ""."""
+    """Return the harm that a callback may do if an epoch in float stays the best, or ""."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.EarlyStopping):
         is_late = quantized is not None and callback.start_from_epoch >= quantized - 1

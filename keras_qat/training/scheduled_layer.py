@@ -71,7 +71,7 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 def shapes_only() -> AbstractContextManager[None]:
     """Returns a context manager in which calls of layers on symbolic tensors only infer shapes.
 
-    Without it, Keras traces every layer, which takes most of the time of building a model.
+    Without it, Keras traces every layer, which is the slowest part of building a model.
     """
     return set_within(_shapes_only, True)
 

@@ -77,9 +77,9 @@ def verify(
             outputs a dict or a list. With labels, the verdict compares the accuracy or the error of
             the file with the float model's. The error is the loss that the model was compiled
             with.
-        per_layer: whether to compare every tensor that file and model have in common. The file runs
-            as a whole. Each of its layers also runs separately on the model's values, to find the
-            layer that differs. This requires memory for all tensors of one batch.
+        per_layer: whether to compare every tensor that file and model have in common. The entire
+            file runs once. Each of its layers also runs separately on the model's values, to find
+            the layer that differs. This requires memory for all tensors of one batch.
         kernels: the kernels that run the file: "xnnpack" (of this machine; "xnnpack_arm64" on
             64-bit ARM only), "optimized" (TFLite's own), "reference" (TFLite's portable kernels),
             or "tflm" (TFLite Micro, as on microcontrollers, for files exported with

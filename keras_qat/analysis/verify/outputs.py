@@ -52,7 +52,7 @@ QUICK = 1 << 19
 """More than `FEW` examples are computed in float if `FEW` have fewer elements than this."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
-"""Uses of an output in which channels of small values are as important as other channels."""
+"""If an output has one of these uses, channels of small values are as important as others."""
 
 SAME_PIXEL = 1e-3
 """Largest distance from a pixel value that float32 arithmetic can cause."""

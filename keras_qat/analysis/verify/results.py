@@ -156,7 +156,7 @@ class OutputReport(Agreement):
         same_decisions: share of classes, decisions or nearest neighbours that agree with the float
             model. If some decisions are rare, the share among the rare decisions. None without
             decisions, or if all are the same.
-        decisions: number of decisions from which `same_decisions` is computed.
+        decisions: number of decisions that `same_decisions` is based on.
         score: how well the file and the float model match the labels; None without labels.
     """
 
@@ -276,7 +276,7 @@ class TensorReport:
 
 
 def format_share(share: float) -> str:
-    """Formats a share in percent, rounded down, so that only a share of exactly 1 is 100."""
+    """Formats a share in percent, rounded down. Only a share of exactly 1 is 100."""
     return f"{int(share * 100_000) / 1000:.3f}%"
 
 

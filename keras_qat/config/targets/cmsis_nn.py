@@ -2,7 +2,7 @@
 
 Operators without a CMSIS-NN kernel run in TFLite Micro's. The faults were observed with TFLite
 Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2, on emulated boards: Cortex-M4
-(DSP) and Cortex-M55 (Helium). A fault without the name of a core occurs on both.
+(DSP) and Cortex-M55 (Helium). A fault that names no core occurs on both.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _has_batch_of_one(site: Site) -> bool:
 
 
 def _rescales(site: Site) -> bool:
-    """Return whether an operator's ratio of scales has more bits than float32.
+    """Return whether float32 cannot represent an operator's ratio of scales exactly.
 
     Some kernels round this ratio to float32, unlike those in TFLite Micro's Python package.
     """
@@ -91,8 +91,8 @@ def _is_uneven_row(site: Site) -> bool:
 class TransposedAxis:
     """Height or width of a transposed convolution: stride, kernel size, and sizes of the output.
 
-    `before` is how many outputs padding removes at the start, `size` the output's size in the file,
-    `usual` the usual size for this stride and padding, and `full` the size without padding.
+    `before` outputs are removed by padding at the start. `size` is the output's size in the file,
+    `usual` the usual size for this stride and padding, `full` the size without padding.
     """
 
     stride: int

@@ -1,4 +1,4 @@
-"""Arm's Ethos-U NPUs: the operators that Vela compiles for the NPU, not for the CPU.
+"""Arm's Ethos-U NPUs: the operators that the compiler Vela runs on the NPU instead of the CPU.
 
 `vela --supported-ops-report` lists the rules that Vela checks. tests/targets/test_vela.py compares
 this module with Vela, operator by operator.
@@ -47,11 +47,11 @@ def _is_padded(site: Site) -> bool:
 
 
 VALID = 1
-"""TFLite's number for padding "valid"."""
+"""The code of padding "valid" in TFLite files."""
 
 
 def _check_axes(site: Site) -> str | None:
-    """Return why an operator is refused if its result has no axes. QUANTIZE is accepted."""
+    """Return a reason if the result of an operator except QUANTIZE has no axes, or None."""
     is_scalar = any(tensor.shape == () for tensor in site.outputs)
     if site.operation.kernel == "QUANTIZE":
         return None
@@ -59,7 +59,7 @@ def _check_axes(site: Site) -> str | None:
 
 
 def _check_maps(site: Site) -> str | None:
-    """Return why an operator is refused if a tensor is not quantized to 16 bits or fewer."""
+    """Return a reason if a tensor is not quantized to 16 bits or fewer, or None."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
     refused = [dtype for dtype in dtypes if dtype not in MAPS]

@@ -1,4 +1,4 @@
-"""LiteRT on phones and desktops: XNNPACK's kernels, and TFLite's kernels if XNNPACK has none."""
+"""LiteRT on phones and desktops, with XNNPACK's kernels. Without one, TFLite's kernel runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ def _check_fft(site: Site) -> str | None:
 
 
 MOST_IN_ROW = 4127
-"""Maximum number of adjacent values that XNNPACK sums in int8 without overflow with SSE and AVX.
-
-The limit is 8,255 values with AVX2, 16,511 with AVX-512, and 2^24 with VNNI or on ARM.
+"""Maximum number of adjacent int8 values that XNNPACK sums without overflow, with SSE and AVX. The
+limit is 8,255 values with AVX2, 16,511 with AVX-512, and 2^24 with VNNI or on ARM.
 """
 
 

@@ -17,7 +17,7 @@ Check = Callable[[Site], str | None]
 """A function that returns why a target refuses an operator of a file, or None."""
 
 Form = Callable[[Builder, Site], None]
-"""A function that adds operators to a file to replace an operator that has a fault."""
+"""A function that adds operators to a file in place of an operator with a fault."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Fault:
         operators: TFLite's names of the operators, separated by spaces.
         applies: function that returns whether the fault affects one of these operators.
         reason: the effect, in a few words.
-        form: how files for the target replace the operator: a function, or the name of one in
+        form: how files for the target replace the operator: a function, or a name in
             `export/target_rewrites.py`; None if it cannot be replaced.
         change: advice if there is no rewrite, in a few words.
         knows_open_sizes: whether `applies` also supports tensors with unknown sizes (-1).
@@ -58,7 +58,7 @@ class Kernel:
         max_axes: the maximum number of axes of a tensor.
         reads: types of the first input, if they differ from `types`.
         max_inputs: the maximum number of inputs.
-        checks: functions that check further requirements, in this order.
+        checks: functions that check further requirements, one after the other.
     """
 
     types: tuple[str, ...]
@@ -86,16 +86,16 @@ class Target:
         bits: supported bits of activations; 8 stands for 2 to 8.
         per_channel: whether weights with a scale per channel run at full speed. Otherwise the
             target's recipe has one scale per tensor.
-        elsewhere: the processor that runs missing operators, e.g. "the CPU"; None if files with
-            missing operators do not run.
+        elsewhere: the processor that runs operators that the target lacks, e.g. "the CPU"; None if
+            files with such operators do not run.
         checks: functions that check requirements of every operator.
         source: the source of this data.
-        faults: cases that the kernels refuse or compute incorrectly. The first that applies is
-            used.
+        faults: cases that the kernels refuse or compute incorrectly. The first fault that applies
+            is used.
         has_float: whether it supports float. Otherwise normalization layers compute in integers.
         channel_bytes: TFLite's name of an operator -> bytes of memory per output channel for
             weights with a scale per channel.
-        host: the runtime that computes missing operators; None if it has all operators.
+        host: the runtime that computes operators that the target lacks; None if it lacks none.
     """
 
     name: str
@@ -137,7 +137,7 @@ _REGISTERED: dict[str, Target] = {}
 def register(target: Target) -> Callable[[], None]:
     """Registers a target by its name. It replaces a target with the same name.
 
-    A model stores its target by this name: register it before the model is loaded.
+    A saved model contains only the target's name, so register the target before loading it.
 
     Args:
         target: the target; pass its `name` to `quantize_model(target=...)`.

@@ -1,7 +1,7 @@
 """TFLite Micro: with its reference kernels, on Google's Coral NPU, and with ESP-NN.
 
-tests/targets runs random examples of each operator with these types and numbers of axes in the
-interpreter of the package `tflite-micro`.
+tests/targets runs random examples of each operator, with the types and numbers of axes listed here,
+in the interpreter of the package `tflite-micro`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ TFLM = Target(
         ("LOGICAL_AND LOGICAL_OR LOGICAL_NOT", Kernel(("bool",))),
     ),
 )
-"""Lists only the float kernel of RELU6, because its int8 kernel ignores scales."""
+"""Of RELU6, only the float kernel is listed, because the int8 kernel ignores scales."""
 
 CORAL_NPU: Target = dataclasses.replace(
     TFLM,

@@ -73,7 +73,7 @@ def as_keras_2(model: Any) -> Any:
 
 
 def _check_layers(model: Keras3Model, custom: Mapping[str, type]) -> None:
-    """Raise a `ValueError` that lists the layers for which Keras 2 has no counterpart."""
+    """Raise a `ValueError` that lists the layers that have no counterpart in Keras 2."""
     unknown = {
         layer.name: type(layer).__name__
         for layer in _list_layers(model)

@@ -1,4 +1,4 @@
-"""Finds Keras 3, checks its models, and refuses its optimizers and the like in Keras 2 models."""
+"""Finds Keras 3, checks its models, and refuses its optimizers and metrics in Keras 2 models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ else:
     Keras3Model = Keras3Layer = Any
 
 _OTHER_NAMES = {"PyDataset": "Sequence"}
-"""Class of Keras 3 -> its name in Keras 2, if different."""
+"""Class of Keras 3 -> its name in Keras 2, if both names differ."""
 
 
 def keras_3() -> Any:
@@ -114,7 +114,7 @@ class RefusesKeras3:
     """A Keras 2 model that refuses objects of Keras 3, except losses, with advice."""
 
     def _validate_compile(self, optimizer: object, metrics: object, **kwargs: object) -> None:
-        """Check the arguments of `compile`. Keras compiles loaded models in another way."""
+        """Check the arguments of `compile`. Loaded models are compiled without this check."""
         _refuse_objects("optimizer", "optimizers", optimizer)
         _refuse_objects("metrics", "metrics", metrics)
         super()._validate_compile(optimizer, metrics, **kwargs)  # type: ignore[misc]

@@ -13,13 +13,13 @@ from keras_qat.imports.keras3.operations import find_activation
 from keras_qat.keras2.backend import keras
 
 _RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
-"""Layer class -> its options that have another name in Keras 2."""
+"""Layer class -> options of the layer that have another name in Keras 2."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"data_format": ("channels_last",), "rms_scaling": (False,)}
 """Option that some layers of Keras 2 lack -> values that have no effect."""
 
 _WITHOUT_EFFECT = {"encoding", "seed", "use_cudnn", "value_range", "vocabulary_size"}
-"""Options that some layers of Keras 2 lack, without effect on outputs at inference."""
+"""Options that some layers of Keras 2 lack, but that do not affect outputs at inference."""
 
 _APPLICATIONS = {
     "CustomScaleLayer": keras.applications.InceptionResNetV2,
@@ -168,7 +168,7 @@ def _list_options(kind: type) -> set[str]:
 
 
 def _list_constructors(kind: type) -> list[tuple[type, Mapping[str, inspect.Parameter]]]:
-    """Return a class and its base classes that define an `__init__`, with its parameters."""
+    """Return which of a class and its bases define `__init__`, each with the parameters."""
     return [
         (base, inspect.signature(vars(base)["__init__"]).parameters)
         for base in kind.__mro__[:-1]

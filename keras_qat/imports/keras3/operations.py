@@ -1,8 +1,8 @@
 """Converts functions of Keras 3 to Keras 2: activations, and operations on symbolic tensors.
 
 Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions. If these are called
-on Keras 2's symbolic tensors, Keras 2 creates a layer for each. Most operations are converted like
-that. `OPERATIONS` lists the operations for which this fails or creates many layers.
+on symbolic tensors of Keras 2, it creates a layer for each call. Most operations are converted in
+this way. `OPERATIONS` lists the operations for which this fails or creates many layers.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Row:
 
     Args:
         function: the function. It is called with the operation's tensors.
-        options: name of the function's option -> name of the operation's attribute with its value.
+        options: name of an option of the function -> the operation's attribute with its value.
     """
 
     function: Callable[..., Any]
@@ -204,7 +204,7 @@ OPERATIONS: dict[str, Row] = {
 """Class of an operation of Keras 3 -> its TensorFlow function."""
 
 _SAME_TYPE = {"Amax", "Amin", "Einsum", "Matmul", "Max", "Mean", "Min", "Sum"}
-"""Operations that are only converted if inputs and output have one type."""
+"""Operations that are converted only if inputs and output have the same type."""
 
 
 def call_operation(operation: Any, args: Any, kwargs: dict[str, Any], dtypes: set[str]) -> Any:

@@ -2,9 +2,8 @@
 
 With one scale per channel, quantization commutes with the factors of a BatchNormalization. With one
 scale per tensor, the quantized values of a channel depend on the factors of all channels. Training
-then quantizes the folded kernel a W, where the factor a comes from the moving statistics, and
-divides the result by a again. It convolves with Q(a W) / a, and then applies Keras'
-BatchNormalization.
+then quantizes the folded kernel a W, with the factor a from the moving statistics, and divides the
+result by a again. It convolves with Q(a W) / a, and then applies Keras' BatchNormalization.
 
 If a channel has only a few quantized values, quantization changes its norm. Normalizing with the
 batch's statistics would hide this in training. Therefore the convolution keeps the norm of W, and

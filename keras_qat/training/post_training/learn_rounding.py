@@ -29,7 +29,7 @@ _BATCH = 32
 _NUMBERS = 2**20
 """Maximum number of values in a tensor of one training step. A few large images are enough."""
 _STRETCH = 1.2
-"""Factor that stretches the sigmoid before clipping, so that the result can reach 0 and 1."""
+"""Factor that stretches the sigmoid before clipping, so the result can reach 0 and 1."""
 _SHARP = 20.0, 2.0
 """The exponent in the regularization, at the start and at the end."""
 _WARM = 0.2
