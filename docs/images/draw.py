@@ -140,13 +140,13 @@ def delays() -> None:
 def exact() -> None:
     """Where the same integers are computed."""
     figure, axes = blank(10, 3.6)
-    box(axes, 0.1, 1.4, "fit: real numbers,\nrounded to ranges", ORANGE, 2.2)
+    box(axes, 0.1, 1.4, "fit: float values,\nrounded to ranges", ORANGE, 2.2)
     box(axes, 3.4, 1.4, "resolved graph:\noperators, scales,\ninteger weights", GREY, 2.2)
     for y, text in ((2.7, "predict, evaluate"), (1.4, "simulate"), (0.1, "the .tflite file")):
         box(axes, 6.7, y, text, GREEN, 2.2)
         arrow(axes, (5.7, 1.75), (6.6, y + 0.35))
     arrow(axes, (2.4, 1.75), (3.3, 1.75))
-    axes.text(9.05, 1.75, "the same\ncodes", color=GREEN, va="center")
+    axes.text(9.05, 1.75, "the same\nintegers", color=GREEN, va="center")
     save(figure, "exact")
 
 
