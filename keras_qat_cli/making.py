@@ -18,7 +18,7 @@ from keras_qat_cli.models import FILES
 from keras_qat_cli.options import SOURCES, Calibration, Exporting, OutputFile, Quantizing
 
 DOUBTED = "there were warnings about the data (--accept-data ignores them)"
-"""The error if `calibrate` warned of the data."""
+"""The error message if `calibrate` warned about the data."""
 
 SAVED = OutputFile("the model", *FILES, directory=True)
 

@@ -154,7 +154,7 @@ def _find_minus_scale_and_zero_point(
 ) -> tuple[Scalar, Scalar]:
     """Return the negated scale of a range and its zero point, the number of steps below zero.
 
-    If the ends of the range are Python floats, so are both. A negated scale saves an operation.
+    Both are Python floats if the range is given as floats. Negating the scale saves an operation.
     """
     if are_numbers(minimum, maximum):
         with tf.init_scope():

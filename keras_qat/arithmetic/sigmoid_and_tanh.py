@@ -40,8 +40,8 @@ def compute_sigmoid(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tenso
 
     Args:
         x: integers in int64.
-        integer_bits: number of their integer bits.
-        bits: number of their bits without the sign, 15 or 31.
+        integer_bits: number of integer bits of `x`.
+        bits: number of bits of `x` without the sign, 15 or 31.
     """
     half = reciprocal(exponential(-tf.abs(x), integer_bits, bits), bits)
     above = saturate(shift(half, 1), bits)

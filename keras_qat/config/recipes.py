@@ -234,7 +234,7 @@ def contrib(
     """Returns a recipe that quantizes like `tf.contrib.quantize` of TensorFlow 1.15.
 
     BatchNormalization is folded into weights, and each weight tensor has one range, from the last
-    batch. It quantizes the same activations as the original, but not the inputs.
+    batch. The recipe quantizes the same activations as the original, but not the inputs.
 
     Args:
         weight_bits: 2 to 8.

@@ -45,7 +45,7 @@ class QuantSpec:
         ema_decay: decay per step of the moving averages.
         lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. Then the minimum is not
             observed.
-        delayed: whether quantization does not begin before the layer's step `quantize_from`.
+        delayed: whether quantization waits until the layer's step `quantize_from`.
         initial_range: range before any data. By default, a quantizer without data does not
             quantize.
         preserve: property of weights that training preserves: "zeros", or "clusters" of equal

@@ -1,6 +1,6 @@
 """Computes the Keras masks (`_keras_mask`) of a graph's values. They mark padding in sequences.
 
-Embedding and Masking create a mask. Later layers compute their outputs' masks from their inputs'.
+Embedding and Masking create a mask. Later layers compute output masks from input masks.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def accept_pixels(
 
 
 def _make_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
-    """Return nodes that compute an input from pixels minus 128; [] if they are the input itself."""
+    """Return nodes that compute an input from pixels minus 128; [] if the input is the same."""
     tensor = graph.inputs[name]
     params, channels = tensor.params, tensor.shape[-1]
     scale, offset = (np.asarray(x, np.float64) for x in rescaling)

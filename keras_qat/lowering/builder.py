@@ -156,7 +156,7 @@ class PartsBuilder:
 
         Args:
             layer: the layer.
-            args, kwargs: its arguments.
+            args, kwargs: the arguments of the call.
             shape: the output's shape, by default as the layer infers it.
             output: the output, by default a new tensor.
         """

@@ -136,7 +136,7 @@ class _Inlined:
         self.named = inliner.named.setdefault(call.layer, {})
         self.inside = name_inner_calls(call.layer)
         self.names: dict[layers.Layer, str] = {}
-        """Inner layer -> its name."""
+        """Inner layer -> name of the layer."""
         self.has_output = False
         """Whether an inner call already has the name of the layer's call."""
         self.tensors = dict(zip(flatten_values(graph.inputs), traced.read, strict=False))
@@ -288,7 +288,7 @@ def _make_weight_tensor(
     name: str,
     owner: layers.Layer | None,
 ) -> layers.Layer:
-    """Return the layer for a weight or a tensor computed from weights. It is created only once.
+    """Return the only layer for a weight or a tensor computed from weights. Create it if needed.
 
     `owner` is the layer that owns the weight, if several layers read it.
     """

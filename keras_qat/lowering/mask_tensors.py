@@ -123,7 +123,7 @@ class MaskTensors:
         return self._traced[key]
 
     def find(self, values: list[Value]) -> dict[Value, Value]:
-        """Return a dict from each value with a mask to the mask.
+        """Return a dict: value -> its mask, for all values that have a mask.
 
         Raises:
             CannotTrace: if a mask cannot be traced.
@@ -306,7 +306,7 @@ def reads_floats(
 
 
 def split_masking(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
-    """Replace a Masking by comparisons with its mask value, which select its input or 0.
+    """Replace a Masking: compare the input with its mask value, and select the input or 0.
 
     Raises:
         CannotTrace: if its mask cannot be traced.

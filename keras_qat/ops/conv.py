@@ -169,7 +169,7 @@ def _emit_depthwise(e: Emission) -> None:
 
 
 def _find_kernel_size(call: Call) -> tuple[int, ...]:
-    """Return a layer's `kernel_size`, or the size of its weights if a custom layer lacks it."""
+    """Return a layer's `kernel_size`. For a custom layer without it, return its weights' size."""
     layer = call.layer
     return layer.kernel_size if hasattr(layer, "kernel_size") else layer.weights[0].shape[:-2]
 

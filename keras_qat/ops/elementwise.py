@@ -300,7 +300,7 @@ def _find_wider_scale(
 ) -> np.float32 | None:
     """Return the scale that an operator's result needs; None if it is the output's scale.
 
-    It is cached, because all steps of a recurrent layer have the same parameters.
+    The result is cached, because all steps of a recurrent layer have the same parameters.
     """
     native = find_native([params.as_tensors() for params in inputs], output.as_tensors())
     return np.float32(native.scale) if bool(native.scale > output.scale) else None

@@ -99,7 +99,7 @@ class Node:
 
     @property
     def output(self) -> Tensor:
-        """The only or first output."""
+        """The first output, which is often the only one."""
         return self.outputs[0]
 
     @property

@@ -279,7 +279,7 @@ def _check_class(layer_class: object) -> None:
 
 
 def _check_axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple[int, ...]]:
-    """Check the axes of output channels: the operator's axes, or (). Return them as tuples."""
+    """Check that axes of output channels are the operator's axes or (). Return them as tuples."""
     for name, axes in weights.items():
         if not isinstance(axes, (tuple, list)) or not all(axis < 0 for axis in axes):
             raise ValueError(

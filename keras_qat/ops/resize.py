@@ -109,7 +109,7 @@ def _bilinear(a: Arguments) -> Any:
 
 
 def _find_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """Return both neighbours of each pixel along a resized axis, and the second's weight."""
+    """Return both neighbours of each pixel along a resized axis, and the weight of the second."""
     scale = quotient(tf.cast(old, tf.float32), float(new))
     position = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
     position = tf.clip_by_value(position, 0.0, tf.cast(old - 1, tf.float32))

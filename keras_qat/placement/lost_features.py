@@ -52,7 +52,7 @@ def describe_small_features(
     Args:
         value: the input.
         norm: the layer.
-        ends: the input's range; None if it has none yet.
+        ends: the input's range; None if it has no range yet.
         bits: bits of its quantized values.
         name: the name of the layer in the float model.
     """

@@ -123,7 +123,7 @@ def _matches(call: Call, pattern: str, is_name: bool) -> bool:
 
 
 def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
-    """Returns a function that returns the `open` setting of a call's overrides, or None.
+    """Returns a function that reads the `open` setting of a call's overrides, or None.
 
     Raises:
         ValueError: if an override of `open` matches no layer.

@@ -184,7 +184,7 @@ class _Visitor:
         """Clone a layer.
 
         Raises:
-            ValueError: if its class has no `get_config` that its constructor accepts.
+            ValueError: if its constructor does not accept the result of `get_config`.
         """
         try:
             return _clone(call.layer, **changes)

@@ -123,8 +123,8 @@ def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
 def draw_largest() -> Iterator[None]:
     """Makes `random` and `numpy.random` return their largest values inside a `with` block.
 
-    The values become constants of a trace. With the largest values, code such as LayerDrop omits no
-    layer: `if training and np.random.uniform(0, 1) < self.layerdrop: continue`.
+    The values become constants of a trace. With the largest values, LayerDrop omits no layer: `if
+    training and np.random.uniform(0, 1) < self.layerdrop: continue`.
     """
     draw = np.random.uniform
 

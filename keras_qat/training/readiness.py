@@ -148,8 +148,8 @@ def _read_own_settings(layer: keras.layers.Layer) -> dict[str, object]:
 def check_settings(model: keras.Model) -> None:
     """Raises a `ValueError` if a setting was changed after the model was quantized or loaded.
 
-    Training, inference and files were planned for the original settings. Some would ignore a
-    change.
+    Training, inference and files were planned for the original settings. Some of them would ignore
+    a change.
     """
     for layer, before in getattr(model, "settings", ()):
         now = vars(layer)

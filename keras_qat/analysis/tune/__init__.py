@@ -62,7 +62,7 @@ class TuneResult:
 
     @property
     def smallest(self) -> tuple[Attempt, ...]:
-        """The attempts that no other attempt beats in drop, size and arena together, by size."""
+        """Attempts that no other attempt beats in drop, size and arena at once, sorted by size."""
         made = [a for a in reversed(self.attempts) if a.drop is not None]
         by_cost = {(a.size or 0, a.drop or 0.0, a.arena or 0): a for a in made}
         beaten = [a for a in by_cost for b in by_cost if a != b and all(map(le, b, a))]

@@ -129,7 +129,7 @@ def _compute_distances(vectors: NDArray, others: NDArray) -> NDArray:
 
 
 def find_nearest_labels(vectors: NDArray, labels: NDArray) -> NDArray:
-    """Returns the label of each example's nearest other example."""
+    """Returns, for each example, the label of the nearest other example."""
     distances = _compute_distances(vectors, vectors)
     np.fill_diagonal(distances, np.inf)
     return labels[distances.argmin(-1)]

@@ -29,7 +29,7 @@ DEVIATIONS = 2.0
 MSE = "mean squared error"
 
 Errors = Callable[[NDArray, NDArray], NDArray | None]
-"""A function (labels, predictions) -> error of each example, or None if it has no error."""
+"""A function (labels, predictions) -> error of each example; None if it cannot be computed."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""LiteRT on phones and desktops, with XNNPACK's kernels. Without one, TFLite's kernel runs."""
+"""LiteRT on phones and desktops. Operators that XNNPACK lacks run in TFLite's kernels."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Steps:
     def _run_on_two(
         self, op: Op, inputs: list[Quantized], name: str, maximum: float | None = None
     ) -> Quantized:
-        """Run an operator of two inputs in 8 bits, or in 16 if an input or the output has 16."""
+        """Run an operator of two inputs in 16 bits if any tensor has 16 bits, otherwise in 8."""
         params = self.get_params(name)
         if all(item.bits == 8 for item in (params, *(own for _, own in inputs))):
             return self.machine.run(op, inputs, params, maximum=maximum)

@@ -87,7 +87,7 @@ class Weighted(Protocol):
     layer: keras.layers.Layer
     """The Keras layer, possibly affine: BatchNormalization, Normalization or Rescaling."""
     batch_norm: Any
-    """The BatchNormalization after it, or None."""
+    """The BatchNormalization after the layer, or None."""
     weight_axes: dict[str, tuple[int, ...]]
     """Path of each weight -> axes of its output channels, counted from the end; empty if affine."""
     weight_spec: QuantSpec | None

@@ -200,8 +200,8 @@ def compute_average_weight(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the number of batches including the next batch, and its weight in the average.
 
-    The weight is computed in float64, so that the float32 result is equal for scalars and vectors,
-    on CPUs and GPUs.
+    The weight is computed in float64. Therefore the float32 result is equal for scalars and
+    vectors, on CPUs and on GPUs.
     """
     count = batches + 1.0
     one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)

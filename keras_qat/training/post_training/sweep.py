@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 Visit = Callable[[Part, list[Tensors], list[Tensors]], None]
-"""A function of a part, its float inputs and outputs for each batch, and its quantized inputs."""
+"""A function (part, float inputs and outputs of each batch, quantized inputs) -> None."""
 
 
 def check_calibrated(model: keras.Model) -> None:

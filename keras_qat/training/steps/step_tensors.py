@@ -88,7 +88,7 @@ def _count_batches(layers: list[keras.layers.Layer]) -> dict[Any, tuple[tf.Tenso
 def apply_to_rows(
     function: Callable[..., tuple[tf.Tensor, ...]], *rows: tuple[Scalar | tf.Variable, ...]
 ) -> list[tuple[tf.Tensor, ...]]:
-    """Applies a function to rows of scalars, stacked to vectors, and returns rows of results."""
+    """Stacks rows of scalars to vectors, applies a function, and returns the results as rows."""
     if len(rows) == 1:
         return [function(*rows[0])]
     vectors = function(*map(tf.stack, zip(*rows, strict=True)))
