@@ -8,13 +8,13 @@ from keras_qat.ops.op import FixedRange, Op, SharedRange
 
 HEAD = """# Operators
 
-Look up which operators are computed in integers, and their names and attributes for `register_op`.
-Attributes in brackets have a default. `python docs/operators.py > docs/operators.md` writes this
-page from the operators in `keras_qat/ops`.
+Look up the names of the operators that are computed in integers, and the attributes to pass to
+`register_op`. Attributes in brackets are optional. `python docs/operators.py > docs/operators.md`
+writes this page from the operators in `keras_qat/ops`.
 
-Each operator is tested against TFLite's interpreter with random options, shapes, ranges and
-weights, with all kernels, at the bits listed here. If kernels are named in brackets, only these
-support that number of bits.
+Each operator is compared with TFLite's interpreter in tests, with random options, shapes, ranges
+and weights, for all kernels and for the bits listed here. If a number of bits has kernels in
+brackets, only these kernels support it.
 
 | operator | layers, functions and operations | bits | output range | attributes |
 | --- | --- | --- | --- | --- |

@@ -276,7 +276,9 @@ exporting = _group_options(
         help="Type of the outputs.",
     ),
     click.option(
-        "--input-range", type=(float, float), help="Minimum and maximum input of contrib models."
+        "--input-range",
+        type=(float, float),
+        help="Minimum and maximum of the inputs, for contrib models.",
     ),
     click.option(
         "--rescaling",

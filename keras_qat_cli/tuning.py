@@ -56,7 +56,7 @@ def tune(
         result.export(str(file))
     show(result, {"file": str(file), **result.to_dict()}, as_json)
     if not result.is_met:
-        fail(f"{file} was written, but no attempt is within {result.max_drop:g} points.")
+        fail(f"{file} was written, but it loses more than {result.max_drop:g} points.")
 
 
 def _load(model: Any, data: Source, labels: tuple[str, ...]) -> Any:

@@ -70,7 +70,7 @@ def test_prediction_before_data_is_told_once(monkeypatch, caplog):
     qat.predict(X, verbose=0)
     qat.predict(X, verbose=0)
     (line,) = list_messages(caplog)
-    assert line.startswith("Quantizers of 'tiny' have seen no data yet, and pass values through.")
+    assert line.startswith("Quantizers of 'tiny' have seen no data yet, so they do not round.")
     messages._SHOWN.clear()
     caplog.clear()
     keras_qat.calibrate(qat, X)

@@ -112,7 +112,7 @@ class Recipe:
                 raise ValueError(
                     f"activation_bits={override.activation_bits} for '{override.layers}': all "
                     f"activations of recipe '{self.name}' have 16 bits, and TFLite's kernels do "
-                    f"not mix widths. Keep layers float with quantize=False."
+                    f"not mix widths. Keep a layer in float with quantize=False."
                 )
 
     def override(

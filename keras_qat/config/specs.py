@@ -90,8 +90,8 @@ class QuantSpec:
         is_learned = self.observer.startswith("learned")
         if self.power_of_two and (not self.symmetric or self.per_channel or is_learned):
             raise ValueError(
-                "power_of_two=True needs one symmetric range per tensor that is not learned, as in "
-                "recipes.power_of_two()."
+                "power_of_two=True needs one symmetric range per tensor, and ranges that are not "
+                "learned, as in recipes.power_of_two()."
             )
         if not 0 <= self.ema_decay < 1:
             raise ValueError(

@@ -219,9 +219,9 @@ def _explain(error: Exception, graph: ResolvedGraph) -> str:
     listed = "; ".join(f"{name}: {reason}" for name, reason in causes.items())
     return (
         f"TFLite's converter refuses {pluralize(len(causes), 'layer')}: {listed}. Use layers that "
-        f"TFLite supports, or end the file before them, as before a loss: "
-        f"keras_qat.quantize_model(model, outputs=[...]) with names that keras_qat.plan(model) "
-        f"lists."
+        f"TFLite supports. Or end the file before these layers: "
+        f"keras_qat.quantize_model(model, outputs=[...]), with names of earlier layers that "
+        f"keras_qat.plan(model) lists."
     )
 
 

@@ -26,7 +26,7 @@ WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV")
 ACTIVATION = "use an activation that the target has, such as ReLU"
 CHANGES = {
     **dict.fromkeys(("GELU", "HARD_SWISH", "ELU", "PRELU", "EXP", "LOG"), ACTIVATION),
-    "RESIZE_BILINEAR": "resize by 2, or by interpolation='nearest'",
+    "RESIZE_BILINEAR": "resize by 2, or with interpolation='nearest'",
     "RESIZE_NEAREST_NEIGHBOR": "resize by 2",
     **dict.fromkeys(("ARG_MAX", "ARG_MIN"), "pass output_type=tf.int32 in the call"),
     "GATHER": "index before the model",

@@ -55,7 +55,7 @@ class _Reader:
         if empty := [value.name for value in self.tensors.values() if 0 in value.shape[1:]]:
             raise ValueError(
                 f"'{model.name}' has tensors without elements, which TFLite cannot compute: "
-                f"{', '.join(dict.fromkeys(empty))}. Remove these layers."
+                f"{', '.join(dict.fromkeys(empty))}. Remove the layers that compute them."
             )
         calls, loss_only = split_loss_only(self.calls, outputs)
         names = list(model.output_names)
@@ -106,8 +106,8 @@ class _Reader:
         mask = get_keras_mask(tensor) if mask is None else mask
         if tensor.shape.rank is None:
             raise ValueError(
-                f"The number of axes of the output of layer '{name}' of '{self.model.name}' is not "
-                f"known. Set its shape in the layer: x = tf.ensure_shape(x, (None, ...))."
+                f"The output of layer '{name}' of '{self.model.name}' has an unknown number of "
+                f"axes. Set its shape in the layer: x = tf.ensure_shape(x, (None, ...))."
             )
         value = Value(name, tuple(tensor.shape), tensor.dtype.name, masked=mask is not None)
         if value.masked:

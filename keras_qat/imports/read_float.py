@@ -79,8 +79,8 @@ def _replace_call(call: Call, layers: list[keras.layers.Layer]) -> list[Call]:
     readers = {id(variable): _find_reader(variable, layers) for variable in variables}
     reason = (
         f"'{call.name}' reads {variables[0].name}, which is not a weight of this layer, so Keras "
-        f"can neither copy nor save it. Write one custom layer for both: a class with the variable "
-        f"as a weight and this operation in its call."
+        f"can neither copy nor save it. Write a custom layer that has the variable as a weight "
+        f"and computes this operation in its call."
     )
     if None in readers.values():
         raise ValueError(reason)

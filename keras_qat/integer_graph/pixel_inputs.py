@@ -62,8 +62,8 @@ def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
     if not isinstance(rescaling, Mapping):
         if len(names) > 1:
             raise ValueError(
-                f"rescaling: the model has the inputs {', '.join(names)}. Pass a dict by name, of "
-                f"the inputs that are pixels."
+                f"rescaling: the model has the inputs {', '.join(names)}. Pass a dict "
+                f"from the names of pixel inputs to their rescaling."
             )
         rescaling = {names[0]: rescaling}
     unknown = [str(name) for name in rescaling if name not in names]

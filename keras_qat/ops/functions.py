@@ -203,7 +203,7 @@ MATH_FUNCTIONS: tuple[Op, ...] = (
     lookup_row(
         "reciprocal",
         lambda x, numerator: numerator / x,
-        "a constant divided by a tensor; division by 0 returns the end of the range",
+        "a constant divided by a tensor; division by 0 returns an end of the output range",
         layers=(Reciprocal,),
         kinds=("reciprocal", "divide"),
         attributes=lambda call: {"numerator": _read_numerator(call)},

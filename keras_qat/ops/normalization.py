@@ -315,7 +315,7 @@ LAYER_NORM = Op(
     _compute,
     _emit,
     prepare=_prepare,
-    doc="normalization along the last axes with 32-bit integers, on request",
+    doc="normalization along the last axes with 32-bit integers, if the recipe requests it",
     layers=(keras.layers.LayerNormalization,),
     attributes=lambda call: {"epsilon": call.layer.epsilon, "axes": len(_axes(call))},
     needs=("epsilon",),
@@ -330,7 +330,7 @@ LAYER_NORM = Op(
 GROUP_NORM = dataclasses.replace(
     LAYER_NORM,
     name="group_norm",
-    doc="normalization of channel groups with 32-bit integers, on request",
+    doc="normalization of channel groups with 32-bit integers, if the recipe requests it",
     layers=(keras.layers.GroupNormalization,),
     attributes=lambda call: {"epsilon": call.layer.epsilon, "groups": call.layer.groups},
     needs=("epsilon", "groups"),

@@ -62,7 +62,7 @@ def _make_comparison(name: str, code: str, sign: str) -> Op:
         compute,
         emit,
         prepare=lambda a: prepare_each(a, get_inputs(a), _find_common(a.params)),
-        doc=f"x {sign} y, of two tensors, or of a tensor and a constant",
+        doc=f"x {sign} y, for two tensors, or for a tensor and a constant",
         kinds=(name,),
         accepts=_accepts_comparison,
         integers=(),

@@ -201,7 +201,7 @@ def _roll_attributes(call: Call) -> Attributes:
 
 ROLL = make_movement(
     "roll",
-    "shifts values along an axis; values beyond the end return at the start",
+    "shifts values along an axis; values that leave the end return at the start",
     partial(_emit_entries, "shifts", np.roll),
     layers=(Roll,),
     attributes=_roll_attributes,

@@ -81,7 +81,7 @@ def describe_lost_features(
         norm: the name of the layer that normalizes the input; "" without one.
     """
     advice = (
-        f" '{norm}' normalizes too late, unless it stays in float: quantize_model(model, "
+        f" '{norm}' can normalize them before rounding if it stays in float: quantize_model(model, "
         f"scope=lambda layer: layer.name != '{norm}')."
     )
     listed = ", ".join(map(str, [*lost][:SHOWN])) + ", ..." * (len(lost) > SHOWN)

@@ -37,7 +37,7 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
     if different:
         names = ", ".join(list(traced or operations)[:5])
         warn_caller(
-            f"'{qat.name}' differs from the float model before rounding: {differing} "
+            f"'{qat.name}' differs from the float model even without rounding: {differing} "
             f"differ{'s' * (len(different) == 1)} on random inputs. keras_qat misreads one of its "
             f"layers or operations ({names}). recipe.override(layer, open=False) keeps a layer "
             f"unchanged, in float. Please report this, with the code."

@@ -100,7 +100,7 @@ def _make_model(
     if lost := [name for name, end in zip(file_outputs, ends, strict=True) if id(end) not in named]:
         raise ValueError(
             f"outputs names {lost[0]!r}, but the model's outputs do not depend on it. For example, "
-            f"log(softmax(x)) is computed from x. Name an earlier tensor that "
+            f"keras_qat computes log(softmax(x)) directly from x. Name an earlier tensor that "
             f"keras_qat.plan(model) lists."
         )
     found = {output: named[id(end)] for output, end in zip(file_outputs, ends, strict=True)}

@@ -141,7 +141,7 @@ class PhasedModel:
                 phase = finder(False, changed=self._settled_at is None)
             if phase is not None and not phase.calibrated:
                 show_once(
-                    f"Quantizers of '{self.name}' have seen no data yet, and pass values through. "  # type: ignore[attr-defined]
+                    f"Quantizers of '{self.name}' have seen no data yet, so they do not round. "  # type: ignore[attr-defined]
                     f"For int8 results, train it, or call keras_qat.calibrate(model, data)."
                 )
             if not functions and name != "predict":

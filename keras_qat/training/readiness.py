@@ -186,7 +186,7 @@ def _explain_delay(model: keras.Model, graph: Graph) -> str:
         "quantization is switched off"
         if start == NEVER
         else f"quantization begins at training step {(start - 1) // per_step + 1}, and only "
-        f"{step // per_step} steps are done (restored weights include their steps)"
+        f"{step // per_step} steps are done (restored weights restore this count)"
     )
     return (
         f"'{model.name}' is not quantized yet: {when}. Its predictions are float, but the file "
@@ -204,7 +204,7 @@ def _explain_initial(model: keras.Model) -> str:
     low, high = blind[0]
     return (
         f"{pluralize(len(blind), 'quantizer has', 'quantizers have')} seen no data yet in "
-        f"'{model.name}', and the recipe's initial range, {low:g} to {high:g}. "
+        f"'{model.name}', so the range is still the recipe's initial {low:g} to {high:g}. "
         f"Train the model, or call keras_qat.calibrate(model, data)."
     )
 
@@ -238,7 +238,7 @@ def describe_difference(model: keras.Model) -> str:
     if not names:
         return ""
     return (
-        f"'{model.name}' differs from its float model before rounding: {names} differed "
+        f"'{model.name}' differs from its float model even without rounding: {names} differed "
         f"on random inputs when it was quantized. Quantize the float model again, with "
         f"recipe.override(layer, open=False) for the layer that quantize_model warns about."
     )

@@ -108,7 +108,7 @@ def test_data_that_are_warned_of_are_a_failure(files, tmp_path):
     file, qat = tmp_path / "model.tflite", tmp_path / "qat.keras"
     for command in (("convert", *paths, file), ("calibrate", *paths, "-o", qat)):
         told = run(*command, code=1)
-        assert "not prepared as in earlier training" in told and "--accept-data" in told
+        assert "not prepared as in training" in told and "--accept-data" in told
         run(*command, "--accept-data")
     assert file.exists() and qat.exists()
 
@@ -349,5 +349,5 @@ def test_a_budget_that_is_not_met_is_exit_status_1(files):
         *(files / "tuned.tflite", "--labels", "y", "--max-drop", 0, "--minutes", 0.01),
         code=1,
     )
-    assert "no attempt is within 0 points" in said
+    assert "loses more than 0 points" in said
     assert (files / "tuned.tflite").exists()

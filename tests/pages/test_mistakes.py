@@ -115,7 +115,7 @@ def converted() -> bytes:
 
 MISTAKES: dict[str, Callable[[Path], Any]] = {
     "They fit as x / 255. Then call calibrate again": lambda _: calibrated(255 * X),
-    "(uint8, 0 to 255) are not prepared as in earlier training": lambda _: calibrated(
+    "(uint8, 0 to 255) are not prepared as in training": lambda _: calibrated(
         np.round(255 * X).astype(np.uint8)
     ),
     r"They fit as 255 \* x": lambda _: calibrated(X / 255),
@@ -127,7 +127,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
         with_outlier(), plain()
     ),
     "is set by -1e+09, far outside of its other values": lambda _: calibrated(X, marked()),
-    "is lost. Scale them alike before they are joined": lambda _: calibrated(X, joined()),
+    "is lost. Scale these tensors alike": lambda _: calibrated(X, joined()),
     "are lost, because all features share one range": lambda _: calibrated(
         X.reshape(64, -1) * [1e5, *35 * [1]],
         keras.Sequential([keras.Input((36,)), layers.Dense(2)]),
@@ -147,7 +147,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
     "Keras would load a file of that name as a model": lambda folder: keras_qat.export_tflite(
         calibrated(X), folder / "new.keras"
     ),
-    "have seen no data yet, and pass values through": lambda _: keras_qat.quantize_model(
+    "have seen no data yet, so they do not round": lambda _: keras_qat.quantize_model(
         network()
     ).predict(X, verbose=0),
     "quantizes nothing in": lambda _: nothing_quantized(),

@@ -136,7 +136,7 @@ def test_ethos_u85_normalizes_in_float_and_names_what_vela_fails_on():
     assert reasons(build, "ethos_u85")["QUANTIZE"] == "no kernel for float32"
     contents = file_of(node_of(op_named("from_integers"), 8, 0)[0], 1)
     told = {problem.operator: problem.reason for problem in targets.problems(contents, "ethos_u85")}
-    assert told["QUANTIZE"] == "Vela 5.2 fails on files with one of int32"
+    assert told["QUANTIZE"] == "Vela 5.2 fails on files with a QUANTIZE of int32"
 
 
 def test_coral_npu_is_tflite_micro():

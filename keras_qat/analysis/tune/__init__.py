@@ -85,12 +85,12 @@ class TuneResult:
         }
 
     def __str__(self) -> str:
-        budget = f"at most {self.max_drop:g} points less"
+        budget = f"allowed drop {self.max_drop:g} points"
         lines = [f"{self.metric}: {self.describe(self.float_value)} in float, {budget}"]
         lines.append(f"{'value':>9}{'drop':>8}{'±':>6}{'bytes':>10}{'s':>6}  step")
         lines += [attempt.format(self.describe) for attempt in self.attempts]
         verdict = "within the budget" if self.is_met else "NOT within the budget"
-        lines.append(f"Best: {self.best.settings}, {self.best.drop:.2f} points less, {verdict}.")
+        lines.append(f"Best: {self.best.settings}: drop {self.best.drop:.2f} points, {verdict}.")
         return "\n".join(lines)
 
 
@@ -165,9 +165,9 @@ def tune(
     if not minutes > 0:
         raise ValueError(f"minutes={minutes}: pass a time above 0, such as 10.")
     if max_size is not None and max_size <= 0:
-        raise ValueError(f"max_size={max_size}: pass the maximum bytes of the file.")
+        raise ValueError(f"max_size={max_size}: pass the maximum file size in bytes, above 0.")
     if min_bits not in (None, 4, 8):
-        raise ValueError(f"min_bits={min_bits}: pass 4 or 8. Files store other bits in a byte.")
+        raise ValueError(f"min_bits={min_bits}: pass 4 or 8. Files store 5 to 7 bits as 8 bits.")
     train_data, held_out = read_data(model, train), read_data(model, validation)
     _check_held_out(train_data, held_out)
     chosen, _, known_target = read_settings(recipe, None, target)

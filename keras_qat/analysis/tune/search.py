@@ -199,7 +199,7 @@ class Search:
         is_noise = abs(score.drop - best.drop) <= min(max(score.margin, best.margin), 100.0)
         if is_noise and not settings.epochs:
             if score.noise > best.noise + NOTABLE:
-                return "kept: nearer to float, the metric differs within the noise"
+                return "kept: nearer to float, and the metric differs only by noise"
             return "not better"
         return "kept" if score.drop < best.drop else "not better"
 
@@ -266,7 +266,7 @@ def _explain_training(search: Search) -> str:
 def _explain_rounding(search: Search) -> str:
     recipe = search.best.recipe
     bits = [recipe.weights.bits, *(override.weight_bits or 8 for override in recipe.overrides)]
-    return "" if min(bits) < 8 else "weights have 8 bits, which rounding cannot improve much"
+    return "" if min(bits) < 8 else "learned rounding hardly improves weights of 8 bits"
 
 
 def _explain_float(search: Search) -> str:

@@ -69,8 +69,8 @@ def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes
         )
     elif fingerprint is not None and fingerprint != expected:
         reasons.append(
-            f"The file was exported from other weights or ranges than '{graph.name}' has now. The "
-            f"model was trained or calibrated, or its weights were set, after the export. Export "
+            f"The file has other weights or ranges than '{graph.name}', because the model was "
+            f"trained or calibrated, or its weights were set, after the export. Export "
             f"it again."
         )
     if graph.origin.packs_int4 and has_int4(graph) and not file_graph.packs_int4:
@@ -177,7 +177,7 @@ def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list
             sentences.append(
                 f"the values in channels {list_some(list(map(str, lost)))} of the {channels} "
                 f"channels of '{name}' are too small for the range that all channels share. Scale "
-                f"the channels alike, or export the tensors before they are concatenated: "
+                f"them to similar ranges, or export the tensors before they are concatenated: "
                 f"quantize_model(model, outputs=[...]). plan(model) lists their names."
             )
     return sentences
@@ -235,7 +235,7 @@ def explain_loss(tensor: TensorReport) -> str:
             f"outliers, scaled as in training{shared}."
         )
     return (
-        f"the steps of its range of {ends}, {step:.3g}, are too coarse for values that vary by "
+        f"its range, {ends}, has steps of {step:.3g}, too coarse for values that vary by "
         f"{tensor.spread:.3g}. Remove outliers and placeholders for missing values from the data, "
         f"or use 16 bits."
     )

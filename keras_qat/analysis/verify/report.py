@@ -158,7 +158,7 @@ class Report:
             "These kernels round differently from the model, exactly as keras_qat.simulate does": [
                 f"{tensor.name} ({tensor.kernel_names})" for tensor in rounding
             ],
-            "With identical inputs, more than 0.1 % of the values differ, or one by over 1 LSB": [
+            "With identical inputs, over 0.1 % of values differ, or one differs by over 1 LSB": [
                 f"{tensor.name} ({tensor.kernel_names})" for tensor in self.unexplained
             ],
         }

@@ -159,10 +159,10 @@ FAULTS = (
     Fault(
         "TRANSPOSE_CONV",
         _is_padded_unevenly,
-        "wrong if the padding is no multiple of the stride",
+        "wrong if the padding is not a multiple of the stride",
         CROP,
     ),
-    Fault("TRANSPOSE_CONV", _is_narrow, "wrong with a kernel smaller than the stride", CROP),
+    Fault("TRANSPOSE_CONV", _is_narrow, "wrong if the kernel is smaller than the stride", CROP),
     Fault("TRANSPOSE_CONV", _is_cropped, "wrong with output padding", CROP),
     Fault(
         "TRANSPOSE_CONV",
@@ -171,7 +171,10 @@ FAULTS = (
         "clip_afterwards",
     ),
     Fault(
-        "CONV_2D", _is_uneven_row, "wrong on Cortex-M55 in one row with strides", "convolve_column"
+        "CONV_2D",
+        _is_uneven_row,
+        "wrong on Cortex-M55 with strides, if the input is one row",
+        "convolve_column",
     ),
     Fault(
         "CONV_2D",
@@ -209,7 +212,7 @@ FAULTS = (
         "SUB",
         lambda site: _is(site, "int16"),
         OFF_BY_ONE,
-        change="let a layer before it have the other sign, and add",
+        change="negate one input in an earlier layer, and add",
     ),
     Fault(
         "SOFTMAX",

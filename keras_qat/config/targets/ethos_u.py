@@ -76,9 +76,11 @@ def _check_pool(site: Site) -> str | None:
     height, width = site.option("filterHeight"), site.option("filterWidth")
     if _is_padded(site) and site.operation.kernel == "AVERAGE_POOL_2D":
         largest = max(height, width)
-        return f"windows up to 8 only with padding, not {largest}" if largest > 8 else None
+        return f"with padding, windows up to 8 only, not {largest}" if largest > 8 else None
     fits = height <= 256 and height * width <= WIDEST
-    return None if fits else f"windows up to 256 high and {WIDEST} large only, not {height}x{width}"
+    return (
+        None if fits else f"at most 256 rows and {WIDEST} values in a window, not {height}x{width}"
+    )
 
 
 def _check_mean(site: Site) -> str | None:
@@ -90,12 +92,14 @@ def _check_mean(site: Site) -> str | None:
         return f"at most 4 axes, not {len(shape)}"
     if len(shape) > 3 and shape[0] != 1:
         return "a batch of 1 only"
-    sizes = [shape[axis] for axis in reduced]
-    if max(sizes) >= 4096 or math.prod(sizes) > (WIDEST if _get_bits(site) == 16 else 1 << 24):
-        return f"means of fewer values only, not of {math.prod(sizes)}"
+    sizes, most = [shape[axis] for axis in reduced], WIDEST if _get_bits(site) == 16 else 1 << 24
+    if max(sizes) >= 4096:
+        return f"means along axes of at most 4095 values, not {max(sizes)}"
+    if math.prod(sizes) > most:
+        return f"means of at most {most} values, not {math.prod(sizes)}"
     *_, height, width, depth = (1, 1, *shape)
     if len(shape) - 1 in reduced and 1 not in (height, width, depth):
-        return "the last axis only where height, width or depth is 1"
+        return "means along the last axis only if height, width or depth is 1"
     return None
 
 
@@ -134,7 +138,7 @@ def _check_resize(site: Site) -> str | None:
 def _check_resize_85(site: Site) -> str | None:
     factors = _find_factors(site)
     if site.option("alignCorners") and site.option("halfPixelCenters"):
-        return "aligned corners or half-pixel centres only, not both"
+        return "either aligned corners or half-pixel centers, not both"
     if factors is None or site.operation.kernel == "RESIZE_NEAREST_NEIGHBOR":
         return None
     powers = all(factor >= 1 and math.log2(factor).is_integer() for factor in factors)
@@ -204,7 +208,7 @@ def _check_softmax(site: Site) -> str | None:
 
 def _check_no_int32(site: Site) -> str | None:
     is_int32 = site.inputs[0] is not None and site.inputs[0].type == "int32"
-    return "Vela 5.2 fails on files with one of int32" if is_int32 else None
+    return "Vela 5.2 fails on files with a QUANTIZE of int32" if is_int32 else None
 
 
 def _kernel(*checks: Check) -> Kernel:

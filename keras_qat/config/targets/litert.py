@@ -44,7 +44,7 @@ def _is_long_row(site: Site) -> bool:
 LONG_ROWS = Fault(
     "MEAN",
     _is_long_row,
-    f"more than {MOST_IN_ROW} values overflow on x86 without VNNI",
+    f"more than {MOST_IN_ROW} values in a sum overflow on x86 without VNNI",
     "average_column",
     change="export the model again",
     knows_open_sizes=True,

@@ -82,8 +82,8 @@ def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str
     return (
         f"The output of '{lost[0]}', {start:.4g} to {end:.4g},{others} shares one range, {low:.4g} "
         f"to {high:.4g}, with '{widest}'. It spans less than {LEVELS} of {2**bits} quantized "
-        f"values, and is lost. Scale them alike before they are joined, for example by a Rescaling "
-        f"or a BatchNormalization after '{widest}'. Or end the file before the join: "
+        f"values, and is lost. Scale these tensors alike before they are combined, for example "
+        f"by a Rescaling or a BatchNormalization after '{widest}'. Or export them separately: "
         f"quantize_model(model, outputs=[...])."
     )
 
@@ -285,8 +285,8 @@ def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
     remaining = max(1, int(needed / (high - low) * (2**bits - 1)))
     cost = (
         f"its range, {low:.4g} to {high:.4g}, is set by {far.value:.4g}, far outside of its other "
-        f"values. These, {far.low:.4g} to {far.high:.4g}, share {remaining} of {2**bits} quantized "
-        f"values."
+        f"values. Those range from {far.low:.4g} to {far.high:.4g}, and share only {remaining} of "
+        f"{2**bits} quantized values."
     )
     if far.share < MARK:
         return (

@@ -155,12 +155,12 @@ def _compare(
     if not is_better and _mean(np.maximum(wider, 0), shift) < FAR:
         return ""
     ratio = float(2 ** np.median(wider))
-    how = f"varies {'at least ' * (ratio >= 2**_MOST)}{ratio:.3g} times as much as then"
+    how = f"varies {'at least ' * (ratio >= 2**_MOST)}{ratio:.3g} times as much as in training"
     if 0.67 < ratio < 1.5:
-        how = f"lies {np.median(np.abs(shift)):.2g} standard deviations away"
+        how = f"is shifted by {np.median(np.abs(shift)):.2g} standard deviations"
     fit = f"They fit as {best}." if is_better else "Prepare them as in training."
     return (
-        f"The data for {sample.describe(name)} are not prepared as in earlier training: the input "
+        f"The data for {sample.describe(name)} are not prepared as in training: the input "
         f"of layer '{norm.name.removeprefix(PREFIX)}' {how}. {fit}"
     )
 

@@ -107,8 +107,8 @@ def learn_rounding(
     recipe = get_recipe(model)
     if recipe is not None and recipe.fold == "correction":
         raise ValueError(
-            f"Recipe '{recipe.name}' keeps the ranges of weights from training. Rounding can only "
-            f"be learned if ranges are computed from the weights, as in recipes.int4_weights()."
+            f"Recipe '{recipe.name}' sets the ranges of weights in training. learn_rounding needs "
+            f"a recipe that computes these ranges from the weights, such as recipes.int4_weights()."
         )
     draw = np.random.default_rng(seed)
 

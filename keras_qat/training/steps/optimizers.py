@@ -154,5 +154,5 @@ def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> Non
         raise ValueError(
             f"The {name} that '{trained.name}' was compiled with has updated other weights before, "
             f"such as the float model's, and has no state for '{unknown[0].name}'. Compile "
-            f"with a new one: {name}(...), or {name}.from_config(optimizer.get_config())."
+            f"with a new optimizer: {name}(...), or {name}.from_config(optimizer.get_config())."
         )
