@@ -66,7 +66,7 @@ def test_states_are_those_of_before():
 
 
 X = rng().normal(size=(64, 4, 3)).astype(np.float32)
-SAID = "differs from its float model before rounding"
+SAID = "differs from its float model even without rounding"
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes
         )
     elif fingerprint is not None and fingerprint != expected:
         reasons.append(
-            f"The file has other weights or ranges than '{graph.name}', because the model was "
+            f"The file was exported from other weights or ranges, because '{graph.name}' was "
             f"trained or calibrated, or its weights were set, after the export. Export "
             f"it again."
         )
