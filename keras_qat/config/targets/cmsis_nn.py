@@ -171,10 +171,7 @@ FAULTS = (
         "clip_afterwards",
     ),
     Fault(
-        "CONV_2D",
-        _is_uneven_row,
-        "wrong on Cortex-M55 with strides, if the input is one row",
-        "convolve_column",
+        "CONV_2D", _is_uneven_row, "wrong on Cortex-M55 with strides on one row", "convolve_column"
     ),
     Fault(
         "CONV_2D",

@@ -78,9 +78,7 @@ def _check_pool(site: Site) -> str | None:
         largest = max(height, width)
         return f"with padding, windows up to 8 only, not {largest}" if largest > 8 else None
     fits = height <= 256 and height * width <= WIDEST
-    return (
-        None if fits else f"at most 256 rows and {WIDEST} values in a window, not {height}x{width}"
-    )
+    return None if fits else f"windows up to 256 rows and {WIDEST} values, not {height}x{width}"
 
 
 def _check_mean(site: Site) -> str | None:
