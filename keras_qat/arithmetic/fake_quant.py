@@ -278,8 +278,8 @@ def fake_quantize_average(
 ) -> tf.Tensor:
     """Rounds averages of quantized values to the levels of their range, as kernels do.
 
-    Averages are often halfway between two quantized values. TFLite rounds such averages away from
-    the quantized value 0, unlike `fake_quantize`. The gradient is 1 everywhere.
+    Averages are often halfway between two quantized values. TFLite rounds halves away from the
+    quantized value 0, but `fake_quantize` does not. The gradient is 1 everywhere.
     """
 
     def average(averages: tf.Tensor) -> tf.Tensor:

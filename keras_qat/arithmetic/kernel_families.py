@@ -152,7 +152,7 @@ def kernel_family(kernels: str) -> KernelFamily:
     """Returns the family with this name.
 
     Raises:
-        ValueError: if there is no such family.
+        ValueError: if there is no family with this name.
     """
     if kernels in REMOVED:
         raise ValueError(f"kernels={kernels!r} was removed: use {REMOVED[kernels].name!r}.")

@@ -37,11 +37,11 @@ class QuantSpec:
             TFLite expects this for weights.
         per_channel: one range for each output channel instead of one for the tensor.
         observer: how the range is found. `moving_average` averages the extremes of batches. Early
-            in training, these are the last tenth of all batches so far. `shadowed_moving_average`
-            averages all batches like TensorFlow 1, with its shadow variables. `last_value` uses the
-            extremes of the last training batch. `current_value`, for weights, uses the tensor's
-            current extremes and stores nothing. `learned` trains the range with the rounding and
-            clipping error (LSQ), `learned_clipping` only with the clipping error (PACT).
+            in training, these are the last tenth of all batches. `shadowed_moving_average` averages
+            all batches like TensorFlow 1, with its shadow variables. `last_value` uses the extremes
+            of the last training batch. `current_value`, for weights, uses the tensor's current
+            extremes and stores nothing. `learned` trains the range with the rounding and clipping
+            error (LSQ), `learned_clipping` only with the clipping error (PACT).
         ema_decay: decay per step of the moving averages.
         lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. Then the minimum is not
             observed.

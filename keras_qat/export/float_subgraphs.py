@@ -185,7 +185,7 @@ def _convert(
 def _compute(
     tensors: Mapping[Value, Tensor], nodes: Sequence[Node], values: dict[Tensor, tf.Tensor]
 ) -> None:
-    """Compute nodes, with operations named after them, and add their outputs to `values`."""
+    """Compute nodes, name operations after the nodes, and add the outputs to `values`."""
     masks = KerasMasks(lambda value: values.get(tensors.get(value)))  # type: ignore[arg-type]
     for node in nodes:
         layer = _unwrap(node.call.layer)

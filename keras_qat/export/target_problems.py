@@ -49,7 +49,7 @@ def problems(
             Without it, such inputs and the layers that read them are float.
 
     Returns:
-        One entry for each such operator, in the order of computation.
+        One entry for each operator that the target does not run, in the order of computation.
 
     Raises:
         ValueError: if `model` is not quantized or not readable, or another argument is not valid.

@@ -175,7 +175,7 @@ def count_rows(value: Value) -> list[int]:
 def use_python_integers(call: Call) -> Call | None:
     """Returns a copy of a call that reads Python integers instead of known scalar sizes.
 
-    Returns None if the call reads no such sizes. The outputs' producer remains the original call.
+    Returns None if the call reads no known sizes. The outputs' producer remains the original call.
     """
     facts = Facts()
     runs = {value: evaluate(value, facts) for value in call.inputs if not value.shape}

@@ -166,7 +166,7 @@ class _Slot:
 class PreparedStore:
     """Stores prepared parameters in variables, which traced graphs read.
 
-    All scalars of one dtype share a variable, and so do all vectors.
+    All scalars of a dtype share one variable, and all vectors share another.
 
     Args:
         prepared: nested tuples, lists, dicts and dataclasses that contain eager tensors.

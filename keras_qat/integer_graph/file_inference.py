@@ -47,7 +47,7 @@ def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
     """Returns the argument `runtime`, the user's choice between TensorFlow and the interpreter.
 
     Raises:
-        ValueError: if there is no such runtime.
+        ValueError: if the runtime is unknown.
     """
     if runtime not in get_args(InferenceRuntime):
         names = ", ".join(map(repr, get_args(InferenceRuntime)))

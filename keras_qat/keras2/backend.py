@@ -42,7 +42,7 @@ else:
     layers = keras.layers
     _tensor = keras.Input((1,), name="symbol")
     KerasTensor = type(_tensor)
-    """Keras' class of symbolic tensors. A directly created one is not the output of a layer."""
+    """Keras' class of symbolic tensors. One that is created directly has no layer."""
     Node = type(_tensor.node)
     """Keras' class of layer calls."""
 

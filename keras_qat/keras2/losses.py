@@ -103,8 +103,8 @@ def _read_loss(loss: Any) -> CompiledLoss | None:
 def take_losses(layer: keras.layers.Layer) -> Iterator[list[tuple[Any, Any]]]:
     """Returns a context manager that removes the losses that layers add in a traced function.
 
-    The losses are tensors of the traced function, which must return them. If layers kept them,
-    Keras would read them outside of the function.
+    The losses are tensors of the traced function, which must return them. If layers kept these
+    losses, Keras would read them outside of the function.
 
     Yields:
         A list. When the block ends, it has a pair of layer and loss for each loss.

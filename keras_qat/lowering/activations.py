@@ -188,7 +188,7 @@ def _find_single_axis(x: tf.Tensor, axes: object) -> int:
 
 
 def merge_softmax_axes(layer: layers.Softmax, x: tf.Tensor) -> tf.Tensor:
-    """Compute a softmax over several axes as a softmax over one merged axis."""
+    """Merge several axes into one, and compute the softmax over the merged axis."""
     require(isinstance(layer.axis, (list, tuple)) and None not in x.shape[1:])
     rank = len(x.shape)
     axes = sorted(axis % rank for axis in layer.axis)

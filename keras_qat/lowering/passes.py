@@ -93,7 +93,7 @@ def check_weights(graph: Graph, context: LoweringContext) -> Graph:
     """Raise an error if an operation still reads a layer's weight.
 
     Raises:
-        ValueError: for the first such operation.
+        ValueError: for the first operation that reads a weight.
     """
     for call in graph.calls:
         if isinstance(call.layer, ReadsWeight):

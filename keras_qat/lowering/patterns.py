@@ -101,7 +101,7 @@ def _as_pattern(term: Pattern | float) -> Pattern:
 
 
 def operation(*kinds: str) -> Callable[..., Pattern]:
-    """Return a function of operands that returns a pattern of an operation of these kinds."""
+    """Return a function that makes a pattern of an operation of these kinds from its operands."""
 
     def make(*terms: Pattern | float) -> Pattern:
         return Pattern(kinds, tuple(map(_as_pattern, terms)))

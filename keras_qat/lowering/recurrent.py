@@ -144,9 +144,9 @@ def split_recurrent(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_state(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a layer that returns its state by one that does not. The last output is the state.
+    """Replace a layer that returns its state by a layer that returns only outputs.
 
-    The call stays unchanged unless the new layer has an integer operator.
+    The last output is the state. The call stays unchanged if the new layer has no integer operator.
     """
     layer, (output, *states) = call.layer, flatten_values(call.outputs)
     one = Value(output.name, output.shape, output.dtype)

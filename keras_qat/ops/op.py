@@ -157,8 +157,8 @@ class Op:
         max_axes: the maximum number of axes of an input.
         integers: types of integer inputs that kernels support; all by default.
         bits: bits of activations for which there are kernels; 8 stands for 2 to 8.
-        families: bits -> function that returns whether a kernel family has kernels for these bits,
-            if some families lack them.
+        families: for bits that some kernel families do not support: bits -> function that returns
+            whether a family supports them.
         accepts_wide: returns whether 16-bit kernels support a call.
         on_request: whether its layers stay in float unless an override has `quantize=True`.
         output: how the output is quantized.

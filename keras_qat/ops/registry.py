@@ -203,7 +203,7 @@ def weights_only(layer: Layer) -> tuple[str, ...]:
 
 
 class Registration:
-    """The result of `register_op`. `undo()` or the end of a `with` block reverts it."""
+    """The result of `register_op`. `undo()`, or the end of a `with` block, undoes it."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self.undo = undo
@@ -225,7 +225,7 @@ def register_op(
     """Registers the operator that computes a custom layer.
 
     Register the class with Keras too (`keras.utils.register_keras_serializable`), so that saved
-    models load. Registrations are not saved: repeat them before you export a loaded model.
+    models load. Registrations are not saved. Repeat them before you export a loaded model.
 
     Args:
         layer_class: the layer's class; subclasses need separate registrations.

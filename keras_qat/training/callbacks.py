@@ -122,8 +122,8 @@ class QuantDelay(_Threshold):
 
     Args:
         steps: the first quantized training step (batch). 0 and 1 quantize all steps.
-        model: the quantization-aware model, if `fit` trains another model that calls it, such as
-            one with its own `train_step` for distillation or adversarial training.
+        model: the quantization-aware model. Needed only if `fit` trains another model that calls
+            it, such as a model with a `train_step` for distillation or adversarial training.
 
     Raises:
         ValueError: if `steps` is negative or not an integer; at `fit` if the model is not
@@ -157,8 +157,8 @@ class FreezeBatchNorm(_Threshold):
 
     Args:
         steps: the first training step (batch) with frozen statistics, counted from 1.
-        model: the quantization-aware model, if `fit` trains another model that calls it, such as
-            one with its own `train_step` for distillation or adversarial training.
+        model: the quantization-aware model. Needed only if `fit` trains another model that calls
+            it, such as a model with a `train_step` for distillation or adversarial training.
 
     Raises:
         ValueError: if `steps` is negative or not an integer; at `fit` if the model is not
@@ -182,8 +182,8 @@ class FreezeRanges(_Threshold):
     Args:
         steps: the first training step (batch) with frozen ranges, counted from 1. With 0 or 1 the
             model needs ranges before training, for example from `calibrate`.
-        model: the quantization-aware model, if `fit` trains another model that calls it, such as
-            one with its own `train_step` for distillation or adversarial training.
+        model: the quantization-aware model. Needed only if `fit` trains another model that calls
+            it, such as a model with a `train_step` for distillation or adversarial training.
 
     Raises:
         ValueError: if `steps` is negative or not an integer; at `fit` if the model is not
@@ -209,8 +209,8 @@ class FreezeOscillations(StepCallback):
             first share applies to the first epoch and the second to the last, with a cosine
             schedule between them.
         momentum: momentum of the moving average, which spans about 1 / momentum steps.
-        model: the quantization-aware model, if `fit` trains another model that calls it, such as
-            one with its own `train_step` for distillation or adversarial training.
+        model: the quantization-aware model. Needed only if `fit` trains another model that calls
+            it, such as a model with a `train_step` for distillation or adversarial training.
 
     Raises:
         ValueError: if thresholds or momentum are not between 0 and 1; at `fit` as `QuantDelay`.

@@ -45,7 +45,7 @@ class Quantize(ScheduledLayer):
     Args:
         spec: `QuantSpec` or `FixedSpec`.
         slots: how many tensors share the range.
-        tensors: names of these tensors in the float model, for reports.
+        tensors: names of the quantized tensors in the float model, for reports.
         rounds: whether to round. If not, it only observes the range, for files with integer
             outputs.
 

@@ -112,7 +112,7 @@ def _without(term: str, axes: list[str]) -> str:
 
 
 def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
-    """Split an equation in two: for the first two tensors, and for their product and the rest."""
+    """Split an equation in two: one for the first two tensors, one for the product and the rest."""
     terms, output = _read_equation(equation, ranks)
     needed = set(output).union(*terms[2:])
     middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))

@@ -46,7 +46,7 @@ of a ConvLSTM 18."""
 def _prepare(a: Arguments) -> dict[str, Any]:
     """Prepare the operators of the input products, the initial state, a step and the output.
 
-    Returns the prepared parameters of these four by name, and the weights without their values.
+    Returns the prepared parameters of all four by name, and the weights without their values.
     """
     weights: Weights = a.weights
     prepared: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}

@@ -168,7 +168,7 @@ Range = tuple[float, float]
 
 _GAIN = 0.98
 """A narrower range must reduce the error to this share of the full range's error. Histograms
-overestimate the latter for values on a grid, such as pixels."""
+overestimate that error for values on a grid, such as pixels."""
 _MERGED = 16
 """Number of bins that are merged to sum errors. A merged bin's width is 1/32 of its values."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)

@@ -62,7 +62,7 @@ def learn_rounding(
     bits. Models with at most 4 bits gain most.
 
     With `reconstruct="block"`, the layers of a residual block are learned together, with quantized
-    activations between them, so one layer can compensate for another. A layer outside of such
+    activations between them, so one layer can compensate for another. A layer outside of residual
     blocks is a separate block. Use blocks with 2 bits, and for depthwise networks.
 
     A layer or block keeps rounding to nearest if this has a smaller error on the data. Layers that
