@@ -220,8 +220,7 @@ def _explain(error: Exception, graph: ResolvedGraph) -> str:
     return (
         f"TFLite's converter refuses {pluralize(len(causes), 'layer')}: {listed}. Use layers that "
         f"TFLite supports. Or end the file before these layers: "
-        f"keras_qat.quantize_model(model, outputs=[...]), with names of earlier layers that "
-        f"keras_qat.plan(model) lists."
+        f"keras_qat.quantize_model(model, outputs=[...]). keras_qat.plan(model) lists names."
     )
 
 

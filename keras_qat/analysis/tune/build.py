@@ -12,6 +12,8 @@ import tensorflow as tf
 from keras_qat.analysis.tune.score import Arrays, Judge, unwrap
 from keras_qat.config.recipe import Recipe
 from keras_qat.config.targets import Target
+from keras_qat.integer_graph.passes import has_int4, pack_int4
+from keras_qat.integer_graph.resolve import resolve
 from keras_qat.io.data import read_arrays
 from keras_qat.keras2.backend import keras
 from keras_qat.rewriting.quantize import quantize_model
@@ -153,8 +155,8 @@ class Builder:
         outputs = settings.outputs or None
         qat = quantize_model(self.model, settings.recipe, target=self.target, outputs=outputs)
         calibrate(qat, self.train.take(CALIBRATED), method=settings.method)
-        if settings.packs:
-            qat.pack_int4 = True
+        if settings.packs:  # Small models may have only first and last layers, with 8 bits.
+            qat.pack_int4 = has_int4(pack_int4(resolve(qat)))
         if settings.learns_rounding:
             learn_rounding(qat, self.train.take(ROUNDED), seed=self.seed)
         if settings.corrects_bias:

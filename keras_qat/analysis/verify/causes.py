@@ -70,8 +70,7 @@ def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes
     elif fingerprint is not None and fingerprint != expected:
         reasons.append(
             f"The file was exported from other weights or ranges, because '{graph.name}' was "
-            f"trained or calibrated, or its weights were set, after the export. Export "
-            f"it again."
+            f"trained, calibrated or given new weights after the export. Export it again."
         )
     if graph.origin.packs_int4 and has_int4(graph) and not file_graph.packs_int4:
         reasons.append(
