@@ -1,3 +1,3 @@
 """The version of the library, written into exported files."""
 
-__version__ = "0.3.0"
+__version__ = "1.0.0rc1"
