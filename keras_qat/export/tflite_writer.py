@@ -104,8 +104,8 @@ def _write_input(
     if tensor.params is None:
         if tensor.dtype == "string":
             raise ValueError(
-                f"{name}: files have no string inputs. Move the layers that read it to the input "
-                f"pipeline, and quantize the model after them."
+                f"Input '{name}' contains strings, which a file cannot read. Move the layers that "
+                f"read this input into the input pipeline, and quantize the rest of the model."
             )
         kind = dtype if dtype == "int32" else tensor.dtype
         if tensor.dtype == "uint8" and dtype == "float32":  # Pixels that the user passes as floats.

@@ -318,9 +318,9 @@ def _make_multipliers_exact(
 def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]:
     """Quantize a folded kernel with the range that training stored for it (`recipes.contrib`).
 
-    TFLite has no zero point for weights. If values of a channel of an asymmetric 8-bit kernel
-    exceed 127, its scale is increased and its weights are rounded again. Returns values, scales,
-    bias, the largest change of a weight, and the divisor of weights that fit 4 bits.
+    TFLite has no zero point for weights, so the values of an asymmetric 8-bit kernel can exceed
+    127. Such a channel gets a larger scale, and its weights are rounded again. Returns values,
+    scales, bias, the largest change of a weight, and the factor of values that fit 4 bits, or None.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:

@@ -3,7 +3,7 @@
 A graph for all phases would have branches in every layer, because quantization and frozen
 statistics may begin at any step. Tracing and optimizing it would take several times longer than for
 a float model. `fit`, `evaluate` and `predict` know the phase of the next step, so each phase has a
-graph without branches. Custom training loops have branches.
+graph without branches. A custom training loop does not know it, so its graph has all branches.
 """
 
 from __future__ import annotations

@@ -44,14 +44,14 @@ def test_entries_that_are_shortened_stay_in_float():
 def test_variables_of_no_layer_and_layers_that_read_them_say_what_to_do(multiply):
     inputs, factor = keras.Input((6,)), tf.Variable(np.ones((1, 6), np.float32), name="factor")
     model = keras.Model(inputs, multiply(inputs, factor))
-    with pytest.raises(ValueError, match=r"reads factor:0.*Write one custom layer"):
+    with pytest.raises(ValueError, match=r"reads factor:0.*Write a custom layer"):
         keras_qat.quantize_model(model)
 
 
 def test_operations_on_weights_are_not_left_as_they_are():
     ids, table = keras.Input((6,), dtype="int32"), layers.Embedding(20, 8)
     model = keras.Model(ids, tf.matmul(table(ids), table.embeddings, transpose_b=True))
-    with pytest.raises(ValueError, match=r"reads embedding.*Write one custom layer"):
+    with pytest.raises(ValueError, match=r"reads embedding.*Write a custom layer"):
         keras_qat.quantize_model(model, keras_qat.recipes.contrib())
 
 

@@ -108,7 +108,7 @@ def _strided_slice(input_: tf.Tensor, begin: Any, end: Any, strides: Any = ()) -
 
 
 def _reshape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Reshape to integers instead of sizes from `tf.shape`, if they are known."""
+    """Reshape to the static shape, if it is known, instead of the result of `tf.shape`."""
     require(any(map(is_tensor, tf.nest.flatten(shape))) and is_tensor(tensor))
     sizes = get_call(tensor).output.shape[1:]
     require(None not in sizes)

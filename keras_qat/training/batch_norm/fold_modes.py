@@ -1,12 +1,12 @@
 """How training combines weight quantization with the BatchNormalization after a layer.
 
 With one scale per channel, quantization commutes with the factors of a BatchNormalization. With one
-scale per tensor, the quantized values of a channel depend on the factors of all channels. Training
-then quantizes the folded kernel a W, with the factor a from the moving statistics, and divides the
-result by a again. It convolves with Q(a W) / a, and then applies Keras' BatchNormalization.
+scale per tensor, the quantized values of a channel depend on the factors of all channels. In this
+case, training quantizes the folded kernel `a * W`, where `a` is the factor of the moving
+statistics. It convolves with `Q(a * W) / a`, and then applies Keras' BatchNormalization.
 
-If a channel has only a few quantized values, quantization changes its norm. Normalizing with the
-batch's statistics would hide this in training. Therefore the convolution keeps the norm of W, and
+If a channel has only a few distinct values, quantization changes its norm. Normalizing with the
+batch's statistics would hide this in training. Therefore the convolution keeps the norm of `W`, and
 gamma is multiplied by the gain of the channel. The gain is the norm after quantization divided by
 the norm before. A channel that is quantized to zeros has the gain 0 and keeps the statistics of the
 float kernel, so it can recover.

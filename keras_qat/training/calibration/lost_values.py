@@ -39,7 +39,7 @@ MARK = 0.01
 
 
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
-    """Returns sentences about features and tensors that are lost in the ranges of a model.
+    """Returns sentences about values that are too small for the ranges that quantize them.
 
     `data` is an array of examples for each input. Without `data`, the statistics of a normalization
     layer after the input are used.

@@ -196,7 +196,7 @@ def test_what_cannot_be_learned():
     with pytest.raises(ValueError, match="not quantization-aware"):
         keras_qat.bias_correction(tiny_net(), images(4, (6, 6, 2)))
     contrib = keras_qat.quantize_model(tiny_net(), "contrib")
-    with pytest.raises(ValueError, match="'contrib' keeps the ranges of weights from training"):
+    with pytest.raises(ValueError, match="'contrib' sets the ranges of weights in training"):
         keras_qat.learn_rounding(contrib, images(4, (6, 6, 2)))
     with pytest.raises(ValueError, match="weights='max': use"):
         keras_qat.learn_rounding(qat, images(4, (6, 6, 2)), weights="max")
