@@ -44,7 +44,7 @@ def plan(
 ) -> Plan:
     """Shows how `quantize_model` would quantize each tensor and why, before any training.
 
-    With a `target`, it also lists each operator that would not run there, with reason and remedy.
+    For a `target`, it also explains which operators would not run there, and suggests remedies.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.

@@ -73,7 +73,7 @@ class Summary:
 
     Args:
         model: the model's name.
-        layers: in the order of computation.
+        layers: the operators, in the order of computation.
         peak_activation_bytes: peak memory of the tensors of one example, if each is stored until
             its last consumer has run. An interpreter allocates about as much, plus scratch memory
             for its kernels. None if sizes are unknown.
@@ -311,7 +311,7 @@ def _find_peak(
 
 
 def _count_copies(node: Node, size: Callable[[Tensor], int]) -> int:
-    """Return the bytes of the dequantized copies of a float node's inputs."""
+    """Return the bytes that a float node needs for dequantized copies of its inputs."""
     if node.op is not None:
         return 0
     read = {x: _count_float_bytes(x) for x in node.inputs if isinstance(x, Tensor)}

@@ -152,7 +152,7 @@ SOFTMAX_BY_HAND = Rule(
     ),
     _softmax,
 )
-"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, which has no inner ranges.
+"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, whose steps need no ranges.
 
 An epsilon in the divisor is ignored, because the sum is at least 1.
 """

@@ -98,7 +98,7 @@ def split_multi_head_attention(
 def _merge_axes(
     parts: PartsBuilder, details: dict[str, Any], *tensors: Value
 ) -> tuple[list[Value], layers.Layer]:
-    """Merge all axes of images between batch and channels into one, and update `details`.
+    """Merge the axes between the batch and the channels into one, and update `details`.
 
     Returns the new query, value and key, and a layer that restores the axes of the result.
     """

@@ -74,7 +74,7 @@ class LoweringContext:
         return self._layers[source, part]
 
     def part_for(self, source: Layer, part: str, settings: object) -> str:
-        """Return a component's name. It has a number if other calls use other settings.
+        """Return a component's name, with a number if another call uses different settings.
 
         Settings may depend on a tensor's size, which can differ between calls of a layer.
         """
@@ -92,7 +92,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return the layers with a weight that initializes several new layers."""
+        """Return each layer that has a weight from which several new layers are initialized."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:
@@ -102,7 +102,7 @@ class LoweringContext:
     def clone(
         self, source: Layer, part: str, weights: Iterable[tf.Variable], **config: Any
     ) -> Layer:
-        """Return the component `part` of a layer: a copy of it with the settings `config`."""
+        """Return the component `part`, a copy of the layer that has the settings `config`."""
         return self.layer(source, part, lambda: clone(source, **config), weights)
 
     def get_weights(self, layer: Layer) -> list[tf.Variable]:
@@ -130,7 +130,7 @@ class PartsBuilder:
     ) -> Layer:
         """Return a new layer, named after the call's layer and the component.
 
-        It has the precision of the call's output, unless `dtype` is given or it is a clone.
+        The layer has the precision of the call's output, unless it is a clone or `dtype` is given.
 
         Args:
             part: name of the component; "" for the name of the call's layer.
@@ -157,7 +157,7 @@ class PartsBuilder:
         Args:
             layer: the layer.
             args, kwargs: the arguments of the call.
-            shape: the output's shape, by default as the layer infers it.
+            shape: the output's shape; None for the shape that the layer infers.
             output: the output, by default a new tensor.
         """
         if output is None:
@@ -206,7 +206,7 @@ def get_suffix(tensor: str, call: str) -> str:
 
 
 def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
-    """Return the graph with the new calls for each call in `replaced`, and without unused calls."""
+    """Replace each call in `replaced` by its new calls, and drop calls that become unused."""
     calls = [new for call in graph.calls for new in replaced.get(call, [call])]
     return drop_unused_calls(dataclasses.replace(graph, calls=calls)) if replaced else graph
 

@@ -39,7 +39,7 @@ def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Split off the activation, because a softmax would still use the last axis (columns)."""
+    """Split off the activation. A softmax must still normalize the columns, not the channels."""
     layer, parts = call.layer, list[Call]()
     if _has_channels_first(call) and getattr(layer, "activation", None) is not None:
         is_separable = isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D))

@@ -25,7 +25,7 @@ IGNORES = {"maximum": HIDES, "minimum": -HIDES}
 
 
 def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
-    """Remove additions of zeros, such as `zeros_like`, and calls that become unused.
+    """Remove additions of zeros, as in `x + zeros_like(x)`, and calls that become unused.
 
     A maximum and its inputs share a range, which a uniform tensor of very low values would widen.
     Therefore the maximum reads a constant instead. A minimum also reads a constant instead of a
@@ -66,7 +66,7 @@ def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph
     """
 
     def identify(call: Call) -> Hashable | None:
-        """Return a key that is equal for calls that compute the same."""
+        """Return a key that is equal for all calls that compute the same result."""
         layer = call.layer
         is_known = is_operation(layer) or is_of_keras(layer)
         if find_op(call) is None or not is_known or accepts_training(layer):
@@ -123,7 +123,7 @@ def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def make_names_unique(graph: Graph, context: LoweringContext) -> Graph:
-    """Rename components that have the name of another layer, such as `conv_depthwise` of `conv`."""
+    """Rename components, such as `conv_depthwise`, if another layer already has the name."""
     owners = {call.name: call.layer for call in graph.calls if call.name == call.origin}
 
     def rename(call: Call) -> Call:

@@ -197,7 +197,7 @@ def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find_factors(call: Call, norm: Call, context: LoweringContext) -> list[float]:
-    """Return a divisor for each input of a concatenation; [] if 8 bits lose no input."""
+    """Return a divisor for each input of a concatenation; [] if 8 bits preserve all inputs."""
     op, attributes, _ = match(call)
     rank, layer = len(call.output.shape), norm.layer
     is_plain = op is not None and op.name == "concatenate" and not attributes["numbers"]
@@ -224,7 +224,7 @@ def _find_factors(call: Call, norm: Call, context: LoweringContext) -> list[floa
 
 
 def _scale_inputs(call: Call, factors: list[float]) -> tf.Tensor:
-    """Compute a concatenation of inputs after dividing them by factors."""
+    """Divide the inputs of a concatenation by factors, and concatenate the results."""
     scaled = {value: make_symbol(value) for value in call.inputs}
     for index, (value, factor) in enumerate(zip(call.inputs, factors, strict=True)):
         if factor != 1:

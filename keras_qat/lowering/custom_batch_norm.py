@@ -1,8 +1,8 @@
-"""Replaces other classes of BatchNormalization by Keras' layer.
+"""Replaces subclasses and reimplementations of BatchNormalization by Keras' layer.
 
-Some classes derive from Keras' layer, such as `SyncBatchNormalization` and users' classes with
-frozen statistics. Other classes are custom layers that assign moving statistics in training. These
-layers are recognized by their results for test inputs.
+Subclasses are, for example, `SyncBatchNormalization` and users' classes with frozen statistics.
+Reimplementations are custom layers that assign moving statistics in training. These layers are
+recognized by their results for test inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BASE = layers.BatchNormalization.__base__
 
 
 def replace_custom_batch_norm(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a BatchNormalization of another class by Keras' layer, if both train in the same way.
+    """Replace a subclass or reimplementation of BatchNormalization if Keras' layer trains alike.
 
     A layer that always uses the moving statistics is called with `training=False`.
     """
@@ -70,7 +70,7 @@ def _replace_subclass(call: Call, parts: PartsBuilder) -> list[Call]:
 def _replace_custom_layer(call: Call, parts: PartsBuilder) -> list[Call]:
     """Replace a custom layer that computes and learns like a BatchNormalization.
 
-    Its moving variance may include Bessel's correction, like the one of Keras' layer for images.
+    Its moving variance may include Bessel's correction, as in Keras' layer for images.
     """
     layer, shape = call.layer, call.inputs[0].shape
     moving = [weight for weight in layer.weights if not weight.trainable]
@@ -178,7 +178,7 @@ def _compute(
     training: bool,
     weights: Sequence[NDArray[np.float32]] | None = None,
 ) -> list[NDArray[Any]]:
-    """Return a layer's output, and its weights afterwards. The layer does not change."""
+    """Return a layer's output, and its weights after the call. Then restore the weights."""
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly:
         before = layer.get_weights()

@@ -79,7 +79,7 @@ def _is_known(function: Callable[..., object]) -> bool:
 
 
 def has_custom_activation(layer: layers.Layer) -> bool:
-    """Return whether a Keras layer, except recurrent layers, has a custom activation."""
+    """Return whether a Keras layer that is not recurrent has a custom activation."""
     function = getattr(layer, "activation", None)
     is_split = is_listed(layer) or isinstance(layer, _SEPARABLE)
     if is_registered(layer) or is_recurrent(layer) or not (is_split and callable(function)):
@@ -157,7 +157,7 @@ def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
 
 
 def find_traceable(call: Call, forced: bool = False, unrolls: bool = False) -> Call | None:
-    """Return the call that is traced instead of a Keras layer or complex operations, or None.
+    """Return the call to trace instead of a Keras layer or of complex operations, or None.
 
     Complex operations with TFLite kernels are traced only if `forced`, and recurrent layers with an
     operator are unrolled only if `unrolls`.

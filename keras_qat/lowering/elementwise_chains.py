@@ -36,11 +36,11 @@ _INAUDIBLE = 1e-5
 """Noise below this fraction of the variance (-50 dB, the noise of 8 bits) is ignored."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
-"""For these layers, the activation is split off if a chain reads its result."""
+"""Layers whose activation is split off if a chain reads the activation's result."""
 
 
 class _Chain(NamedTuple):
-    """A chain of elementwise operations, which is a function of one tensor."""
+    """A chain of elementwise operations that together compute a function of one tensor."""
 
     x: Value
     formula: str | list[Any]
@@ -49,7 +49,7 @@ class _Chain(NamedTuple):
     rounded: NDArray[Any]
     """The results if each operation rounds to 8 bits."""
     divides: bool
-    """Whether it divides tensors, which needs several 16-bit operators in TFLite."""
+    """Whether the chain divides tensors. A division needs several 16-bit operators in TFLite."""
     size: int
 
 
@@ -119,7 +119,7 @@ def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Cal
 
 
 def _find_scores(value: Value) -> tuple[Value | None, int]:
-    """Return the scores and the axis of a softmax; None for other tensors."""
+    """Return the input and the axis of a softmax; (None, 0) if no softmax computes the value."""
     call = value.producer
     if call is None or len(call.inputs) != 1 or call.inputs[0].masked:
         return None, 0

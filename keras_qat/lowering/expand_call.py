@@ -92,7 +92,7 @@ def get_value(argument: Any) -> Any:
 
 
 def get_call(tensor: tf.Tensor) -> Call:
-    """Return the expanded call that reads this symbolic tensor. The expansion is not compared."""
+    """Return the expanded call that reads a symbolic tensor. Its expansion is then not checked."""
     tensor.is_known = True
     call: Call = tensor.expanded_call
     return call
@@ -118,8 +118,8 @@ def expand_call(
         inside: whether to name calls `call/part`, as inside a traced layer, instead of `call_part`.
 
     Returns:
-        The calls of the simpler operations; none if the function does not support the arguments,
-        or returns other values.
+        The calls of the simpler operations; none if the function does not support the arguments, or
+        if its results differ.
     """
     stand_ins = {value: make_symbol(value, call) for value in call.inputs}
     given = bind_arguments(call) if is_operation(call.layer) else (call.args, dict(call.kwargs))

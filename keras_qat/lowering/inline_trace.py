@@ -30,11 +30,11 @@ class TracedCall:
     Args:
         call: the call.
         trace: the trace.
-        read: the inputs of the trace without weights: the tensors that the call reads, and masks.
+        read: the trace's inputs that are not weights: tensors that the call reads, and masks.
         keeps_weights: whether to quantize weights before anything is computed from them.
 
     Raises:
-        CannotTrace: if it has complex weights.
+        CannotTrace: if the layer has complex weights.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class TracedCall:
         self.facts = Facts()
 
     def name_weight(self, value: Value) -> str:
-        """Return the name of a weight, with a suffix for a tensor that is computed from it."""
+        """Return the name of a weight. A tensor computed from the weight gets a suffix."""
         suffix = "" if value in self.trace.weights else "_computed"
         variable = self.trace.weights[self.facts.find(self.find_weights, value)[0]]
         return variable.name.split(":")[0].rsplit("/", 1)[-1] + suffix
@@ -107,7 +107,7 @@ class Inliner:
         self._labels: dict[int, list[str]] = {}
 
     def inline(self, traced: TracedCall, prefix: str, taken: set[str]) -> list[Call]:
-        """Return the calls inside the layer, with the inputs and outputs of the layer's call.
+        """Return the calls inside the layer, connected to the inputs and outputs of its call.
 
         Names begin with the prefix. `taken` are names of other calls, without the prefix.
         """
@@ -288,7 +288,7 @@ def _make_weight_tensor(
     name: str,
     owner: layers.Layer | None,
 ) -> layers.Layer:
-    """Return the only layer for a weight or a tensor computed from weights. Create it if needed.
+    """Return the shared layer for a weight, or for a tensor computed from weights.
 
     `owner` is the layer that owns the weight, if several layers read it.
     """

@@ -1,6 +1,6 @@
-"""Converts token ids and constants of other types to int32.
+"""Converts float token ids and int64 constants to int32.
 
-An `Input` without a dtype reads token ids as floats. NumPy's integers are int64.
+Token ids are floats if their `Input` has no dtype. NumPy's integers are int64.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _find_token_ids(graph: Graph) -> set[Value]:
     consumers, ends = graph.consumers(), set(flatten_values(graph.outputs))
 
     def find_moved(value: Value) -> list[Value]:
-        """Return the tensors before and after a tensor that must have the same type."""
+        """Return the adjacent tensors that must have the same type as a tensor."""
         calls = [call for call in [value.producer, *consumers[value]] if call and _moves(call)]
         return [x for call in calls for x in [*call.inputs, *flatten_values(call.outputs)]]
 

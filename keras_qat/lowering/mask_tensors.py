@@ -83,8 +83,8 @@ class MaskTensors:
 
         Args:
             call: the call.
-            expansion: a call that is traced instead because it computes the same, or None.
-            lenders: other layers that own weights the layer reads, and variables without a layer.
+            expansion: an equivalent call to trace instead, or None.
+            lenders: other layers whose weights the layer reads, and variables without a layer.
 
         Raises:
             CannotTrace, OnlyTrains: if it cannot be traced.
@@ -197,7 +197,7 @@ class MaskTensors:
         return current[flatten_values(graph.outputs)[0]]
 
     def attach(self, graph: Graph) -> Graph:
-        """Attach Keras masks to results of operations, for opaque layers and the model's outputs.
+        """Attach Keras masks to operation results that opaque layers read or the model returns.
 
         Losses and metrics read the masks of outputs.
         """
@@ -278,14 +278,14 @@ def _may_read_masks(call: Call) -> bool:
 
 
 def masks_nonzero(call: Call) -> bool:
-    """Return whether a call is a Masking with a value other than 0, which may be quantized."""
+    """Return whether a call is a Masking whose mask value, because it is not 0, may be rounded."""
     return type(call.layer) is layers.Masking and call.layer.mask_value != 0
 
 
 def reads_floats(
     call: Call, readers: Mapping[Value, list[Call]], outputs: Collection[Value]
 ) -> bool:
-    """Return whether no call except this Masking reads the inputs of the Masking.
+    """Return whether a Masking is the only call that reads its inputs.
 
     If so, the Masking can compare float values, before the quantizer.
     """

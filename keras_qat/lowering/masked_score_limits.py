@@ -1,4 +1,4 @@
-"""Computes how low masked scores must be. At that level, their consumers ignore them."""
+"""Computes how low masked scores must be for their consumers to ignore them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Distance(NamedTuple):
     beyond: float = 0.0
     """The distance below the smallest other score, or above the largest."""
     limit: float | None = None
-    """An absolute value that masked scores must reach."""
+    """A fixed value that masked scores must reach, whatever the other scores are."""
 
 
 Steps = Generator[tuple[Value, int], Any, Distance | None]
@@ -55,7 +55,7 @@ class ScoreLimits:
         readers: value -> calls that read it.
         outputs: outputs of the model.
         masked: call that masks scores -> the scores, and `side` as in `find`.
-        mask: the mask; None for a constant mask, or a mask that is moved to other axes first.
+        mask: the mask; None if the mask is constant, or is moved to other axes first.
         where_true: whether scores are masked where the mask is True.
     """
 
@@ -165,8 +165,8 @@ Question = tuple[Value, bool]
 def find_mask(question: Question) -> Generator[Question, Any, Question]:
     """Find the mask before a negation or a cast.
 
-    The question is a tensor and one of its values. The answer is the mask, and the value of the
-    mask at the elements with that value.
+    The question is a tensor and one of its values. The answer is the mask, and the mask's value
+    where the tensor has that value.
     """
     mask, where = question
     call = mask.producer
@@ -183,7 +183,7 @@ def _find_name(call: Call | None) -> str:
 
 
 def find_line(call: Call) -> tuple[float, float] | None:
-    """Return a and b of a call that computes a * x + b with constants; None for other calls."""
+    """Return `(a, b)` if a call computes `a * x + b` with constants; None for other calls."""
     if type(call.layer) is layers.Rescaling:
         scale, offset = read_scalar(call.layer.scale), read_scalar(call.layer.offset)
         return (scale, offset) if scale and offset is not None else None

@@ -2,7 +2,7 @@
 
 A range down to -1e9 would have a scale of 4e6, so 8 bits would lose all scores. A softmax, for
 example, ignores masked scores. If all consumers do, the operations become `MaskScores`, which
-returns the lowest quantized value instead of -1e9. 1e9 before a minimum is treated likewise.
+returns the lowest quantized value instead of -1e9. Scores of 1e9 before a minimum are replaced too.
 
 `PATTERNS` lists operations that mask scores. `masked_score_limits.py` computes how low masked
 scores must be. `mask_tensors.py` handles Keras masks.
@@ -43,7 +43,7 @@ from keras_qat.lowering.patterns import (
 from keras_qat.lowering.read_operations import HIDES, read_operation
 
 CONSTANT_HIDES = -1e2
-"""In a constant mask, entries up to this value mask scores. Others are at most a tenth of it."""
+"""Entries of a constant mask up to this value mask scores. Other entries are 10 times smaller."""
 
 COPIES = ("tile", "broadcast_to", "cast")
 
@@ -68,7 +68,7 @@ class _Mask:
     """Operations that move the tensor to the axes of the scores."""
 
     def compute(self, beyond: float, limit: float | None) -> tf.Tensor:
-        """Compute the scores. Masked scores are `beyond` away from all others, and pass `limit`."""
+        """Compute the scores. Masked scores are `beyond` away from the others, and pass `limit`."""
         scores = make_symbol(self.scores)
         if self.sum is not None:
             name = {"name": "unmasked"} if is_operation(self.sum.layer) else {}
@@ -265,7 +265,7 @@ def _compute_with(call: Call, replace: Callable[[Any], Any], **options: str) -> 
 
 
 def _find_constant(term: Any) -> NDArray[np.floating] | None:
-    """Return a constant, also if the graph copies it for each example; None for other tensors."""
+    """Return a constant, even if the graph copies it for each example; None for other tensors."""
     if not isinstance(term, Value):
         return read_array(term)
     is_copy = term.producer is not None and term.shape and get_kind(term.producer) in COPIES

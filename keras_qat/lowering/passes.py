@@ -102,7 +102,7 @@ def check_weights(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
-    """Mark calls that replace NaN, so they stay in float, if inputs may contain NaN."""
+    """Mark calls that replace NaN. If the target supports float, they stay in float."""
     if not context.has_float:
         return graph
     calls = [call for calls in find_nan_handling(graph).values() for call in calls]

@@ -47,7 +47,7 @@ class Pattern:
     limits: tuple[float, float] | None = None
 
     def named(self, name: str) -> Pattern:
-        """Return the same pattern with a name for the matching tensor."""
+        """Return a copy of the pattern that names the matching tensor."""
         return dataclasses.replace(self, name=name)
 
     def __add__(self, other: Pattern | float) -> Pattern:
@@ -101,7 +101,7 @@ def _as_pattern(term: Pattern | float) -> Pattern:
 
 
 def operation(*kinds: str) -> Callable[..., Pattern]:
-    """Return a function that makes a pattern of an operation of these kinds from its operands."""
+    """Return a function that converts operands to a pattern of an operation of these kinds."""
 
     def make(*terms: Pattern | float) -> Pattern:
         return Pattern(kinds, tuple(map(_as_pattern, terms)))

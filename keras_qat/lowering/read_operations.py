@@ -34,7 +34,7 @@ ACTIVATIONS = {
 """Activation function -> its kind of operation."""
 
 INVERSE = {"subtract": "add", "divide": "multiply"}
-"""Operation -> the operation that computes the same with the inverse constant."""
+"""Operation -> the operation that has the same result with the inverse constant."""
 
 FILLS = {"fill": 1, "broadcast_to": 0, "tile": 0, "cast": 0, "identity": 0}
 """Operation that fills a tensor with an argument -> the position of that argument."""
@@ -51,7 +51,7 @@ HIDES = -1e3
 def read_operation(call: Call) -> tuple[str, list[Any]]:
     """Return the kind of operation that a call computes, and its arguments in order.
 
-    Layers that compute an operation, such as `Add`, have its kind. For other layers it is "".
+    A layer that computes an operation, such as `Add`, has the operation's kind, others have "".
     """
     layer = call.layer
     if is_operation(layer):

@@ -130,7 +130,7 @@ def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
 
 
 def _copy_with_mask(layer: layers.RNN) -> layers.RNN:
-    """Return a copy of a layer as an instance of its variant with a mask input."""
+    """Return a copy of a layer that reads the mask as its second input."""
     plain = clone(layer)
     config = {**plain.get_config(), "activation": plain.activation}
     if hasattr(plain, "recurrent_activation"):

@@ -15,7 +15,7 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import find_op, is_listed
 
 _SPLIT_LATER = (layers.SeparableConv1D, layers.SeparableConv2D, layers.TimeDistributed)
-"""Layers without an operator that consist of layers with operators."""
+"""Layers that have no operator, but are later split into layers that have operators."""
 
 
 def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:

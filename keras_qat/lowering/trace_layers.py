@@ -146,7 +146,7 @@ class _Agreement:
     them."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
-        """Add decisions for layers with calls that disagree. Return whether to try again."""
+        """Add a decision for each layer whose calls disagree. Return whether to try again."""
         layers_traced = attempt.inliner.counts.keys()
         opaque = {x: attempt.refused[x] for x in layers_traced & attempt.refused}
         opaque |= find_refused_cells(layers_traced, attempt.refused)
@@ -193,7 +193,7 @@ class _Attempt:
     def _replace(self, call: Call, siblings: Sequence[Call] = ()) -> list[Call]:
         """Return the calls that replace a call, or the call itself.
 
-        `siblings` are the other calls inside the enclosing layers, whose names cannot be used.
+        `siblings` are the other calls inside the enclosing layers. New calls avoid their names.
         """
         self.masks.note(call)
         if self.context.may_trace(call) is False:

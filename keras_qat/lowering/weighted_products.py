@@ -1,4 +1,4 @@
-"""Converts convolutions, matrix products and lookups with weights or constants to Keras layers."""
+"""Converts operations that read weights or constants, such as matrix products, to Keras layers."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
 def split_product(call: Call, context: LoweringContext) -> list[Call]:
     """Replace a product with a constant by a layer that does not train.
 
-    If the kernel is another tensor, or a weight that several operations read, a convolution becomes
-    a product of patches and the kernel.
+    If the kernel of a convolution is another tensor, or a weight that several operations read, the
+    convolution becomes a product of patches and the kernel.
     """
     product = _read_product(call)
     if product is None or not call.output.is_float:
@@ -195,7 +195,7 @@ def split_separable(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _find_shared_weights(graph: Graph) -> set[WeightTensor]:
-    """Return the weights that several operations read. Layers would train separate copies."""
+    """Return the weights that several operations read. Separate layers would copy them."""
     operations: dict[WeightTensor, set[layers.Layer]] = {}
     for call in graph.calls:
         for value in filter(_is_weight, call.inputs):
@@ -305,7 +305,7 @@ def _read_transposed_convolution(call: Call) -> _Product | None:
 
 
 def _make_dense(x: object, kernel: Value | NDArray[np.generic] | None) -> _Product | None:
-    """Return the product with a matrix, which is a weight or a constant; None for other kernels."""
+    """Return the product with a matrix that is a weight or a constant; None for other kernels."""
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
         return None
     if not isinstance(x, Value) or len(kernel.shape) != 2 or x.shape[-1:] != kernel.shape[:1]:

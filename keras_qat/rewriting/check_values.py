@@ -49,8 +49,7 @@ def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[s
     """Return the names of outputs that differ; [] if the models cannot be run.
 
     Inputs in `flags` are 0 in one example and 1 in the other. An output is only wrong if it differs
-    in both examples, because a mask may mask all values of one example, and then any result is
-    correct.
+    in both examples, because any result is correct for an example in which all values are masked.
     """
     ours, inputs = read_model(qat), draw_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
@@ -82,7 +81,7 @@ def _find_flags(lowered: Graph) -> set[Value]:
 
 
 def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
-    """Return whether examples with flags of 0 and with flags of 1 differ."""
+    """Return whether results differ both in examples with flags of 0 and with flags of 1."""
     if expected.shape != computed.shape:
         return True
     differs, count = np.atleast_1d(_find_differences(expected, computed), np.isfinite(expected))

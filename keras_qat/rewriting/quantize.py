@@ -175,7 +175,7 @@ def _copy_quantized(
     """Copy a quantized model, or a model that Keras built from its layers.
 
     Raises:
-        ValueError: if another recipe or any other argument is given, or it is a subclassed model.
+        ValueError: if another recipe or any other argument is given, or the model is subclassed.
     """
     check_is_graph(model)
     if not isinstance(model, QuantizedModel):

@@ -94,7 +94,7 @@ class QuantizedModel(
     """Whether `load_model` had `safe_mode=True`, so code in the configuration must not run."""
 
     file_outputs: Mapping[str, str] = MappingProxyType({})
-    """Name of each output of exported files -> the tensor; empty for the model's outputs."""
+    """Name of each output of exported files -> tensor name; empty for the model's outputs."""
     _file_model: QuantizedModel | None = None
 
     _family: KernelFamily = XNNPACK
@@ -210,7 +210,7 @@ class QuantizedModel(
 
     @property
     def simulates(self) -> bool:
-        """Whether it also uses fake quantization at inference, as with recipe `contrib`."""
+        """Whether inference uses fake quantization too, as with the recipe `contrib`."""
         if self._recipe is None:  # A part of a model that Keras saved before it was exact.
             return any(getattr(x, "fold", "") == "correction" for x in list_scheduled_layers(self))
         return self._recipe.fold == "correction"

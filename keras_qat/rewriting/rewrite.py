@@ -91,7 +91,7 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
 def _make_model(
     file_outputs: tuple[str, ...], inputs: tf.Tensor, outputs: tf.Tensor, name: str
 ) -> QuantizedModel:
-    """Create the model. With `file_outputs`, `outputs` has the model's outputs, then the files'."""
+    """Create the model. `outputs` is a pair (of the model, of files) if `file_outputs` is set."""
     if not file_outputs:
         return QuantizedModel(inputs=inputs, outputs=outputs, name=name)
     outputs, ends = outputs
@@ -158,7 +158,7 @@ class _Visitor:
         return InsertedCall(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
 
     def _clone(self, call: Call) -> Any:
-        """Return the clone of a layer without a wrapper, created once for all of its calls."""
+        """Return the clone of a layer that is in no group, created once for all of its calls."""
         if call.layer not in self.layers:
             name = PREFIX + call.name
             if call.layer in self.weights_only:

@@ -43,7 +43,7 @@ ENTRIES: Config = {
     "trained_as": None,
     "target": None,
 }
-"""Entries that keras_qat adds to a quantized model's configuration -> default value."""
+"""Entry that keras_qat adds to a quantized model's configuration -> its default value."""
 
 ALWAYS = ("recipe", "float_config", "output_names", "float_layers", "asked_for", "kernels")
 """Entries that are always saved. Other entries are only saved if they differ from the default."""

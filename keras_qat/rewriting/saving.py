@@ -45,7 +45,7 @@ class WholeFiles:
         both the old and the new version would be lost.
 
         Raises:
-            ValueError: if the suffix is that of an exported file, such as `.tflite`.
+            ValueError: if the suffix belongs to an exported file, such as `.tflite`.
         """
         verb = EXPORTED.get(os.path.splitext(str(filepath))[1])
         if verb is not None:
@@ -79,7 +79,7 @@ class WholeFiles:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
 
     def _is_named_in(self, path: FilePath) -> bool:
-        """Return whether an HDF5 file has weights for a layer of the model by name."""
+        """Return whether an HDF5 file stores weights under the name of any layer of the model."""
         if not h5py.is_hdf5(path):
             return True
         with h5py.File(path, "r") as file:

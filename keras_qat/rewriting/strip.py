@@ -46,8 +46,8 @@ def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
             activation, are split.
 
     Returns:
-        A `Sequential` model if the float model was one and `folded` is False, and a functional
-        model otherwise, not compiled.
+        A model that is not compiled: a `Sequential` if the float model was one and `folded` is
+        False, and a functional model otherwise.
 
     Raises:
         ValueError: if the model was not made by `quantize_model`, or has a `Lambda` and was loaded
@@ -93,7 +93,7 @@ _IN_A_CALL = "Exception encountered when calling layer"
 
 
 def _find_reason(error: Exception) -> str:
-    """Return the first line of an error, or Keras' name of the layer and its error."""
+    """Return the first line of an error; two lines if the first is Keras' name of a layer."""
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
     return ": ".join(lines[: 2 if lines[0].startswith(_IN_A_CALL) else 1])
 
@@ -165,7 +165,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
 
 
 def _are_read(weights: list[Any], graph: Graph) -> bool:
-    """Return whether the outputs of a model depend on weights."""
+    """Return whether the outputs of a model depend on these weights."""
     evaluate, inputs = make_evaluator(graph, flatten_values(graph.outputs)), draw_inputs(graph)
     draw, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
     try:

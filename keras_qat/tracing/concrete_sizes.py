@@ -24,7 +24,7 @@ class _Unknown(Exception):
 
 
 def find_value(tensor: Any) -> NDArray[Any] | None:
-    """Returns the value of a symbolic tensor or constant; None if it depends on more than sizes."""
+    """Returns the value of a constant or size expression; None for other symbolic tensors."""
     if not is_symbolic(tensor):
         return np.asarray(tensor)
     try:
@@ -79,7 +79,8 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
 
     Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`, also in code
     that AutoGraph converts. TensorFlow and Keras still see symbolic tensors. Keras interprets a
-    vector of integers as sizes, and refuses negative sizes. This block accepts negative sizes.
+    vector of integers as sizes, and refuses negative sizes. Inside the block, it accepts negative
+    sizes.
     """
     create = KerasTensor.from_tensor
 

@@ -33,7 +33,7 @@ from keras_qat.tracing.cannot_trace import MustTraceInline
 def trace_inner_calls(
     tape: tf.GradientTape, outer: keras.layers.Layer, lenders: Sequence[Any] = ()
 ) -> Iterator[None]:
-    """Makes a tape ignore the variables of inner layers inside a `with` block.
+    """Inside a `with` block, makes a tape ignore the variables of inner layers.
 
     Some layers are traced inline, as if their code were in the call of `outer`:
     - layers whose weights `outer` borrows (`lenders`), and layers that contain them
@@ -106,7 +106,7 @@ def _holds_symbols(layer: keras.layers.Layer) -> bool:
 
 
 def _keeps_tensors(layer: keras.layers.Layer) -> bool:
-    """Return whether a custom layer without `training` has tensors of a trace as attributes."""
+    """Return whether a custom layer without a `training` argument stores traced tensors."""
     if _is_known(layer) or "training" in inspect.signature(type(layer).call).parameters:
         return False
     is_constant = (tf.Variable, tf.__internal__.EagerTensor)
@@ -177,7 +177,7 @@ _dropouts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def trace_attention_dropout(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:
-    """Makes Keras' attention use a Dropout layer, which can be traced, inside a `with` block."""
+    """Inside a `with` block, makes Keras' attention use a Dropout layer, which can be traced."""
     if type(layer) not in (layers.Attention, layers.AdditiveAttention) or not layer.dropout:
         return contextlib.nullcontext()
     if layer not in _dropouts:

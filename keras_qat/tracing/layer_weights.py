@@ -23,7 +23,7 @@ _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured
 _NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
 MASKS = -100.0
-"""A variable is a mask that is added to scores if each value is 0 or at most this."""
+"""If each value of a variable is 0 or at most this, the variable is a mask to add to scores."""
 
 
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
@@ -102,7 +102,7 @@ def hash_constant_masks(model: keras.Model) -> list[int]:
 
 
 def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
-    """Replaces each variable in a structure by the entry of `symbols` with its id."""
+    """Replaces each variable in a structure by `symbols[id(variable)]`, if that exists."""
     if isinstance(value, dict):
         return {key: replace_variables(item, symbols) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -112,7 +112,7 @@ def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
 
 @contextlib.contextmanager
 def list_symbols_as_weights(symbols: dict[int, Any]) -> Iterator[None]:
-    """Makes `layer.weights` and similar lists contain symbols inside a `with` block.
+    """Inside a `with` block, makes `layer.weights` and similar lists contain symbols.
 
     Args:
         symbols: id of a variable -> the symbol that replaces it.
@@ -159,7 +159,7 @@ def let_assign(
 
 
 def get_regularizers(layer: keras.layers.Layer) -> dict[int, Any]:
-    """Returns the regularizers of a layer's own weights, by the variables' ids."""
+    """Returns a dict: id of a variable -> its regularizer, for a layer's own weights."""
     regularizers = {}
     for callback in layer._callable_losses:
         loss = callback.args[0] if isinstance(callback, partial) and callback.args else callback

@@ -81,7 +81,7 @@ def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[Ke
     """Return the symbolic tensors that do not depend on an example, such as weights.
 
     Raises:
-        NotKnown: if a tensor depends on the entire batch, or an output on no example.
+        NotKnown: if a tensor depends on the entire batch, or an output does not depend on `ones`.
     """
     shared: dict[int, KerasTensor] = {}
     follows = dict.fromkeys(map(id, ones), True)
@@ -218,7 +218,7 @@ def _align(x: KerasTensor, rank: int) -> KerasTensor:
 
 
 def _as_slice(item: Any) -> Any:
-    """Return an item of an index, as a slice if Keras stored it as a dictionary."""
+    """Convert an index item that Keras stored as a dictionary to a slice."""
     return slice(item["start"], item["stop"], item["step"]) if isinstance(item, dict) else item
 
 

@@ -23,7 +23,7 @@ _TENSOR = tf.Tensor
 
 
 def record_transforms() -> contextlib.AbstractContextManager[None]:
-    """Makes Fourier transforms accept symbolic tensors inside a `with` block."""
+    """Inside a `with` block, makes Fourier transforms accept symbolic tensors."""
 
     def record(transform: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(transform)
@@ -39,7 +39,7 @@ def record_transforms() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def run_functions_eagerly() -> Iterator[None]:
-    """Makes `tf.function`, which accepts no symbolic tensors, call Python inside a `with` block."""
+    """Inside a `with` block, runs each `tf.function` eagerly, so it accepts symbolic tensors."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -49,7 +49,7 @@ def run_functions_eagerly() -> Iterator[None]:
 
 
 def deny_eager_execution() -> contextlib.AbstractContextManager[None]:
-    """Makes `tf.executing_eagerly()` False for custom code, as in Keras, inside a `with` block."""
+    """Inside a `with` block, makes `tf.executing_eagerly()` False for custom code, as in Keras."""
     is_eager = tf.executing_eagerly
 
     def executing_eagerly() -> bool:
@@ -59,7 +59,7 @@ def deny_eager_execution() -> contextlib.AbstractContextManager[None]:
 
 
 def skip_assertions() -> contextlib.AbstractContextManager[None]:
-    """Disables TensorFlow's assertions, which need concrete values, inside a `with` block."""
+    """Inside a `with` block, disables TensorFlow's assertions, which need concrete values."""
 
     def accept(x: Any = None, *args: object, **kwargs: object) -> Any:
         return x
@@ -70,7 +70,7 @@ def skip_assertions() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def keep_convolutions() -> Iterator[None]:
-    """Replaces `tf.nn.convolution` of a sequence by `tf.nn.conv1d` inside a `with` block.
+    """Inside a `with` block, replaces `tf.nn.convolution` of a sequence by `tf.nn.conv1d`.
 
     With dilations, TensorFlow would insert a reshape before and after the convolution. The function
     is replaced in two modules, one for Keras and one for custom code.
@@ -107,7 +107,7 @@ class _AnyTensor(type):
 
 
 def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
-    """Makes type checks accept symbolic tensors as tensors inside a `with` block.
+    """Inside a `with` block, makes type checks accept symbolic tensors as tensors.
 
     This only affects custom code, because TensorFlow and Keras import the types from elsewhere.
     """
@@ -121,7 +121,7 @@ def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def draw_largest() -> Iterator[None]:
-    """Makes `random` and `numpy.random` return their largest values inside a `with` block.
+    """Inside a `with` block, makes `random` and `numpy.random` return their largest values.
 
     The values become constants of a trace. With the largest values, LayerDrop omits no layer: `if
     training and np.random.uniform(0, 1) < self.layerdrop: continue`.

@@ -97,7 +97,7 @@ def trace_layer(
 def _trace_phases(
     call: Call, masks: Mapping[Value, Value], has_phases: bool, lenders: Sequence[Any]
 ) -> tuple[Trace, ...]:
-    """Return the trace, and a separate trace of inference if it differs."""
+    """Return the trace, and a separate trace of inference if the phases differ."""
     if not has_phases:
         return (Trace(call, masks, None, lenders),)
     trained, tested = (Trace(call, masks, phase, lenders) for phase in (True, False))
@@ -270,7 +270,7 @@ def _refuse_updates(*args: object, **kwargs: object) -> None:
 
 
 def _fold_variables(call: Call) -> Call:
-    """Return a call that reads the values of variables among its arguments."""
+    """Return a copy of a call in which constants replace the variables among the arguments."""
 
     def fold(leaf: Any) -> Any:
         return tf.constant(leaf.numpy()) if isinstance(leaf, tf.Variable) else leaf

@@ -90,8 +90,8 @@ def follow_training(trained: Trace, tested: Trace) -> None:
 def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace:
     """Returns a trace of both phases. Sections that only training computes stay in float.
 
-    The phases may differ in some sections, as in stochastic depth. Layers without weights may
-    differ entirely, such as noise in training and rounding at inference.
+    The phases may differ in some sections, as in stochastic depth. If the layer has no weights,
+    they may differ entirely, such as noise in training and rounding at inference.
 
     Raises:
         CannotTrace: `refusal`, for all other layers.
@@ -156,9 +156,9 @@ class _TrainingSections:
             for trace in (trained, tested)
         ]
         self.starts: dict[tuple[int, int], Any] = {}
-        """Ids of a tensor of each trace -> the start of the section that computes the tensor of
-        training. If both tensors are equal, it is the tensor of training. If they do not
-        correspond, it is None.
+        """Ids of a tensor in training and a tensor at inference -> the start of the section that
+        ends at the tensor in training. The start is that tensor itself if both are equal, and None
+        if they do not correspond.
         """
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
         """Ids of a section's start and end -> other tensors that it reads, in both traces."""

@@ -20,7 +20,7 @@ MOST_STEPS = 32
 
 @contextlib.contextmanager
 def unroll_loops() -> Iterator[None]:
-    """Unrolls loops over symbolic tensors if the trip count is known, inside a `with` block.
+    """Inside a `with` block, unrolls loops over symbolic tensors if the trip count is known.
 
     It replaces `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`. If the
     condition of a `tf.cond` depends only on sizes, only one branch is executed. A list replaces
@@ -130,7 +130,7 @@ _RNN = keras.backend.rnn
 
 
 class _Steps:
-    """Replaces `tf.TensorArray`, with symbolic tensors."""
+    """Replacement for `tf.TensorArray` that stores symbolic tensors."""
 
     def __init__(self, tensors: list[Any]) -> None:
         self.tensors = tensors

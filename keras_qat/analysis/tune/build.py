@@ -24,7 +24,7 @@ from keras_qat.training.callbacks import FreezeBatchNorm
 from keras_qat.training.post_training import bias_correction, learn_rounding
 
 CALIBRATED, ROUNDED = 512, 256
-"""Number of examples for ranges and biases, and for learned rounding."""
+"""Number of examples for ranges and biases; number of examples for learned rounding."""
 
 BATCH = 32
 SLOWER = 0.1

@@ -155,7 +155,7 @@ def _make_compiled_metric(
 ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
     """Return a function that computes the model's first metric, or its loss if it has none.
 
-    It passes the outputs to a model that is compiled like `model`, but returns its inputs.
+    The function passes the outputs to an identity model that is compiled like `model`.
     """
     inputs = [keras.Input(y.shape[1:], dtype=y.dtype.name) for y in outputs]
     identities = [keras.layers.Activation("linear", name=name) for name in model.output_names]

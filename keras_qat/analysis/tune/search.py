@@ -41,7 +41,7 @@ ENOUGH = 256
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
 NOTABLE = 0.5
-"""If metrics are equal, the better SQNR decides, provided that it is better by this many dB."""
+"""If metrics are equal, an attempt is better if its SQNR is higher by at least this many dB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Attempt:
         drop: how much worse the metric is than the float model's, in points.
         margin: half of the 95 % confidence interval of the drop.
         size: bytes of the file.
-        arena: bytes of memory that TFLite Micro uses to run the file; None if it cannot run it.
+        arena: bytes of memory that TFLite Micro uses; None if it cannot run the file.
         seconds: duration of the attempt.
         outcome: "kept" with a reason, "not better", "smaller", or why the step was skipped.
     """

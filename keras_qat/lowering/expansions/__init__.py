@@ -4,7 +4,7 @@ Each file defines some of these tables, which map a kind of operation to its exp
 
 - `EARLY`: expansions of float operations before masks, softmax and chains of elementwise operations
   are recognized; `EARLY_OF_INTEGERS`: early expansions of integer operations.
-- `OPERATIONS`: expansions after that; `OF_FLOATS`: those for calls with float tensors only.
+- `OPERATIONS`: later expansions; `OF_FLOATS`: later expansions of calls with only float tensors.
 - `LAYERS`: layer class, or its `get_class_path` -> a function of the layer and its inputs;
   `LAYERS_ALWAYS`: layers that are expanded even by recipes that leave operations unchanged.
 """

@@ -54,7 +54,7 @@ def _add_n(inputs: Any) -> tf.Tensor:
 
 
 def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Expand `x ** 2` and `x ** 3` to products."""
+    """Expand `x ** 2` and `x ** 3` to products, and `x ** 0.3` and `x ** -1` to a layer."""
     exponent = unwrap(read_scalar(y))
     require(is_tensor(x))
     if exponent < 0 or exponent != int(exponent):
@@ -90,7 +90,7 @@ def _normalize(
 
 
 def _cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Remove a cast without effect at inference, such as float32 to half precision."""
+    """Remove a cast that has no effect at inference, such as float32 to half precision."""
     dtype = tf.as_dtype(dtype)
     require(x.dtype == dtype or (x.dtype.is_floating and dtype.is_floating))
     return x

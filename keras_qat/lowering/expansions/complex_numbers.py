@@ -91,7 +91,7 @@ def _list_complex_calls(end: Call) -> list[Call]:
 
 
 def _is_complex(value: Value) -> bool:
-    """Return whether a value is complex and computed, or holds zeros for an imaginary part."""
+    """Return whether a call computes a value that is complex, or zeros for an imaginary part."""
     return value.producer is not None and (
         value.is_complex or get_kind(value.producer) == "zeros_like"
     )
@@ -103,7 +103,7 @@ def _call_layer(call: Call, results: Mapping[Value, Any]) -> list[Any]:
 
 
 def _compute(call: Call, results: Mapping[Value, Any]) -> list[Any]:
-    """Return the results of a call. Complex tensors are pairs."""
+    """Return the results of a call. A complex result is a pair of float tensors."""
     kind, values = get_kind(call), [x for x in call.inputs if x.is_complex]
     if kind == "zeros_like":
         return [(tf.zeros_like(results[values[0]][0]), None) if values else None]
@@ -195,7 +195,7 @@ def _make_matrix(transform: Transform, size: int | None, *length: int) -> NDArra
 
 
 def _expand_transform(transform: Transform) -> Callable[..., Pair]:
-    """Return a Fourier transform along the last axis as a product with a matrix."""
+    """Return an expansion of a Fourier transform along the last axis to a matrix product."""
 
     def multiply(input: Any, fft_length: Lengths = None) -> Pair:
         x = input if isinstance(input, tuple) else (input, None)

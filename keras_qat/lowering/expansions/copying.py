@@ -104,7 +104,7 @@ def _find_call(args: object, kwargs: object) -> Call:
 
 
 def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
-    """Call an operation, with integers instead of tensors as arguments for known sizes."""
+    """Call an operation. Pass known sizes as integers instead of tensors."""
     numbers = {value: size for value, size in sizes.items() if isinstance(size, int)}
     args, kwargs = map_values(
         lambda value: numbers[value] if value in numbers else make_symbol(value),
@@ -114,10 +114,10 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return how many rows of the tensor that determines the counts belong to a copy, or None.
+    """Return how many rows of the tensor from whose shape `counts` are computed belong to a copy.
 
     The result is 1, or the `size` of the copied table if examples and heads are merged. It is None
-    if the number is unknown.
+    if it is unknown.
     """
     like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):
@@ -132,7 +132,7 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
     """Return zeros of shape [examples, *inner].
 
     Args:
-        sizes: the sizes. The number of examples is read from the shape of a tensor.
+        sizes: all sizes. They depend on a tensor's shape, which determines the batch size.
         inner: sizes of the other axes.
     """
     batch = next(find_measured_tensors(flatten_values(sizes)), None)
@@ -150,7 +150,7 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
 
 
 def _repeat_inside(kind: str, x: tf.Tensor, counts: list[Any]) -> tuple[Any, list[Any]]:
-    """Copy a constant along all axes except the batch. Return it and the remaining counts.
+    """Copy a constant along all axes except the batch. Return the copy and the other counts.
 
     If `x` is not a constant, the first result is None.
     """

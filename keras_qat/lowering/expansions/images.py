@@ -39,7 +39,7 @@ def _resize(
 
 
 def _old_resize(images: tf.Tensor, *args: object, **options: object) -> tf.Tensor:
-    """Expand TensorFlow 1's resize of one-pixel images, which equals TensorFlow 2's resize."""
+    """Expand TensorFlow 1's resize if images have one pixel, because it then equals Resizing."""
     before, sizes = images.shape, get_call(images).output.shape[1:3]
     require(len(before) == 4 and tuple(before[1:3]) == (1, 1) and None not in sizes)
     return layers.Resizing(*sizes, interpolation="nearest")(images)
@@ -55,7 +55,7 @@ def _convert_type(image: tf.Tensor, dtype: tf.DType, saturate: bool = False) -> 
 def _extract_patches(
     images: tf.Tensor, sizes: Any, strides: Any, rates: Any, padding: str
 ) -> tf.Tensor:
-    """Use `tf.nn.space_to_depth`, or crops if patches overlap.
+    """Expand to `tf.nn.space_to_depth` if the patches are adjacent squares, otherwise to crops.
 
     If the patches have strides, a strided max pooling with windows of one pixel selects patches.
     """

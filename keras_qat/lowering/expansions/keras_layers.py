@@ -1,7 +1,7 @@
 """Expands 3D convolutions and pooling, and a few other layers.
 
-A 3D convolution becomes convolutions of images. The slices under the kernel become the channels of
-one image.
+A 3D convolution becomes convolutions of images. The slices that the kernel covers become the
+channels of one image.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
 
 
 def list_owners(layer: keras.layers.Layer) -> list[Any]:
-    """Return a list with the layer if its expansion reads its weights, or an empty list."""
+    """Return `[layer]` if the layer's expansion reads its weights, and `[]` otherwise."""
     return [layer] if type(layer) in EARLY_LAYERS else []
 
 
@@ -154,7 +154,7 @@ def _crop_center(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _slice(x: tf.Tensor, axis: int, first: int, count: int, step: int) -> tf.Tensor:
-    """Return `count` slices along an axis, at a distance of `step`."""
+    """Return every `step`th slice along an axis, `count` slices in total."""
     return x[(slice(None),) * axis + (slice(first, first + (count - 1) * step + 1, step),)]
 
 

@@ -88,7 +88,7 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
 
 
 def _squeeze_constant(x: Any, term: str, other: str) -> tuple[Any, str]:
-    """Remove the axes of size 1 of a constant that broadcast to axes of the term `other`."""
+    """Remove a constant's axes of size 1 that broadcast to axes of the term `other`."""
     constant = read_array(x)
     if constant is None:
         return x, term
@@ -170,7 +170,7 @@ def _read_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def multiply_by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an expansion of a linear operation along the last axis to a product with a matrix."""
+    """Return an expansion that computes a linear operation on the last axis as a matrix product."""
 
     def multiply(x: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
         require(x.shape[-1] is not None)
@@ -280,7 +280,7 @@ def expand_product(
     adjoint_b: bool = False,
     **options: object,
 ) -> tf.Tensor:
-    """Expand the product of a constant matrix and a tensor, in this order."""
+    """Expand `matrix @ tensor`, where the first factor is the constant."""
     matrix = unwrap(read_array(a))
     require(matrix.ndim == 2 and is_tensor(b) and len(b.shape) > 2)
     require(not transpose_b and not adjoint_b)

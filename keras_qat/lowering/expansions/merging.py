@@ -1,4 +1,4 @@
-"""Expands layers and operations that merge tensors to calls that TFLite's operators support."""
+"""Expands calls that merge tensors, such as Add or `tf.concat`, to calls that TFLite supports."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _limit(
 
 
 def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
-    """Insert a Rescaling(1) after inputs with a fixed range, if other inputs have other ranges.
+    """Insert a Rescaling(1) after each input that has a fixed range, if the input ranges differ.
 
     For example, if a sigmoid and another tensor are concatenated, they must share one range in
     TFLite. The Rescaling converts the range without a second rounding, but QUANTIZE would round
@@ -172,7 +172,7 @@ def _call_with_rescaled(
 
 
 def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] | None]:
-    """Find the fixed range of a tensor, also after layers that do not change the range."""
+    """Find the fixed range of a tensor. Look through layers that do not change the range."""
     call = value.producer
     op = find_op(call) if call else None
     if call is not None and op is not None and isinstance(op.output, SharedRange):

@@ -47,7 +47,7 @@ def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf
 
 
 def _list_columns(indices: tf.Tensor) -> list[Any]:
-    """Return the entries of the last axis: the tensors that were stacked, or slices."""
+    """Return the entries of the last axis as tensors: the inputs of a stack, or slices."""
     value, last, count = get_value(indices), len(indices.shape) - 1, indices.shape[-1]
     call = value.producer
     if call is not None and get_kind(call) == "stack":
@@ -172,7 +172,7 @@ def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCEND
 
 
 def _choose(condition: tf.Tensor, x: tf.Tensor = None, y: tf.Tensor = None) -> tf.Tensor:
-    """Expand `tf.where` with a constant condition, unless it selects large values, as masks do."""
+    """Expand `tf.where` with a constant condition, unless it selects large values, e.g. -1e9."""
     condition = np.asarray(condition)
     numbers = [read_scalar(end) for end in (x, y)]
     require(condition.dtype == bool and (x is not None and y is not None))

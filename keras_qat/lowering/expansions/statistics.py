@@ -42,7 +42,7 @@ def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 def _normalize_batch(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
     """Expand a BatchNormalization so that it normalizes the last of two axes.
 
-    If the input became an image, Keras' operation would update the moving variance differently.
+    Two axes are used, because Keras updates the moving variance differently for images.
     """
     shape, rank = x.shape, len(x.shape)
     axes = sorted(axis % rank for axis in tf.nest.flatten([layer.axis]))
