@@ -162,7 +162,7 @@ class Graph:
         return consumers
 
     def find_single_consumers(self) -> dict[Value, Call]:
-        """Returns the consumer of each value with one consumer that is not a model output."""
+        """Returns {value: consumer} for each inner value that exactly one call reads."""
         outputs = set(flatten_values(self.outputs))
         consumers = {value: calls for value, calls in self.consumers().items() if len(calls) == 1}
         return {value: call for value, (call,) in consumers.items() if value not in outputs}
@@ -205,7 +205,7 @@ def split_loss_only(calls: list[Call], outputs: object) -> tuple[list[Call], lis
 
 
 def drop_unused_calls(graph: Graph) -> Graph:
-    """Returns the graph without unused calls, such as those for a layer's state."""
+    """Returns the graph without unused calls, such as calls that compute a layer's state."""
     read = flatten_values([graph.outputs, *(call.inputs for call in graph.loss_only)])
     return dataclasses.replace(graph, calls=split_loss_only(graph.calls, read)[0])
 

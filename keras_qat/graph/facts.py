@@ -138,8 +138,8 @@ class StructuralKeys:
     """Assigns indices to tensors. Tensors that are computed in the same way have equal indices.
 
     Args:
-        identify: function that returns equal keys for calls that compute the same, or None for a
-            call that no other call can equal.
+        identify: function that returns equal keys for calls that compute the same function, and
+        None for a call that equals no other call.
     """
 
     def __init__(self, identify: Callable[[Call], Hashable | None] = identify_function) -> None:

@@ -44,7 +44,7 @@ _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns, for each input with NaN that the model replaces, the calls that may read it.
+    """Returns {input: calls that may read it} for inputs with NaN that the model replaces.
 
     An input is omitted if other calls, such as a layer with a kernel, also read its NaN.
     """

@@ -81,7 +81,7 @@ OTHER_KINDS = {
     "image.transpose": "transpose_image",
     **dict.fromkeys(("nn.max_pool1d", "nn.max_pool2d"), "max_pool"),
     **dict.fromkeys(("nn.avg_pool1d", "nn.avg_pool2d"), "avg_pool"),
-    # Those of TensorFlow 1 sample at other coordinates.
+    # TensorFlow 1's functions sample at other coordinates.
     "compat.v1.image.resize": "v1_resize_images",
     "compat.v1.image.resize_bicubic": "v1_resize_bicubic",
     "compat.v1.image.resize_bilinear": "v1_resize_bilinear",

@@ -107,7 +107,7 @@ def evaluate(
     facts: Facts | None = None,
     rule: Rule[Call | None, list[Runs] | None] = find_results,
 ) -> Runs | None:
-    """Returns a tensor's values for two batch sizes; None if it depends on more than sizes."""
+    """Returns a tensor's values for two batch sizes; None if they depend on more than sizes."""
     results = (facts or Facts()).find(rule, value.producer)
     if results is None or value.producer is None:
         return None

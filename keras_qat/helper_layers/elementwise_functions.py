@@ -226,7 +226,7 @@ class Quotient(HelperLayer):
 
 @register
 class SoftmaxOfMany(SameShape):
-    """Softmax over many values. With 8 bits, most results would only be a few steps."""
+    """Softmax over many values. With 8 bits, most results would be at most a few steps."""
 
     options = ("axis",)
 

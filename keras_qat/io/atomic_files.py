@@ -111,7 +111,7 @@ def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False
     Args:
         path: the destination.
         suffixes: suffixes of files that are replaced.
-        saved_model: whether a path without such a suffix is a SavedModel, to replace it as well.
+        saved_model: whether a path without such a suffix is a SavedModel, and is replaced, too.
     """
     if not isinstance(path, (str, os.PathLike)):
         yield path

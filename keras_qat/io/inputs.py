@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
         nested: the structure of inputs that the model or file accepts.
         find_nan_inputs: returns the names of the inputs that may contain NaN. Only called if any
             input contains NaN.
-        parent: inputs of the complete model if this is a part of one. Data may match those too.
+        parent: inputs of the complete model, if this is a part of it. Data may match them instead.
     """
 
     model: str

@@ -205,15 +205,15 @@ class FreezeOscillations(StepCallback):
     most 4 bits and one range per channel. Resumed training starts without frozen weights.
 
     Args:
-        threshold: a weight is frozen if it switches back in more than this share of steps. The
-            first share applies to the first epoch and the second to the last, with a cosine
-            schedule between them.
+        threshold: two shares of steps. A weight is frozen if it switches back in a larger share.
+        The first applies to the first epoch and the second to the last, with a cosine schedule
+        between them.
         momentum: momentum of the moving average, which spans about 1 / momentum steps.
         model: the quantization-aware model. Needed only if `fit` trains another model that calls
             it, such as a model with a `train_step` for distillation or adversarial training.
 
     Raises:
-        ValueError: if thresholds or momentum are not between 0 and 1; at `fit` as `QuantDelay`.
+        ValueError: if thresholds or momentum are outside 0 to 1; at `fit`, as for `QuantDelay`.
 
     Example:
         >>> qat.fit(x, y, epochs=10, callbacks=[keras_qat.callbacks.FreezeOscillations()])

@@ -3,7 +3,7 @@
 A graph for all phases would have branches in every layer, because quantization and frozen
 statistics may begin at any step. Tracing and optimizing it would take several times longer than for
 a float model. `fit`, `evaluate` and `predict` know the phase of the next step, so each phase has a
-graph without branches. A custom training loop does not know it, so its graph has all branches.
+graph without branches. The graph of a custom training loop has all branches.
 """
 
 from __future__ import annotations
@@ -290,8 +290,8 @@ class PhaseFinder:
 
         Args:
             batches: the iterator of its data.
-            undisturbed: whether weights have not changed since the last execution with the same
-                iterator, except by training, or by code that calls `forget` or `set_thresholds`.
+            undisturbed: whether only training, or code that calls `forget` or `set_thresholds`, has
+            changed weights since the last execution with the same iterator.
         """
         found_for = batches, sum(layer.changes for layer in self._layers)
         if undisturbed and self._found_for == found_for and self._executions_alike > 0:
@@ -305,7 +305,7 @@ class PhaseFinder:
 
         Args:
             training: whether the execution trains.
-            changed: whether ranges may have changed since the last call, except by training.
+            changed: whether anything except training may have changed ranges since the last call.
         """
         if not self._layers:  # The recipe quantizes nothing.
             return Phase(training, True, True, True)

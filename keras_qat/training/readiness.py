@@ -40,7 +40,7 @@ NONE = object()
 """Placeholder for the setting of a layer without the attribute."""
 
 Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
-"""Layer -> attribute -> value, for the arguments of its constructor."""
+"""Pairs (layer, {attribute: value}) for the arguments of the layer's constructor."""
 
 UNEQUAL = 0.02
 """Maximum relative difference between the magnitudes of a symmetric range's ends."""

@@ -194,7 +194,7 @@ def simulate_steps(
     linear, linear_again = _get_linear(layer)
 
     def drop(x: tf.Tensor, masks: Any) -> tuple[tf.Tensor, Any]:
-        """Applies dropout. If each block of weights has its own mask, it returns the masks."""
+        """Applies dropout. If each block of weights has its own mask, returns the masks instead."""
         return (x, masks) if has_masks_of_blocks else (x * masks[0], None)
 
     masks = recurrent_masks = None
@@ -253,7 +253,7 @@ _MASK = "mask"
 
 
 def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
-    """Return two functions, which multiply inputs and hidden states by a kernel."""
+    """Return two functions that multiply by a kernel: one for inputs, one for hidden states."""
     if not isinstance(layer, CONV_LSTMS):
         return tf.matmul, tf.matmul
     return partial(layer.cell.input_conv, padding=layer.cell.padding), layer.cell.recurrent_conv

@@ -82,7 +82,7 @@ class Judge:
         return tf.nest.flatten(model.predict(unwrap(self._x), verbose=0))
 
     def score(self, model: keras.Model) -> Score:
-        """Return the score of a quantized model, based on `predict`, which equals its file."""
+        """Return the score of a quantized model. Its `predict` returns the outputs of its file."""
         outputs = self.predict(model)
         value = self._metric(self._labels, outputs)[1]
         blocks = zip(self._float_blocks, self._measure_blocks(outputs), strict=True)

@@ -32,11 +32,11 @@ from keras_qat.tflite.interpreter import Refusal
 from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 EPOCHS = 5
-"""Numbers of epochs of training."""
+"""Number of epochs of training."""
 
 
 ENOUGH = 256
-"""With at least this many examples without labels, `tune` trains and searches sensitive layers."""
+"""Without labels, training and the search for sensitive layers need this many examples."""
 
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
@@ -248,7 +248,7 @@ class Rung:
 
 
 def _change(*changes: dict[str, Any]) -> Propose:
-    """Return a function that proposes the best settings so far with each of several changes."""
+    """Return a function that applies each of several changes to the best settings so far."""
     return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
 
 
@@ -257,7 +257,7 @@ def _explain_outputs(search: Search) -> str:
 
 
 def _explain_training(search: Search) -> str:
-    """Return why training cannot help, such as too few examples without labels; "" if it can."""
+    """Return why training cannot help, e.g. unlabelled examples are too few; "" if it can."""
     train = search.builder.train
     is_enough = train.y is not None or len(train.x[0]) >= ENOUGH
     return "" if is_enough else "train holds neither labels nor enough examples"

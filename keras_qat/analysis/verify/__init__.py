@@ -97,7 +97,7 @@ def verify(
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table. Its `verdict` is whether file and model have the same
+        A report that prints as a table. Its `verdict` states whether file and model have the same
         outputs, and whether the model is good. If it is not good, the verdict names the weakest
         layer and the cause. A file with weights packed in 4 bits is compared with
         `simulate(pack_int4=True)` unless `model.pack_int4` is set. The report's `notes`, which are
@@ -202,7 +202,7 @@ def verify(
     tensors, merged = look_inside(None, True) if per_layer else ((), ())
 
     def find_tensors() -> tuple[TensorReport, ...]:
-        """Compares the layers on a few examples, unless done before or if names are unknown."""
+        """Compares the layers on a few examples, unless this was done or names are unknown."""
         if not tensors:
             with contextlib.suppress(UnknownLayers):
                 return look_inside(math.ceil(out.FEW / full_batches) * full_batches, False)[0]

@@ -25,7 +25,7 @@ IDEAL = 50.0
 """SQNR, in dB, of an 8-bit tensor with a good range."""
 
 CLIPPED = 0.02
-"""If a larger share of values is outside the range, the range is wrong. It is not just outliers."""
+"""A range is wrong if a larger share of values is outside. Outliers alone are a smaller share."""
 
 COARSE = 4.0
 """A tensor's values must vary by at least this many steps; 4 steps are 23 dB."""
@@ -43,7 +43,7 @@ FEW_VALUES = 32
 """Channels with fewer values are not judged."""
 
 LOST_PART = 1 / 32
-"""Values are lost if they use a smaller share of a range: 8 of its 256 levels."""
+"""Values are lost if they use a smaller share of a range than this, 8 of 256 levels."""
 
 
 # Before the comparison
@@ -183,12 +183,12 @@ def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list
 
 
 def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
-    """Returns the tensor that loses most of its inputs' signal by quantization.
+    """Returns the tensor whose quantization loses the largest share of its inputs' signal.
 
     Args:
         tensors: the tensors, in the order of computation.
         all_vary: whether all outputs differ between examples. If so, a tensor that is the same for
-            all examples is not a problem, such as a positional embedding.
+        all examples, such as a positional embedding, is not a problem.
     """
     sqnr_of: dict[str, float | None] = {}
     losses: list[tuple[float, TensorReport]] = []

@@ -83,9 +83,9 @@ def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
 def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bool) -> float | None:
     """Returns the share of decisions that stay the same, 0 to 1; None without decisions.
 
-    For classes, a decision is the largest entry's index, for embeddings the nearest example. For
-    yes-or-no decisions, it is whether a value is above the middle. For rare decisions, see
-    `RARER_KEPT`.
+    For classes, a decision is the index of the largest entry. For embeddings, it is the nearest
+    example. For yes-or-no decisions, it is whether a value is above the middle. For rare decisions,
+    see `RARER_KEPT`.
     """
     if use in ("signals", "values") or not exact.size:
         return None

@@ -112,7 +112,7 @@ def compare_layers(
 def _make_simulation(
     resolved: ResolvedGraph, pairs: list[Pair]
 ) -> Callable[[list[NDArray]], list[NDArray]]:
-    """Return a function of inputs that returns the quantized values of the model's tensors."""
+    """Return a function: inputs of the model -> quantized values of its tensors."""
     origin = resolved.origin
     if origin.simulates:
         simulate = make_evaluator(origin.calls, [pair.value for pair in pairs], None)
@@ -132,10 +132,10 @@ def _make_simulation(
 def _round_like_file(
     resolved: ResolvedGraph, file: FileGraph, pairs: list[Pair], kernels: str, arrays: list[NDArray]
 ) -> dict[str, NDArray]:
-    """Compute some examples with the file's kernels' rounding; {} if the rounding is unknown.
+    """Compute some examples with the rounding of the file's kernels; {} if it is unknown.
 
     Returns:
-        The quantized values by the index of the tensor, as text.
+        A dict: index of a tensor, as text -> its quantized values.
     """
     family, states = FAMILIES.get(kernels), resolved.origin.states
     if family is None:
@@ -156,7 +156,7 @@ def _convert(tensor: Tensor, values: NDArray) -> NDArray:
 
 
 Figures = tuple[int, int, int, int]
-"""For a batch: the numbers of all and of identical values, the sum and maximum of differences."""
+"""Of a batch: number of values, number of identical values, sum and maximum of differences."""
 
 
 def _compare(expected: NDArray, q: NDArray) -> Figures:

@@ -40,7 +40,7 @@ from keras_qat.training.recurrent import Stream
 from keras_qat.training.steps.custom_training import PREDICTION
 
 Rows = NDArray | slice
-"""Indices of some examples, or a slice of all."""
+"""Indices of some examples, or a slice of all examples."""
 
 FEW = 32
 """Number of examples for the verdict, and to find the weakest layer of a poor model."""
@@ -49,7 +49,7 @@ MORE = 4
 """If the first examples are inconclusive, this many times as many are computed in float."""
 
 QUICK = 1 << 19
-"""More than `FEW` examples are computed in float if `FEW` have fewer elements than this."""
+"""More than `FEW` examples are computed in float if `FEW` examples have fewer values than this."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
 """If an output has one of these uses, channels of small values are as important as others."""
@@ -157,7 +157,7 @@ def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[N
 
     For a model that computes integers, this calls the function that `predict` calls. A model with
     fake quantization is called directly if a custom class changes `predict`, or if there are
-    several workers, because `predict` would wait for the others.
+    several workers, because `predict` would wait for the other workers.
     """
     inference = getattr(model, "exact_inference", lambda: None)()
     is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -250,7 +250,7 @@ class OutputComparison:
             return evaluate_all(self.evaluate, origin.calls, inputs, origin.fixed_batch)
 
     def _compare_rows(self, exact: list[NDArray], rows: Rows) -> OutputFigures:
-        """Compute the figures of all outputs, and compare `rows` of them with the float model's."""
+        """Compute the figures of all outputs. Compare only `rows` with the float model."""
         graph, inputs = self.graph, [x[rows] for x in self.inputs]
         outputs = [
             self._compare_output(i, name, exact[i], rows) for i, name in enumerate(graph.outputs)

@@ -102,7 +102,7 @@ def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair],
 
 
 def find_float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]:
-    """Returns the float operators in a file by layer."""
+    """Returns a dict: layer -> its float operators in the file."""
     scopes = _list_scopes(resolved)
     kernels_of: dict[str, list[str]] = {}
     for operation in file.operations:
@@ -165,7 +165,7 @@ def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ..
 
 
 def _get_layer_name(value: Value) -> str:
-    """Return the name in the float model of the layer that computes a value."""
+    """Return the float model's name of the layer that computes a value."""
     producer = value.producer
     if producer is not None and isinstance(producer.layer, Quantize):
         return _get_layer_name(producer.args[0])

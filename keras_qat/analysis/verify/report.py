@@ -69,7 +69,7 @@ class Report:
 
     @property
     def identical(self) -> float:
-        """The share of identical values, 0 to 1: the lowest share of all outputs."""
+        """The share of identical values in the output where it is lowest, 0 to 1."""
         return min(output.identical for output in self.outputs)
 
     @property
@@ -79,7 +79,7 @@ class Report:
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy, 0 to 1, or the lowest of several outputs; None without labels."""
+        """The lowest accuracy of any output, 0 to 1; None without labels."""
         return _find_least(output.accuracy for output in self.outputs)
 
     @property
@@ -91,7 +91,7 @@ class Report:
     def agreement(self) -> float | None:
         """The share of rows with the same argmax as the float model, 0 to 1.
 
-        Of several outputs, the lowest share is returned. None if no output has several classes.
+        If there are several outputs, it is the lowest share. None if no output has several classes.
         """
         return _find_least(output.float_argmax_agreement for output in self.outputs)
 
@@ -102,7 +102,7 @@ class Report:
 
     @property
     def unexplained(self) -> tuple[TensorReport, ...]:
-        """The tensors that differ for other reasons than the rounding of the kernels."""
+        """The tensors whose differences the rounding of the kernels does not explain."""
         return tuple(tensor for tensor in self.differing if tensor.simulated != 1)
 
     @property

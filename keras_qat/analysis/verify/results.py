@@ -106,7 +106,7 @@ class SignalToNoise:
 
     @property
     def spread(self) -> float:
-        """The standard deviation over the examples: the root mean square of all entries'."""
+        """The root mean square of all entries' standard deviations over the examples."""
         return float((self._signal / self._size) ** 0.5)
 
     @property
@@ -136,7 +136,7 @@ class Agreement:
 
 @dataclasses.dataclass(frozen=True)
 class OutputReport(Agreement):
-    """Comparison of one output of the file with the model's: an `Agreement`, and more.
+    """Comparison of an output of the file with the same output of the model.
 
     Args:
         name: the output's name in the model.
@@ -155,7 +155,7 @@ class OutputReport(Agreement):
             input), "values", "embeddings", or "classes or values" if unknown.
         same_decisions: share of classes, decisions or nearest neighbours that agree with the float
             model. If some decisions are rare, the share among the rare decisions. None without
-            decisions, or if all are the same.
+        decisions, or if all decisions are the same.
         decisions: number of decisions that `same_decisions` is based on.
         score: how well the file and the float model match the labels; None without labels.
     """
@@ -254,7 +254,7 @@ class TensorReport:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether the file's values differ from the model's by more than kernels' rounding."""
+        """Whether the file's values differ from the model's by more than kernel rounding."""
         return not self.agrees and self.simulated not in (1, None)
 
     @property
@@ -270,7 +270,7 @@ class TensorReport:
 
     @property
     def kernel_names(self) -> str:
-        """The file's operators that compute it, such as "CONV_2D+RELU", or "input"."""
+        """The file's operators that compute the tensor, such as "CONV_2D+RELU", or "input"."""
         computing = [name for name in self.kernels if name not in MOVING]
         return "+".join(dict.fromkeys(computing or self.kernels)) or "input"
 

@@ -126,7 +126,7 @@ RULES: dict[Use, Rule] = {
     ),
 }
 """Use of an output -> its rule. With 17 dB, the noise is 2 % of the signal, as `LOST_POINTS` allows
-with labels. Outputs that resemble the input need more, because the model changes it little."""
+with labels. Outputs that resemble the input need more dB, because they change it little."""
 
 CLEARLY_GOOD = 20.0
 """If the first examples are good and have this SQNR in dB, no further examples are computed."""
@@ -151,12 +151,12 @@ class Verdict:
 
     @property
     def is_same(self) -> bool:
-        """Whether file and model compute the same."""
+        """Whether file and model have the same outputs."""
         return self.words != OTHER
 
     @property
     def is_good(self) -> bool:
-        """Whether file and model compute the same, and the model is good."""
+        """Whether file and model have the same outputs, and the model is good."""
         return self.words == GOOD
 
     def __str__(self) -> str:

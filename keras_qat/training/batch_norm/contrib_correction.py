@@ -25,7 +25,7 @@ MUCH_LESS = 0.8
 
 
 def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
-    """Returns the mean and variance of each channel. The custom gradient reads `z` less often."""
+    """Returns the mean and variance of each channel. A custom gradient reads `z` fewer times."""
     axes = [axis for axis in range(len(z.shape)) if axis != channel_axis]
 
     @tf.custom_gradient

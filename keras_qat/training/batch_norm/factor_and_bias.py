@@ -20,8 +20,8 @@ _layers = backend.keras.layers
 def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> tuple[Any, Any]:
     """Returns the factor and the bias of each output channel of a folded wrapper at inference.
 
-    BatchNorm(conv(x, W) + b) = conv(x, a W) + a (b - mean) + beta, per channel, with
-    a = gamma / sqrt(variance + epsilon).
+    For each channel, `BatchNorm(conv(x, W) + b)` equals `conv(x, a * W) + a * (b - mean) + beta`,
+    with `a = gamma / sqrt(variance + epsilon)`.
 
     Args:
         wrapper: the wrapper. Without quantized weights, its layer is affine: Normalization,
@@ -63,7 +63,7 @@ def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> 
 def fold_normalization(
     bias: tf.Tensor, norm: keras.layers.Layer, dtype: tf.DType = tf.float32
 ) -> tuple[Any, Any]:
-    """Returns the factor and offset that replace adding `bias` and then BatchNormalization."""
+    """Returns the factor and offset that replace a BatchNormalization of `x + bias`."""
     factor = tf.math.rsqrt(tf.cast(norm.moving_variance, dtype) + norm.epsilon)
     if norm.scale:
         factor *= tf.cast(norm.gamma, dtype)

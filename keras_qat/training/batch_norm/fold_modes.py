@@ -39,9 +39,9 @@ from keras_qat.training.recurrent import simulate_lstm, simulate_unrolled
 def normalize_per_channel(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
     """Quantizes the unfolded kernel, then normalizes: BatchNorm(conv(x, Q(W))).
 
-    With symmetric weights and one range per output channel, Q(a W) = a Q(W) for any factor a of a
-    channel. So the folded kernel has the same quantized values, and training needs only one
-    convolution and Keras' own BatchNormalization.
+    With symmetric weights and one range per output channel, `Q(a * W)` equals `a * Q(W)` for any
+    factor `a` of a channel. So the folded kernel has the same quantized values, and training needs
+    only one convolution and Keras' own BatchNormalization.
     """
     x = apply_quantized(wrapper, inputs, phase)
     if wrapper.batch_norm is not None:

@@ -190,7 +190,7 @@ def _set_range(
 ) -> None:
     """Set the range of an observer, or average it with the current range.
 
-    The weight in the average is `count` batches. The range is widened until few `values` are ties.
+    The new range counts as `count` batches. It is widened until few `values` are ties.
     """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends

@@ -185,7 +185,7 @@ def _is_rescaling_by(call: Call, factor: float) -> bool:
 
 
 def get_first_layer(call: Call) -> keras.layers.Layer:
-    """Returns the layer of a call, or the first one inside a wrapper."""
+    """Returns the layer of a call. If it is a wrapper, returns the first layer inside it."""
     return call.layer.sublayers[0] if isinstance(call.layer, QuantizeWrapper) else call.layer
 
 

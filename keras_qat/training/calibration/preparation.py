@@ -28,7 +28,7 @@ FAR = 3.0
 """If data are this far from the training data (`_find_distances`), the preprocessing is always
 wrong. Data that are sorted by class are up to 1 away."""
 FAR_IF_OTHER = 0.5
-"""At this distance, the preprocessing is wrong if another reduces the distance to a quarter."""
+"""At this distance, the preprocessing is wrong if a different one reduces it to a quarter."""
 _MOST = 8.0
 """Maximum distance that is counted for a channel, because a dead channel must not decide."""
 _ROWS = 4096
@@ -82,7 +82,7 @@ class Sample(NamedTuple):
         return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
 
     def preparations(self) -> dict[str, Prepare]:
-        """Returns possible preprocessing in training: code, and the function that applies it."""
+        """Returns {code: function} for each preprocessing that training may have used."""
         if self.is_pixels:
             count = 4 if self.x.ndim == 4 and self.x.shape[-1] == 3 else 2
             return dict(list(_OF_PIXELS.items())[:count])

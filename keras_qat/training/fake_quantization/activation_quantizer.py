@@ -168,7 +168,7 @@ class ActivationQuantizer:
         return self.spec.initial_range if is_untouched else None
 
     def is_calibrated(self) -> Flag:
-        """Whether it has a range."""
+        """Whether the quantizer has a range."""
         return self.has_range(*self.observe(None, training=False))
 
     def current_range(self) -> tuple[float, float]:

@@ -82,7 +82,7 @@ def fake_quantize_weights_learned(
 ) -> tf.Tensor:
     """Rounds weights to 2^bits - 1 levels from -`limits` to `limits`, if `quantizing`.
 
-    Weights beyond the limits are clipped. The gradients are those of LSQ.
+    Weights beyond the limits are clipped. The gradients are the same as in LSQ.
     """
     levels = 2 ** (bits - 1) - 1
     axes = [axis for axis, size in enumerate(limits.shape) if size == 1]

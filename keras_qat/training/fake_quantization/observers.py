@@ -82,7 +82,7 @@ class Observer:
         Args:
             x: the batch.
             ceiling: the maximum of the ReLU that the quantizer applies to `x`; None without a ReLU.
-            counts: whether the batch changes the range; or a `Switch`, on if the range is frozen.
+            counts: whether the batch changes the range, or a `Switch` that is on if it is frozen.
         """
         return self.range(x)
 
@@ -321,7 +321,7 @@ class ShadowedMovingAverage(_Average):
         known = self.count(counter, seen)
         if end == "min" and self.ignores_minimum:
             return tf.convert_to_tensor(variable)
-        # The order of operations is that of TensorFlow 1, so results are bit-exact.
+        # Operations have the same order as in TensorFlow 1, so results are bit-exact.
         weight = tf.constant(1.0 - self.spec.ema_decay, tf.float32)
         change = select_seen(seen, biased.read_value() - value, 0.0)
         average = subtract_product(biased, weight, change) / known

@@ -37,8 +37,8 @@ def bias_correction(
 
     A channel is corrected only if the correction also works for other data. The correction computed
     from one half of the examples must bring the other half closer to the float model, even after
-    the activation. Layers without bias and BatchNormalization, and layers that are called several
-    times, do not change.
+    the activation. Layers that have neither a bias nor BatchNormalization do not change, nor do
+    layers that are called several times.
 
     Args:
         model: a calibrated quantization-aware model; its weights change.
@@ -137,7 +137,7 @@ def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
 
 
 def _find_variable(wrapper: QuantizeWrapper) -> Any:
-    """Return the variable that is added to a wrapper's outputs, its bias or beta, or None."""
+    """Return the bias or beta that is added to a wrapper's outputs, or None."""
     norm = wrapper.batch_norm
     if norm is None:
         return getattr(wrapper.layer, "bias", None)

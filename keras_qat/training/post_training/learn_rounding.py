@@ -55,11 +55,11 @@ def learn_rounding(
     """Learns whether to round each weight up or down, from a few hundred examples without labels.
 
     Rounding to the nearest level is best for a single weight, but not for a sum of many products.
-    `learn_rounding` visits layers from first to last. For each layer, it searches the rounding that
-    brings the layer's output closest to the float model's, given the new weights of earlier layers.
-    The weights are set to the chosen levels, so `predict`, `simulate` and files use them, and
-    training can continue. It also corrects biases, like `bias_correction`. Use it with fewer than 8
-    bits. Models with at most 4 bits gain most.
+    `learn_rounding` visits layers from first to last. For each layer, it searches for the rounding
+    that brings the layer's output closest to the float model's, given the new weights of earlier
+    layers. The weights are set to the chosen levels, so `predict`, `simulate` and files use them,
+    and training can continue. It also corrects biases, like `bias_correction`. Use it with fewer
+    than 8 bits. Models with at most 4 bits gain most.
 
     With `reconstruct="block"`, the layers of a residual block are learned together, with quantized
     activations between them, so one layer can compensate for another. A layer outside of residual
@@ -70,7 +70,7 @@ def learn_rounding(
 
     Under a strategy, the replicas share the examples of each step. In a cluster, all workers must
     call it with the same data. The order in which gradients are summed then differs from a single
-    device, so a weight in the middle of two levels may be rounded differently.
+    device, so a weight halfway between two levels may be rounded differently.
 
     Args:
         model: a calibrated quantization-aware model; its weights change. Before the call, they must
@@ -137,7 +137,7 @@ class Reconstruction:
 
     Args:
         part: the calls.
-        levels: the levels of each wrapper that learns rounding.
+        levels: wrapper that learns rounding -> its `Levels`.
         in_float, quantized: the tensors of each batch, as for a `Visit`.
     """
 

@@ -140,7 +140,7 @@ def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> Non
     """Raises a `ValueError` if an optimizer has already been used with another model.
 
     A Keras optimizer creates variables for the first weights that it updates, and can only update
-    these.
+    these weights.
     """
     optimizer = trained.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)

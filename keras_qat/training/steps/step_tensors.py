@@ -33,8 +33,8 @@ class StepTensors:
     """Tensors of one training step of a model.
 
     Args:
-        graph: the graph of the tensors. Inner graphs do not use them, because they may be saved
-            alone.
+        graph: the graph of the tensors. Inner graphs, which may be saved alone, do not use these
+        tensors.
         weights: the weights that are quantized together.
         averages: reference to an observer's counter -> the results of `weigh`: the number of
             batches including this batch, and the factor. Valid for the observer's first batch in
