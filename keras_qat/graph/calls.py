@@ -17,7 +17,7 @@ from keras_qat.keras2.backend import keras
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """A tensor of the graph: the output of a call, or an input of the model without a producer.
+    """A tensor of the graph: the output of a call, or a model input, which has no producer.
 
     Unlike calls, values are mutable, because a value and its producer refer to each other, and
     because shapes are inferred later.

@@ -139,7 +139,7 @@ class StructuralKeys:
 
     Args:
         identify: function that returns equal keys for calls that compute the same function, and
-        None for a call that equals no other call.
+            None for a call that equals no other call.
     """
 
     def __init__(self, identify: Callable[[Call], Hashable | None] = identify_function) -> None:

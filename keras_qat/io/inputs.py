@@ -103,7 +103,7 @@ def has_structure(inputs: Inputs, data: object) -> bool:
 
 
 def split_columns(inputs: Inputs, data: Any) -> list[NDArray]:
-    """Splits a batch or an example into an array for each input, without labels."""
+    """Splits a batch or an example into one array per input, and drops labels."""
     if inputs.parent is not None:
         with contextlib.suppress(ValueError):
             columns = split_columns(inputs.parent, data)

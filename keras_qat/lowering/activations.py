@@ -81,7 +81,7 @@ def make_activation(parts: PartsBuilder) -> layers.Layer:
 def get_weights_without_activation(
     layer: layers.Layer, context: LoweringContext
 ) -> list[tf.Variable]:
-    """Return a layer's initial weights, without those of an activation layer inside it."""
+    """Return a layer's initial weights, except the weights of an activation layer inside it."""
     inner = {id(weight) for weight in getattr(layer.activation, "weights", ())}
     return [weight for weight in context.get_weights(layer) if id(weight) not in inner]
 

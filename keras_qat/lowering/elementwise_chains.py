@@ -204,7 +204,7 @@ def _needs_table(chain: _Chain) -> bool:
 
 
 def _read(call: Call) -> tuple[str, list[Any]]:
-    """Return the name of a call's function, or "" if it is unknown, and its arguments.
+    """Return the name of a call's function ("" if it is unknown), and the call's arguments.
 
     Arguments that are neither tensors nor numbers become None.
     """

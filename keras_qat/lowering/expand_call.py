@@ -178,8 +178,8 @@ def _is_from_library(traceback: TracebackType | None) -> bool:
 def _is_right(traced: _Traced, context: LoweringContext) -> bool:
     """Return whether a call and its expansion have almost equal results for random inputs.
 
-    Equal calls are compared once. An expansion is not compared if it depends on more than the
-    arguments, or if it reads weights of other layers.
+    Equal calls are compared once. An expansion that depends on more than the arguments, or reads
+    weights of other layers, is not compared.
     """
     call, outputs, nodes, stand_ins = traced
     arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])
@@ -299,14 +299,14 @@ def _is_copy(layer: keras.layers.Layer, original: keras.layers.Layer) -> bool:
 
 
 def _shorten_name(layer: keras.layers.Layer) -> str:
-    """Return the name of a layer without the number or module that Keras and TensorFlow add."""
+    """Return a layer's name. Omit the number that Keras adds and TensorFlow's module."""
     name = re.sub(r"_\d+$", "", layer.name)
     is_automatic = name.replace("_", "") == type(layer).__name__.lower() or is_operation(layer)
     return (name if is_automatic else str(layer.name)).rsplit(".", 1)[-1]
 
 
 def _find_unused(name: str, used: set[str]) -> str:
-    """Append a number to a name if it is in `used`, add it to `used`, and return it."""
+    """Return a name that is not in `used`, with a number if needed, and add it to `used`."""
     numbered = (f"{name}_{count}" for count in itertools.count(1))
     name = next(each for each in itertools.chain([name], numbered) if each not in used)
     used.add(name)

@@ -109,7 +109,7 @@ class MaskTensors:
         return traced, [*inputs, *masks.values()]
 
     def _trace_alone(self, call: Call) -> TracedLayer:
-        """Trace a layer without masks, once for all calls with the same shapes and weights."""
+        """Trace a layer that reads no masks, once for all calls of equal shapes and weights."""
         leaves = tf.nest.flatten((call.args, call.kwargs))
         if not all(leaf is None or isinstance(leaf, (Value, bool)) for leaf in leaves):
             return trace_layer(call)

@@ -76,7 +76,7 @@ def _get_arguments(call: Call, direction: str) -> tuple[Any, ...]:
 
 
 def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a layer with a mask argument by a layer with the inputs `[sequence, mask]`.
+    """Replace a layer that has a mask argument by a layer that reads `[sequence, mask]`.
 
     The call stays unchanged if the new layer has no integer operator.
     """
@@ -207,7 +207,7 @@ REASONS: dict[type, str] = {
 def find_float_reason(call: Call) -> str:
     """Return why a recurrent layer without an operator computes in float; "" for other layers.
 
-    For a Bidirectional, it is the reason of its first inner layer without an operator.
+    For a Bidirectional, it is the reason for its first inner layer that has no operator.
     """
     if type(call.layer) is layers.RNN:
         return find_unrolling_obstacle(call)

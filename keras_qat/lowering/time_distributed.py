@@ -57,7 +57,7 @@ def _restore(parts: PartsBuilder, folded: Value) -> list[Call]:
 
 
 def _has_integer_operator(call: Call, layer: layers.RNN) -> bool:
-    """Return whether a recurrent layer has an integer operator for inputs without the step axis."""
+    """Return whether a recurrent layer has an integer operator if the outer axis is removed."""
     (x,), y = call.inputs, call.output
     step, output = (Value(v.name, (None, *v.shape[2:]), v.dtype) for v in (x, y))
     return not layer.stateful and find_op(Call(layer, (step,), {}, output, call.name)) is not None

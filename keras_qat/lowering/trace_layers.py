@@ -122,7 +122,7 @@ def _list_weights(layer: layers.Layer) -> list[tf.Variable]:
 
 
 def trace_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Trace every layer without an operator, until all calls of each layer agree."""
+    """Trace every layer that has no operator. Repeat until all calls of each layer agree."""
     agreed = _Agreement(BorrowedWeights(graph))
     while True:
         context.clear()

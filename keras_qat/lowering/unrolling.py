@@ -1,4 +1,4 @@
-"""Unrolls recurrent layers without an operator, such as custom cells.
+"""Unrolls recurrent layers that have no operator, such as layers with custom cells.
 
 The steps become calls of the cell, which is traced like a custom layer.
 """

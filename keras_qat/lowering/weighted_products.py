@@ -36,7 +36,7 @@ OF_DEPTHWISE = (
     *("depthwise_regularizer", "depthwise_constraint"),
 )
 OF_POINTWISE = ("use_bias", "bias_regularizer", "bias_constraint", "activity_regularizer")
-"""Options of a separable convolution that both of its convolutions also have."""
+"""Options of a separable convolution that its depthwise or pointwise convolution also has."""
 
 
 class _Product(NamedTuple):

@@ -117,7 +117,7 @@ def restore_model(
 
 
 def _restore_training(model: keras.Model, config: Config, custom_objects: Config | None) -> None:
-    """Make a model inherit custom training from the class in a configuration, if it is known."""
+    """Make a model inherit custom training from the class in a configuration, if that is known."""
     left_out, class_config = config.pop("left_out"), config
     if config["config"] is None:
         class_config = {**config, "config": model.float_config}
@@ -146,7 +146,7 @@ def _get_serializable(config: Config | None) -> Config | None:
 
 
 def get_float_config(model: keras.Model) -> Config:
-    """Returns a float model's functional configuration, with a mark if it is a `Sequential`."""
+    """Returns a float model's functional configuration, with a mark for `Sequential` models."""
     config = get_functional_config(model)
     if type(model) is keras.Sequential:
         entries = [entry for entry in config["layers"] if entry["class_name"] != "InputLayer"]

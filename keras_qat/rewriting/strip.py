@@ -35,8 +35,8 @@ def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
     The result has the layers, names, nesting, inputs and outputs of the float model that was
     quantized, and the `trainable` flags of the quantization-aware model. It returns the same
     outputs as the quantization-aware model with quantization off. Keras can load it without
-    keras_qat. If the float model was subclassed, the result has its layers, but not its class and
-    attributes.
+    keras_qat. If the float model was subclassed, the result has the same layers, but not the class
+    and the attributes.
 
     Args:
         model: a quantization-aware model. It is not changed.

@@ -98,7 +98,7 @@ def _has_symbolic_weight(layer: keras.layers.Layer) -> bool:
 
 
 def _holds_symbols(layer: keras.layers.Layer) -> bool:
-    """Return whether a layer without weights has tensors of the outer layer as attributes."""
+    """Return whether a layer that has no weights stores tensors of the outer layer."""
     if isinstance(layer, keras.Model) or layer.weights:
         return False
     held = vars(layer)

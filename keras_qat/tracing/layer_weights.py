@@ -27,7 +27,7 @@ MASKS = -100.0
 
 
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
-    """Returns a layer and the custom objects in its attributes, each with its own weights.
+    """Returns pairs (object, its weights) for a layer and the custom objects in its attributes.
 
     Weights are attributes that contain variables. An example of a custom object is a `tf.Module`,
     whose variables Keras trains.

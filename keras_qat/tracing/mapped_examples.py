@@ -228,7 +228,7 @@ _HANDLERS: dict[str, Callable[[Call, KerasTensor, Mapping[str, Any]], KerasTenso
     "transpose": _transpose,
     **dict.fromkeys(_CONVOLUTIONS, _convolve),
 }
-"""Operation -> a function of the call, its first input for all examples, and its arguments."""
+"""Operation -> a function (call, its first input for all examples, its arguments) -> output."""
 
 _ALIGNED = {
     *("matmul", "abs", "add", "subtract", "multiply", "divide", "divide_no_nan", "negative"),

@@ -194,7 +194,7 @@ class OwnGradient(WithModel):
 
 @contextlib.contextmanager
 def record_custom_gradients() -> Iterator[None]:
-    """Makes functions with a custom gradient accept symbolic tensors inside a `with` block."""
+    """Inside a `with` block, makes functions with a custom gradient accept symbolic tensors."""
     module: Any = inspect.getmodule(tf.custom_gradient)
     call_eagerly = module._eager_mode_decorator
     created: list[Any] = []

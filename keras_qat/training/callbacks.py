@@ -206,8 +206,8 @@ class FreezeOscillations(StepCallback):
 
     Args:
         threshold: two shares of steps. A weight is frozen if it switches back in a larger share.
-        The first applies to the first epoch and the second to the last, with a cosine schedule
-        between them.
+            The first applies to the first epoch and the second to the last, with a cosine schedule
+            between them.
         momentum: momentum of the moving average, which spans about 1 / momentum steps.
         model: the quantization-aware model. Needed only if `fit` trains another model that calls
             it, such as a model with a `train_step` for distillation or adversarial training.

@@ -291,7 +291,7 @@ class PhaseFinder:
         Args:
             batches: the iterator of its data.
             undisturbed: whether only training, or code that calls `forget` or `set_thresholds`, has
-            changed weights since the last execution with the same iterator.
+                changed weights since the last execution with the same iterator.
         """
         found_for = batches, sum(layer.changes for layer in self._layers)
         if undisturbed and self._found_for == found_for and self._executions_alike > 0:

@@ -37,7 +37,7 @@ VALUES = (tf.Tensor, tf.Variable, np.ndarray)
 """Types of values that `adapt` or `assign` may change. They do not count as settings."""
 
 NONE = object()
-"""Placeholder for the setting of a layer without the attribute."""
+"""Placeholder for the value of an attribute that the layer lacks."""
 
 Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
 """Pairs (layer, {attribute: value}) for the arguments of the layer's constructor."""

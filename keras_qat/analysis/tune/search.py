@@ -286,7 +286,7 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
-    """Propose float for the layer with the largest drop of the SQNR, then for several layers."""
+    """Propose float for the layer where the SQNR drops most, and then for several layers."""
     base, x = search.best, search.builder.train.take(ENOUGH)
     layers = list(diagnose(search.load(search.best_attempt), x).layers)
     for count in sorted({1, len(layers)}) if layers else ():

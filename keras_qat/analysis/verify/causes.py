@@ -188,7 +188,7 @@ def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorRepor
     Args:
         tensors: the tensors, in the order of computation.
         all_vary: whether all outputs differ between examples. If so, a tensor that is the same for
-        all examples, such as a positional embedding, is not a problem.
+            all examples, such as a positional embedding, is not a problem.
     """
     sqnr_of: dict[str, float | None] = {}
     losses: list[tuple[float, TensorReport]] = []

@@ -81,7 +81,7 @@ def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
 
 
 def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bool) -> float | None:
-    """Returns the share of decisions that stay the same, 0 to 1; None without decisions.
+    """Returns the share of decisions that stay the same, 0 to 1; None if there are none.
 
     For classes, a decision is the index of the largest entry. For embeddings, it is the nearest
     example. For yes-or-no decisions, it is whether a value is above the middle. For rare decisions,

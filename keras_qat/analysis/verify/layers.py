@@ -26,7 +26,7 @@ SAMPLE, SAMPLED = 4096, 8
 """Number of values per batch, and number of batches, to search for outliers."""
 
 MOST_VALUES = 1 << 25
-"""Maximum number of values of all tensors of a batch, 128 MB in float."""
+"""Maximum number of values in all tensors of a batch together, 128 MB in float."""
 
 UNTRACED = 8
 """For up to this many runs, running all layers eagerly is faster than tracing them."""

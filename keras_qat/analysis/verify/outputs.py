@@ -303,8 +303,8 @@ class OutputComparison:
     def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
         """Return whether the examples can show the cost of quantization.
 
-        Examples cannot show it if all of them are similar, or if the model returns nearly equal
-        probabilities for all of them, as for rare events.
+        They cannot if all examples are similar, or if the model returns nearly equal probabilities
+        for all of them, as for rare events.
         """
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True

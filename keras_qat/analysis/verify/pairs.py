@@ -1,4 +1,4 @@
-"""Finds the tensors that a model and its TFLite file have in common, by their names."""
+"""Matches the tensors of a model and of its TFLite file by their names."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Pair:
 
 
 def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair], tuple[str, ...]]:
-    """Finds the tensors of a quantization-aware model in its file, by their names.
+    """Matches the tensors of a quantization-aware model and of its file by their names.
 
     Returns:
         The common tensors in the order of computation, and the layers whose quantized result is not

@@ -36,7 +36,7 @@ Dequantize = Callable[[NDArray], NDArray]
 
 
 def compute_sqnr(exact: NDArray, values: NDArray) -> float | None:
-    """Returns the signal-to-noise ratio of a tensor in dB; None without a signal."""
+    """Returns the signal-to-noise ratio of a tensor in dB; None if there is no signal."""
     ratio = SignalToNoise()
     ratio.add(exact, values)
     return ratio.in_decibels
@@ -111,7 +111,7 @@ class SignalToNoise:
 
     @property
     def in_decibels(self) -> float | None:
-        """The ratio, up to 150 dB; None without a signal, or if it is not finite."""
+        """The ratio, at most 150 dB; None if there is no signal or the ratio is not finite."""
         signal = self._signal
         if not signal or not np.isfinite([signal, self._noise]).all():
             return None
@@ -155,7 +155,7 @@ class OutputReport(Agreement):
             input), "values", "embeddings", or "classes or values" if unknown.
         same_decisions: share of classes, decisions or nearest neighbours that agree with the float
             model. If some decisions are rare, the share among the rare decisions. None without
-        decisions, or if all decisions are the same.
+            decisions, or if all decisions are the same.
         decisions: number of decisions that `same_decisions` is based on.
         score: how well the file and the float model match the labels; None without labels.
     """

@@ -122,7 +122,7 @@ def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
 def _multiply_by_constant(
     x: tf.Tensor, term: str, factor: np.ndarray, own: str, output: str
 ) -> tf.Tensor:
-    """Return the `tf.einsum` of a tensor with axes `term` and a constant with axes `own`."""
+    """Return the `tf.einsum` of a tensor, whose axes are `term`, and a constant (axes `own`)."""
     require(all(len(set(axes)) == len(axes) for axes in (term, own)))
     require(set(own) <= {*term, *output} and set(term) <= {*own, *output})
     summed = [axis for axis in own if axis in term and axis not in output]

@@ -101,7 +101,7 @@ def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
 
 
 class CorrectedFold:
-    """Computes one call of a layer with BatchNormalization, with or without correction.
+    """Computes a call of a layer and its BatchNormalization, corrected or uncorrected.
 
     `tf.contrib.quantize` folds with the batch's variance and corrects the kernel to the moving
     variance. Both steps cancel out, so the kernel is folded with the moving variance, as in an

@@ -30,7 +30,7 @@ class WeightQuantizer:
 
     Args:
         spec: the specification. Ranges per channel must be symmetric and narrow, and must follow
-        the current values or be learned. A range per tensor may be any range.
+            the current values or be learned. A range per tensor may be any range.
         host: the layer that owns the variables. The quantizer is created while `host` is built.
         name: the weight's attribute name, prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.

@@ -93,7 +93,7 @@ def take_training(model: keras.Model, original: keras.Model, without: Iterable[s
 
 
 def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
-    """Returns the names of the attributes of a model that hold weights of its lowered graph.
+    """Returns the names of a model's attributes that hold weights of the lowered graph.
 
     A copy of the model has copies of these weights, and must not train the original weights.
     """

@@ -90,7 +90,7 @@ class _JointVariable:
         return self._variables[0].dtype
 
     def value(self) -> tf.Tensor:
-        """Returns the values of the variables, including those just assigned."""
+        """Returns the values of the variables, including values that were just assigned."""
         if self._value is None:
             self._value = tf.concat(self._variables, 0)
         return self._value

@@ -34,7 +34,7 @@ class StepTensors:
 
     Args:
         graph: the graph of the tensors. Inner graphs, which may be saved alone, do not use these
-        tensors.
+            tensors.
         weights: the weights that are quantized together.
         averages: reference to an observer's counter -> the results of `weigh`: the number of
             batches including this batch, and the factor. Valid for the observer's first batch in
