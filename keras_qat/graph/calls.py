@@ -162,7 +162,7 @@ class Graph:
         return consumers
 
     def find_single_consumers(self) -> dict[Value, Call]:
-        """Returns {value: consumer} for each inner value that exactly one call reads."""
+        """Returns {value: consumer} for values with a single consumer, except model outputs."""
         outputs = set(flatten_values(self.outputs))
         consumers = {value: calls for value, calls in self.consumers().items() if len(calls) == 1}
         return {value: call for value, (call,) in consumers.items() if value not in outputs}

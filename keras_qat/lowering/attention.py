@@ -24,8 +24,8 @@ def split_multi_head_attention(
 ) -> list[Call]:
     """Split MultiHeadAttention into projections, products, masks and a softmax.
 
-    If the inputs are images, their axes are merged. The call stays unchanged if sizes of the images
-    are unknown, or if it also has a mask or returns scores. It also stays unchanged if its inputs
+    If the inputs are images, their axes are merged. A call on images stays unchanged if sizes are
+    unknown, if it uses a mask, or if it returns scores. Every call stays unchanged if its inputs
     have masks and `masks` is None.
     """
     layer = call.layer

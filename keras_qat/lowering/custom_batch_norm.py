@@ -178,7 +178,7 @@ def _compute(
     training: bool,
     weights: Sequence[NDArray[np.float32]] | None = None,
 ) -> list[NDArray[Any]]:
-    """Return a layer's output, and its weights after the call. Then restore the weights."""
+    """Return a layer's output, and its weights after the call. Restore the old weights."""
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly:
         before = layer.get_weights()

@@ -278,7 +278,7 @@ def _may_read_masks(call: Call) -> bool:
 
 
 def masks_nonzero(call: Call) -> bool:
-    """Return whether a call is a Masking whose mask value, because it is not 0, may be rounded."""
+    """Return whether a call is a Masking with a nonzero `mask_value`, which may be rounded."""
     return type(call.layer) is layers.Masking and call.layer.mask_value != 0
 
 

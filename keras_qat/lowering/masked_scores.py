@@ -282,7 +282,7 @@ def has_constant_mask(call: Call) -> bool:
 
 
 def _find_visible(term: NDArray[np.floating]) -> NDArray[np.bool_] | None:
-    """Return True for each element of a constant that masks no score; None if none does."""
+    """Return which elements of a constant mask do not mask scores; None for other constants."""
     is_masked: NDArray[np.bool_] = term <= CONSTANT_HIDES
     if not is_masked.any() or is_masked.all():
         return None

@@ -51,7 +51,7 @@ HIDES = -1e3
 def read_operation(call: Call) -> tuple[str, list[Any]]:
     """Return the kind of operation that a call computes, and its arguments in order.
 
-    A layer that computes an operation, such as `Add`, has the operation's kind, others have "".
+    The kind of a layer such as `Add` is the kind of its operation. Other layers have the kind "".
     """
     layer = call.layer
     if is_operation(layer):

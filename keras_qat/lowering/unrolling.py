@@ -35,7 +35,7 @@ UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
 
 
 def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
-    """Return a function that computes a recurrent layer step by step; None to use its operator.
+    """Return a function that computes a recurrent layer step by step; None to leave it unchanged.
 
     The function has the arguments of the layer. With `anyway`, a layer with an operator is
     unrolled, too.

@@ -17,8 +17,8 @@ def to_keras_3(model: keras.Model, keras_3_model: Any) -> Any:
 
     Args:
         model: the model that `from_keras_3` returned, or a model that `quantize_model` made from it
-            or from the Keras 3 model. For a quantized model, `strip_quantization(model)` returns
-        the weights.
+            or from the Keras 3 model. For a quantized model, they are the weights of
+            `strip_quantization(model)`.
         keras_3_model: the Keras 3 model. Only its weights change.
 
     Returns:

@@ -181,7 +181,7 @@ def _score_decisions(
 def _score_answers(
     truth: NDArray, right: NDArray, float_right: NDArray, measure: str = "accuracy"
 ) -> Score:
-    """Score right answers. If the most frequent answer is always as good, weigh classes equally."""
+    """Score right answers. If a constant answer is at least as good, weigh classes equally."""
     accuracy, float_accuracy = float(right.mean()), float(float_right.mean())
     in_file, in_float = (y.astype(np.float64) for y in (right, float_right))
     guess = count_most_frequent(truth) / truth.size

@@ -114,7 +114,7 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return how many rows of the tensor from whose shape `counts` are computed belong to a copy.
+    """Return how many rows belong to one copy, in the tensor whose shape determines `counts`.
 
     The result is 1, or the `size` of the copied table if examples and heads are merged. It is None
     if it is unknown.
