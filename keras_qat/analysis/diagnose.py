@@ -129,8 +129,8 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table. It lists problems of the data, the quality now and with
-        each remedy that gains at least 3 dB, and the layers with the largest drops of the SQNR.
+        A report that prints as a table. It lists problems of the data, the current quality, the
+        quality with each remedy that gains at least 3 dB, and the layers where the SQNR drops most.
 
     Raises:
         ValueError: if the model is not quantized, has no ranges or keeps states, or the data does

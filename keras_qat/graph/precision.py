@@ -28,7 +28,7 @@ _POLICY = threading.RLock()
 
 @contextlib.contextmanager
 def use_policy(name: str) -> Iterator[None]:
-    """Inside a `with` block, makes this policy the global policy."""
+    """Makes this policy the global policy while a `with` block runs."""
     with _POLICY:
         before = keras.mixed_precision.global_policy()
         keras.mixed_precision.set_global_policy(name)
@@ -39,7 +39,7 @@ def use_policy(name: str) -> Iterator[None]:
 
 
 def use_float32() -> contextlib.AbstractContextManager[None]:
-    """Inside a `with` block, makes new layers compute in float32."""
+    """Makes new layers compute in float32 while a `with` block runs."""
     return use_policy("float32")
 
 
@@ -55,7 +55,7 @@ def get_policy(dtype: str) -> str:
 
 @contextlib.contextmanager
 def compute_in_float32(layer: keras.layers.Layer) -> Iterator[None]:
-    """Inside a `with` block, makes a layer, and all layers in it, compute in float32."""
+    """Makes a layer, and all layers in it, compute in float32 while a `with` block runs."""
     half = [inner for inner in list_layers(layer) if is_half(inner.compute_dtype)]
     before = [inner.dtype_policy for inner in half]
     for inner in half:

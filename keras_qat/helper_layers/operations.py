@@ -178,8 +178,8 @@ class OnGrid(HelperLayer):
     Args:
         number: the constant, or a nested list of constants.
 
-    Shapes: the input is the compared tensor. The output has as many axes, with leading axes of size
-        1.
+    Shapes: the input is the compared tensor. The output has the same number of axes. The leading
+    axes have size 1.
     """
 
     options = ("number",)

@@ -56,9 +56,9 @@ class _Chain(NamedTuple):
 def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
     """Replace functions of one tensor, such as log(1 + exp(x)), by one layer with a lookup table.
 
-    Without a table, 8 bits keep only the largest values of exp(x). Each chain is computed for
-    inputs in typical ranges, once as a table and once with 8-bit results between its operations.
-    The chain becomes a table if the table is much more accurate.
+    Without a table, 8 bits keep only the largest values of exp(x). Each chain is computed twice for
+    inputs in typical ranges: as a table, and with 8-bit results between its operations. The chain
+    becomes a table if the table is much more accurate.
     """
     chains: dict[Value, _Chain] = {}
     graph = _split_activations(graph, context)

@@ -67,7 +67,7 @@ class MaskTensors:
             self._made_by.setdefault(value, call)
 
     def hand_over(self, values: list[Value]) -> None:
-        """Forget which calls compute the values, so the next `note` determines their masks."""
+        """Forget which calls compute the values. The next `note` then determines their masks."""
         for value in values:
             self._made_by.pop(value, None)
 

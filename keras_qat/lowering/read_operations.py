@@ -71,7 +71,7 @@ def read_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 def simplify_operation(call: Call) -> tuple[str, list[Any]]:
-    """Return `read_operation(call)`, with x - 2 as x + -2, x / 2 as x * 0.5, and -x as x * -1."""
+    """Return `read_operation(call)`, but `x + -2` for `x - 2`, `x * 0.5` for `x / 2`, etc."""
     kind, operands = read_operation(call)
     if kind == "negative":
         return "multiply", [operands[0], -1.0]

@@ -211,7 +211,7 @@ class QuantizedModel(
     @property
     def simulates(self) -> bool:
         """Whether inference uses fake quantization too, as with the recipe `contrib`."""
-        if self._recipe is None:  # A part of a model that Keras saved before it was exact.
+        if self._recipe is None:  # Keras saved a part of a model before `make_exact`.
             return any(getattr(x, "fold", "") == "correction" for x in list_scheduled_layers(self))
         return self._recipe.fold == "correction"
 

@@ -95,7 +95,7 @@ def restore_model(
     """Restores attributes of a model from the entries `saved` of its configuration."""
     restore_names(model, config)
     model.safe_mode = get_safe_mode() is not False
-    if saved["recipe"] is not None:  # Missing for a part that Keras saved before it was exact.
+    if saved["recipe"] is not None:  # Missing if Keras saved a part before `make_exact`.
         model.keep_recipe(Recipe.from_config(saved["recipe"]))
     model.set_untracked(float_config=saved["float_config"], float_masks=saved["float_masks"])
     model.differing_outputs = saved["differing_outputs"]

@@ -75,7 +75,7 @@ def make_symbols_of_values(outputs: object) -> Any:
 
 
 def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
-    """Inside a `with` block, lets Python read symbolic size expressions as integers.
+    """Lets Python read symbolic size expressions as integers while a `with` block runs.
 
     Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`, also in code
     that AutoGraph converts. TensorFlow and Keras still see symbolic tensors. Keras interprets a

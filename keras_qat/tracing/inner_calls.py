@@ -33,7 +33,7 @@ from keras_qat.tracing.cannot_trace import MustTraceInline
 def trace_inner_calls(
     tape: tf.GradientTape, outer: keras.layers.Layer, lenders: Sequence[Any] = ()
 ) -> Iterator[None]:
-    """Inside a `with` block, makes a tape ignore the variables of inner layers.
+    """Makes a tape ignore the variables of inner layers while a `with` block runs.
 
     Some layers are traced inline, as if their code were in the call of `outer`:
     - layers whose weights `outer` borrows (`lenders`), and layers that contain them
@@ -177,7 +177,7 @@ _dropouts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def trace_attention_dropout(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:
-    """Inside a `with` block, makes Keras' attention use a Dropout layer, which can be traced."""
+    """Makes Keras' attention use a traceable Dropout layer while a `with` block runs."""
     if type(layer) not in (layers.Attention, layers.AdditiveAttention) or not layer.dropout:
         return contextlib.nullcontext()
     if layer not in _dropouts:

@@ -112,7 +112,7 @@ def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
 
 @contextlib.contextmanager
 def list_symbols_as_weights(symbols: dict[int, Any]) -> Iterator[None]:
-    """Inside a `with` block, makes `layer.weights` and similar lists contain symbols.
+    """Makes `layer.weights` and similar lists contain symbols while a `with` block runs.
 
     Args:
         symbols: id of a variable -> the symbol that replaces it.

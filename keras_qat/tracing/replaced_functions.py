@@ -23,7 +23,7 @@ _TENSOR = tf.Tensor
 
 
 def record_transforms() -> contextlib.AbstractContextManager[None]:
-    """Inside a `with` block, makes Fourier transforms accept symbolic tensors."""
+    """Makes Fourier transforms accept symbolic tensors while a `with` block runs."""
 
     def record(transform: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(transform)
@@ -39,7 +39,7 @@ def record_transforms() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def run_functions_eagerly() -> Iterator[None]:
-    """Inside a `with` block, runs each `tf.function` eagerly, so it accepts symbolic tensors."""
+    """Runs each `tf.function` eagerly while a `with` block runs, for symbolic tensors."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -49,7 +49,7 @@ def run_functions_eagerly() -> Iterator[None]:
 
 
 def deny_eager_execution() -> contextlib.AbstractContextManager[None]:
-    """Inside a `with` block, makes `tf.executing_eagerly()` False for custom code, as in Keras."""
+    """Makes `tf.executing_eagerly()` False for custom code while a `with` block runs."""
     is_eager = tf.executing_eagerly
 
     def executing_eagerly() -> bool:
@@ -59,7 +59,7 @@ def deny_eager_execution() -> contextlib.AbstractContextManager[None]:
 
 
 def skip_assertions() -> contextlib.AbstractContextManager[None]:
-    """Inside a `with` block, disables TensorFlow's assertions, which need concrete values."""
+    """Disables TensorFlow's assertions, which need values, while a `with` block runs."""
 
     def accept(x: Any = None, *args: object, **kwargs: object) -> Any:
         return x
@@ -70,7 +70,7 @@ def skip_assertions() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def keep_convolutions() -> Iterator[None]:
-    """Inside a `with` block, replaces `tf.nn.convolution` of a sequence by `tf.nn.conv1d`.
+    """Replaces `tf.nn.convolution` of a sequence by `tf.nn.conv1d` while a `with` block runs.
 
     With dilations, TensorFlow would insert a reshape before and after the convolution. The function
     is replaced in two modules, one for Keras and one for custom code.
@@ -107,7 +107,7 @@ class _AnyTensor(type):
 
 
 def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
-    """Inside a `with` block, makes type checks accept symbolic tensors as tensors.
+    """Makes type checks accept symbolic tensors as tensors while a `with` block runs.
 
     This only affects custom code, because TensorFlow and Keras import the types from elsewhere.
     """
@@ -121,7 +121,7 @@ def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def draw_largest() -> Iterator[None]:
-    """Inside a `with` block, makes `random` and `numpy.random` return their largest values.
+    """Makes `random` and `numpy.random` return their largest values while a `with` block runs.
 
     The values become constants of a trace. With the largest values, LayerDrop omits no layer: `if
     training and np.random.uniform(0, 1) < self.layerdrop: continue`.
@@ -194,7 +194,7 @@ class OwnGradient(WithModel):
 
 @contextlib.contextmanager
 def record_custom_gradients() -> Iterator[None]:
-    """Inside a `with` block, makes functions with a custom gradient accept symbolic tensors."""
+    """Makes functions with a custom gradient accept symbolic tensors while a `with` block runs."""
     module: Any = inspect.getmodule(tf.custom_gradient)
     call_eagerly = module._eager_mode_decorator
     created: list[Any] = []

@@ -164,7 +164,7 @@ class _TrainingSections:
         """Ids of a section's start and end -> other tensors that it reads, in both traces."""
         self.rebuilt: set[Node] = set()
         self.sections: dict[int, Any] = {}
-        """Id of the end of a section -> the output of its `TrainingOnly`."""
+        """Id of the tensor that ends a section -> the output of the section's `TrainingOnly`."""
 
     def combine(self) -> Any | None:
         """Returns the outputs of training with a `TrainingOnly` for each section.

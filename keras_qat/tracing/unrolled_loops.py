@@ -20,7 +20,7 @@ MOST_STEPS = 32
 
 @contextlib.contextmanager
 def unroll_loops() -> Iterator[None]:
-    """Inside a `with` block, unrolls loops over symbolic tensors if the trip count is known.
+    """Unrolls loops of known trip count over symbolic tensors while a `with` block runs.
 
     It replaces `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`. If the
     condition of a `tf.cond` depends only on sizes, only one branch is executed. A list replaces

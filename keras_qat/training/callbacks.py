@@ -117,7 +117,7 @@ class QuantDelay(_Threshold):
     """Trains in float before training step `steps`, and with fake quantization from then on.
 
     Ranges are observed from the first step on. Steps are counted from 1 over all calls of `fit`,
-    including those before saving and loading. With 2_000, the 2,000th step is the first quantized
+    including calls before saving and loading. With 2_000, the 2,000th step is the first quantized
     step.
 
     Args:
@@ -267,7 +267,7 @@ class FreezeOscillations(StepCallback):
 
 
 def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
-    """Warns about callbacks that may choose an epoch without quantization as the best epoch."""
+    """Warns about callbacks that may choose an epoch in float as the best epoch."""
     done = steps_done(model)
     left = delay.steps - done
     if left <= 1:

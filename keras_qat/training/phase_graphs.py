@@ -37,8 +37,8 @@ little slower, because they also compute the results that the switch discards. F
 this costs less than tracing another graph."""
 
 SMALL_NORMS = 2**15
-"""Both results of BatchNormalization, with the batch's and with frozen statistics, are computed if
-all BatchNormalizations together have at most this many values per example.
+"""BatchNormalization is computed both with the batch's and with frozen statistics if all such
+layers together have at most this many values per example.
 
 This slows down the steps of a small model a little, but would slow down a large model much more."""
 
@@ -86,8 +86,8 @@ class PhasedModel:
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Trains as Keras documents it.
 
-        The first call warns about arrays that do not fit the model, and about values that are lost
-        in the ranges.
+        The first call warns about arrays that do not fit the model, and about values that are too
+        small for their ranges.
         """
         given = kwargs.get("callbacks", args[4] if len(args) > 4 else None)
         given = tf.nest.flatten(getattr(given, "callbacks", given))

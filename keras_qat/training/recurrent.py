@@ -99,8 +99,8 @@ def simulate_unrolled(
 ) -> tf.Tensor:
     """Computes a recurrent layer with quantized weights, and observes the tensors of its steps.
 
-    Tensors inside a step are rounded with the ranges from before the call, or, in the first
-    training batch, with the ranges of this batch.
+    Tensors inside a step are rounded with the ranges from before the call. For the first training
+    batch, there are none, so the ranges of this batch are used.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
     observes = phase.calibrated and phase.training is not False  # Otherwise ranges may be empty.
@@ -269,7 +269,7 @@ def _apply(linear: Linear, x: tf.Tensor, kernel: tf.Tensor) -> Any:
 
 
 def _select(part: Part, kernel: tf.Tensor, bias: tf.Tensor | None) -> list[Any]:
-    """Return the columns of a part of the kernel, and of the bias if there is one."""
+    """Return a part's columns of the kernel, and of the bias if there is one."""
     return [select_columns(x, part) for x in (kernel, bias) if x is not None]
 
 

@@ -76,7 +76,7 @@ def get_file_model(model: keras.Model) -> Any:
     results.
 
     Raises:
-        ValueError: if it is a subclassed model.
+        ValueError: if the model is subclassed.
     """
     check_is_graph(model)
     if is_graph_model(model) and not hasattr(type(model), "file_model"):

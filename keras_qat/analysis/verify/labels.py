@@ -23,8 +23,8 @@ MOST_NEIGHBOURS = 512
 """Number of examples to search for the nearest neighbour."""
 
 NEARER = 0.2
-"""The output is an embedding if the class of the nearest neighbour is right more often than the
-argmax, by at least this share of the examples."""
+"""An output is an embedding if the nearest neighbour's class is right more often than the argmax.
+The difference must be at least this share of the examples."""
 
 RARER_KEPT = 0.75
 """Only rare decisions (all except the most frequent) are compared if less than this share of them

@@ -123,8 +123,8 @@ class Report:
     ) -> list[Path]:
         """Writes files that let Model Explorer show each layer's figures on the graph of the file.
 
-        There is one file each for the share of identical values, the SQNR against the float model,
-        the range and the bits. Model Explorer loads them with "Add per-node data".
+        There are four files: the share of identical values, the SQNR against the float model, the
+        range and the bits. Model Explorer loads them with "Add per-node data".
 
         Args:
             folder: where to write the files. It is created if it does not exist.

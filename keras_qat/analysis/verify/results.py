@@ -192,8 +192,8 @@ class TensorReport:
     """Comparison of one tensor of the file with the model's.
 
     Args:
-        name: the layer of the float model that computes it, with the number of the call if it is
-            not the first. If layers are fused, it is the layer with weights.
+        name: the layer of the float model that computes the tensor, with the number of the call
+            unless that is 1. If layers are fused, it is the layer with weights.
         layers: all layers between the previous tensors of the report and this tensor.
         kernels: the file's operators that compute it; none for an input.
         fed: agreement if these operators receive the model's values as inputs, so earlier operators

@@ -20,8 +20,8 @@ MOST_CHANNELS = 100
 """Outputs with more channels have a single score, because all channels are similar."""
 
 CLEAR = 0.15
-"""A model guesses if its gain may be due to chance, unless chance could explain more than this
-share of the largest possible gain."""
+"""A model guesses if chance may explain its gain, but only if chance explains at most this share
+of the largest possible gain."""
 
 DEVIATIONS = 2.0
 """Chance explains differences of up to this many standard deviations of a mean."""

@@ -73,8 +73,8 @@ def calibrate(
     Args:
         model: the model.
         dataset: inputs, as for `model.predict` or TFLite's converter: an array, a list or dict of
-            arrays, a `tf.data.Dataset`, batched or not, a `keras.utils.Sequence`, a generator of
-            batches or a function that returns one, a list of images. Labels are ignored.
+            arrays, a list of images, a `tf.data.Dataset` (batched or not), a generator of batches,
+            a function that returns one, or a `keras.utils.Sequence`. Labels are ignored.
         steps: number of batches to read; all by default. Required for an infinite dataset.
         batch_size: examples per batch, for arrays and unbatched data; by default 32, or up to 128
             small examples if `steps` is not given.

@@ -70,7 +70,7 @@ def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
 
 @partial(trace_once, signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
 def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
-    """Returns a vector of the extremes of a tensor, followed by at most `most` of its values.
+    """Returns a vector: the extremes of a tensor, and then at most `most` of its values.
 
     The function has no constants that depend on the tensor, so TensorFlow optimizes it only once.
     """

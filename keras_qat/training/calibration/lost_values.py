@@ -33,7 +33,7 @@ FAR = 32
 ENOUGH = 8
 """All values except outliers need at least this many quantized values."""
 VARIED = 4
-"""Minimum number of different values besides outliers: outliers do no harm to equal values."""
+"""Outliers are ignored if the other values have fewer distinct values than this."""
 MARK = 0.01
 """A value that fills this share of a tensor marks masked entries, so it is not an outlier."""
 

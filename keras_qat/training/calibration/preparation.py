@@ -30,7 +30,7 @@ wrong. Data that are sorted by class are up to 1 away."""
 FAR_IF_OTHER = 0.5
 """At this distance, the preprocessing is wrong if a different one reduces it to a quarter."""
 _MOST = 8.0
-"""Maximum distance that is counted for a channel, because a dead channel must not decide."""
+"""Maximum distance that counts for a channel, so a dead channel does not dominate the mean."""
 _ROWS = 4096
 """Maximum number of rows for computing the mean and deviation of channels."""
 _FEWEST = 4

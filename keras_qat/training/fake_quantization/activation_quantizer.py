@@ -144,7 +144,7 @@ class ActivationQuantizer:
         return low, high
 
     def applies(self, phase: Phase, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag | Switch:
-        """Whether a call quantizes: the delay is over, and data was observed."""
+        """Whether a call quantizes, because the delay is over and data was observed."""
         if phase.calibrated:
             return phase.quantizing
         has_range = self.has_range(minimum, maximum)

@@ -76,7 +76,7 @@ def bias_correction(
 def _find_shift(
     wrapper: QuantizeWrapper, variable: tf.Variable, in_float: tf.Tensor, quantized: tf.Tensor
 ) -> Any:
-    """Return the mean error of each channel of a wrapper's outputs; 0 if the halves disagree."""
+    """Return each channel's mean error in a wrapper's outputs; 0 if both halves disagree."""
     fold = fold_modes.FOLDS[wrapper.fold]
     activation = wrapper.activation or tf.identity
     middle = int(in_float.shape[0] + 1) // 2
