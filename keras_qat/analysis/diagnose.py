@@ -79,8 +79,8 @@ class Diagnosis:
         now: quality of the unchanged model.
         problems: sentences about wrong ranges or data.
         layers: layer -> SQNR in dB before and after it, for the layers with the largest drops.
-        remedies: code of a remedy -> quality with the remedy, sorted by quality. `calibrate(qat,
-            x)` comes first if it has at least half of the best gain.
+        remedies: code of a remedy -> quality with the remedy, the best first. But the remedy
+            `calibrate(qat, x)` comes first if it has at least half of the best gain.
     """
 
     model: str

@@ -46,8 +46,8 @@ def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
             activation, are split.
 
     Returns:
-        A model that is not compiled: a `Sequential` if the float model was one and `folded` is
-        False, and a functional model otherwise.
+        A `Sequential` if the float model was one and `folded` is False, and a functional model
+        otherwise. It is not compiled.
 
     Raises:
         ValueError: if the model was not made by `quantize_model`, or has a `Lambda` and was loaded
