@@ -191,7 +191,7 @@ def get_argument(call: Call, name: str) -> Any:
 
 
 def bind_arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the first argument of an operation, and its other arguments by TensorFlow 2 names.
+    """Returns ([first argument], {TensorFlow 2 name: other argument}) of an operation.
 
     The argument `name`, and arguments that equal their defaults, are omitted.
     """

@@ -28,7 +28,7 @@ Shape = tuple[int | None, ...]
 
 
 class Input(NamedTuple):
-    """An input of a model or a file. If the model accepts a dict, `key` is its key."""
+    """An input of a model or a file. If the model accepts a dict, `key` is the input's key."""
 
     name: str
     key: str
@@ -43,8 +43,8 @@ class Inputs(NamedTuple):
         model: name of the model or the file.
         all: its inputs.
         nested: the structure of inputs that the model or file accepts.
-        find_nan_inputs: returns the names of the inputs that may contain NaN. Only called if any
-            input contains NaN.
+        find_nan_inputs: function that returns the names of the inputs that may contain NaN. It is
+            only called if any input contains NaN.
         parent: inputs of the complete model, if this is a part of it. Data may match them instead.
     """
 

@@ -132,7 +132,7 @@ def expand_call(
 
 
 def trace_in_place(call: Call, compute: Callable[[], Any], context: LoweringContext) -> list[Call]:
-    """Trace a function that replaces a call. It reads tensors of the graph by `make_symbol`."""
+    """Trace a function that replaces a call, and reads the graph's tensors by `make_symbol`."""
     return _expand(call, compute, context)
 
 

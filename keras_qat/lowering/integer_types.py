@@ -113,7 +113,7 @@ def is_cut_from_input(value: Value) -> Generator[Value, Any, bool]:
 def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     """Cast inputs to integers if all of their consumers are embeddings or casts to integers.
 
-    Operations in between may move or shift the token ids. They then also compute in integers.
+    Operations in between may move or shift the token ids, and then also compute in integers.
     """
     consumers, integers = graph.consumers(), dict[Value, Value]()
     tokens, calls = _find_token_ids(graph), list[Call]()

@@ -306,7 +306,7 @@ def reads_floats(
 
 
 def split_masking(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
-    """Replace a Masking: compare the input with its mask value, and select the input or 0.
+    """Replace a Masking: compare the input with the mask value, and select the input or 0.
 
     Raises:
         CannotTrace: if its mask cannot be traced.

@@ -217,7 +217,7 @@ class Rule(NamedTuple):
 
     pattern: Pattern
     function: Callable[..., Any]
-    """A function that computes the result. Its arguments have the names in the pattern.
+    """A function that computes the result. Its arguments have the same names as in the pattern.
 
     It is traced like an expansion. If it raises `CannotExpand`, the calls stay unchanged.
     """

@@ -49,7 +49,7 @@ class ListedCallback(keras.callbacks.Callback):
     def __init__(self) -> None:
         super().__init__()
         self.listed: list[keras.callbacks.Callback] = []
-        """The callbacks of the list, including this one."""
+        """All callbacks of the list, including this callback."""
 
     def set_model(self, model: keras.Model) -> None:
         """Sets the model, as Keras documents it."""

@@ -42,7 +42,7 @@ class Report:
             layer, or the tensor belongs to another layer. If there are many such layers, the file
             belongs to another model.
         float_operations: layer -> the operators of the layer in the file that compute in float.
-        notes: reasons why file and model may differ apart from arithmetic, a sentence each.
+        notes: a sentence for each reason, besides arithmetic, why file and model may differ.
         arena_size: with TFLite Micro, the bytes of its arena that stay in use on this computer.
             TFLite Micro needs more during start-up, and less on 32-bit chips. None with other
             kernels.

@@ -38,7 +38,7 @@ LARGEST = 2**20
 class ComplexPart:
     """A call that converts complex numbers to floats, and all complex operations before it.
 
-    Calling it runs the original operations on `floats`, the float tensors that they read.
+    Calling this object runs the original operations on `floats`, the float tensors that they read.
     """
 
     def __init__(self, call: Call) -> None:

@@ -96,7 +96,7 @@ def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
 
 
 def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
-    """Reshapes values per channel to broadcast against `y`."""
+    """Reshapes a vector with one value per channel, so that it broadcasts to `y`."""
     return tf.reshape(values, [-1 if axis == channel_axis else 1 for axis in range(len(y.shape))])
 
 
@@ -131,7 +131,7 @@ class CorrectedFold:
         """Computes the output. If `learning`, the output is corrected to the batch's statistics.
 
         Inference and exported files compute the uncorrected output. Only terms that differ are
-        inside the branch, because replicas must not wait for each other inside it.
+        inside a branch, because replicas must not wait for each other in a branch.
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
         kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))

@@ -88,7 +88,7 @@ def _normalize_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> 
 
 
 def is_learning(phase: Phase) -> Any:
-    """Whether BatchNormalization uses the batch's statistics and updates the moving ones."""
+    """Whether BatchNormalization uses the batch's statistics and updates its moving statistics."""
     if phase.training is False or phase.frozen is True:
         return False
     if phase.training is True:

@@ -214,7 +214,7 @@ def _full_range(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarray) -> float:
-    """Returns the sum of squared quantization errors for values evenly spread within each bin."""
+    """Returns the sum of squared quantization errors if values are evenly spread in each bin."""
     low, high = ends
     if high <= low:
         return float(np.inf)

@@ -140,7 +140,7 @@ def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
 
 
 def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
-    """Returns the name of each tensor in the float model, by quantizer and slot.
+    """Returns {quantizer: {slot: name of the tensor in the float model}}.
 
     A Rescaling by 1, which only changes the range of its input, has the name of its input.
     """

@@ -48,7 +48,7 @@ _SAMPLE, _SAMPLED = 16, 256
 """Number of sampled values per example of a tensor, and number of examples with samples."""
 
 Slot = tuple[ActivationQuantizer, int | None]
-"""A quantizer and the slot of one of its tensors; None for all tensors."""
+"""A pair: a quantizer, and the slot of one of its tensors or None for all of them."""
 
 
 class Watch:
@@ -138,7 +138,7 @@ class Observed:
         self.tallies: dict[Slot, Tally] = defaultdict(Tally)
         """With `counts`, the tally of each quantizer. Without it, the tally of each slot."""
         self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
-        """Samples of the tensors of each quantizer, by slot, from the first batches."""
+        """Quantizer -> slot -> samples of the tensor, from the first batches."""
 
     def add(self, batch: list[np.ndarray]) -> None:
         """Observes a batch of the model's inputs."""

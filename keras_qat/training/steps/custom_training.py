@@ -72,8 +72,8 @@ def trains_itself(model: keras.Model) -> bool:
 def take_training(model: keras.Model, original: keras.Model, without: Iterable[str]) -> None:
     """Makes a functional model train like `original`.
 
-    The model's new class derives from its class and from the original's class. The original's
-    methods and attributes then also belong to the model.
+    The model's new class derives from its previous class and from the original's class. The
+    original's methods and attributes then also belong to the model.
 
     Args:
         model: the model to change.

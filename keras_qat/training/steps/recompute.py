@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
 
 def find_source(x: tf.Tensor) -> Source | None:
-    """Returns the source of a tensor of a graph; None unless it is a product."""
+    """Returns the source of a tensor in a graph; None if the tensor is not a product."""
     if tf.executing_eagerly() or x.op.type != "Mul" or x.dtype != tf.float32:
         return None
     a, b = x.op.inputs
