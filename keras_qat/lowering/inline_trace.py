@@ -253,8 +253,7 @@ def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) ->
     """Return the weights, and tensors that depend only on weights and can replace them.
 
     A tensor that replaces weights is computed before quantization. Of the tensors that depend on a
-    weight, other calls may read only one. Masks are excluded, and so are layers with weights or
-    noise.
+    weight, other calls may read only one. Masks, and layers with weights or noise, are excluded.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:

@@ -36,7 +36,7 @@ EPOCHS = 5
 
 
 ENOUGH = 256
-"""Without labels, training and the search for sensitive layers need this many examples."""
+"""Without labels, training and the search for sensitive layers need at least this many examples."""
 
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 

@@ -126,7 +126,7 @@ RULES: dict[Use, Rule] = {
     ),
 }
 """Use of an output -> its rule. With 17 dB, the noise is 2 % of the signal, as `LOST_POINTS` allows
-with labels. Outputs that resemble the input need more dB, because they change it little."""
+with labels. Outputs that resemble the input need more dB, because the model changes it little."""
 
 CLEARLY_GOOD = 20.0
 """If the first examples are good and have this SQNR in dB, no further examples are computed."""

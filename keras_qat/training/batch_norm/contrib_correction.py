@@ -145,7 +145,7 @@ class CorrectedFold:
         return y + spread(offset, y, axis)
 
     def find_correction(self) -> tuple[Any, Any]:
-        """Returns factor and offset for the batch's statistics, and updates moving statistics."""
+        """Returns the batch's factor and offset, and updates the moving statistics."""
         mean, variance, count = self.moments or self.batch_moments()
         inverse = self.inverse(variance)
         self.update(mean, variance, count)
