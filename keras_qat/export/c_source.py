@@ -36,7 +36,7 @@ ADDED = {
     "PADV2": "PadV2",
     "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
 }
-"""Operator of TFLite -> its name in TFLite Micro, if it is irregular."""
+"""Operator of TFLite -> its name in TFLite Micro, if `_get_resolver_name` has no rule for it."""
 
 
 @one_at_a_time
@@ -138,7 +138,7 @@ def _make_golden(
     rescaled: dict[str, tuple[Any, Any]],
     words: dict[str, str],
 ) -> dict[str, NDArray]:
-    """Return a dict: name of a C++ constant -> quantized values of examples or their outputs."""
+    """Return a dict: name of a C++ constant -> quantized values of the examples or outputs."""
     ends = {**graph.inputs, **graph.outputs}
     in_float = [name for name, tensor in ends.items() if tensor.dtype.kind == "f"]
     if in_float:
@@ -238,7 +238,7 @@ def _declare(name: str, array: NDArray) -> str:
 
 
 def _make_identifier(name: str) -> str:
-    """Return a name for a C++ constant, without its `k`: capitalized words."""
+    """Return a name for a C++ constant: capitalized words, without the prefix `k`."""
     words = [word for word in re.split(r"[^0-9A-Za-z]+", name) if word]
     return "".join(word[0].upper() + word[1:] for word in words) or "Tensor"
 

@@ -47,12 +47,12 @@ def write_float_subgraph(
         builder: the file.
         graph: the graph of the nodes.
         nodes: the nodes, in order.
-        ends: those outputs of the nodes that other nodes or the caller read.
+        ends: the outputs of these nodes that other nodes or the caller read.
         indices: tensor -> its index in the file. The function adds the outputs.
         dequantized: quantized tensor -> index of its float values, shared by all float subgraphs.
 
     Raises:
-        ValueError: if the converter refuses layers, with their names.
+        ValueError: if the converter refuses layers; the message names them.
     """
     inputs = _find_inputs(graph, nodes)
     try:
@@ -83,7 +83,7 @@ def write_float_subgraph(
 
 
 def _rename(file: schema.ModelT, nodes: Sequence[Node]) -> None:
-    """Rename constants and all tensors in loops, by node and index.
+    """Rename all constants, and all tensors in loops, after their node and index.
 
     The converter's names contain counters of the process. With the new names, the same model always
     produces the same file.
@@ -136,7 +136,7 @@ ASSIGNMENTS = "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 
 
 class _Converter(tf.lite.TFLiteConverter):
-    """TFLite's converter, changed to freeze variables only if there are any."""
+    """TFLite's converter. It is changed to freeze variables only if the function has variables."""
 
     def _freeze_concrete_function(self) -> Any:
         (function,) = self._funcs

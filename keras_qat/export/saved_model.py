@@ -1,7 +1,7 @@
 """Exports the resolved graph to a SavedModel, with the integer arithmetic of `predict`.
 
-Models of recipe `contrib` use fake quantization instead, with folded
-BatchNormalization, and with weights and ranges as constants.
+Models of the recipe `contrib` use fake quantization instead. BatchNormalization is folded, and
+weights and ranges are constants.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def make_inference_module(graph: ResolvedGraph) -> tf.Module:
 def _make_module(
     graph: ResolvedGraph, compute: Callable[[list[tf.Tensor]], dict[str, tf.Tensor]]
 ) -> tf.Module:
-    """Return a module with a function `serve` that calls `compute`, and its weights."""
+    """Return a module that holds the weights, and has a function `serve` that calls `compute`."""
     if graph.origin.states:
         raise ValueError(
             f"'{graph.name}' keeps states (stateful=True), which a SavedModel does not "
@@ -97,7 +97,7 @@ def _make_module(
         return compute(list(inputs))
 
     module = tf.Module()
-    # Saves weights that are not folded without their layers, which Keras would trace.
+    # Saves the weights that are not folded, but not their layers, which Keras would trace.
     in_float = {node.call.layer for node in graph.nodes if node.op is None}
     module.weights = [
         weight
@@ -188,7 +188,7 @@ def _call_recurrent(node: Node, weights: Weights, inputs: list[tf.Tensor]) -> An
 
 
 def _fake_quantize(x: tf.Tensor, params: QuantParams) -> tf.Tensor:
-    """Fake-quantizes float values. With fewer than 8 bits, the lowest levels are used."""
+    """Fake-quantizes float values. Fewer than 8 bits use the lowest levels of the 8-bit grid."""
     if not x.dtype.is_floating:  # Indices have no scale.
         return x
     scale, bits = float(params.scale), max(params.bits, 8)

@@ -32,7 +32,7 @@ CHANGES = {
     "GATHER": "index before the model",
     "WHILE": "unroll the layer, or leave it out of the model",
 }
-"""Operator -> advice if a target lacks it."""
+"""Operator -> advice for targets without this operator."""
 
 IN_FLOAT = "keras_qat.plan explains why it stays float"
 
@@ -158,7 +158,7 @@ def _get_name(site: Site) -> str:
 
 
 def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
-    """Return the reason why a target does not run an operator, and advice; None if it does."""
+    """Return why a target does not run an operator, and advice; None if the target runs it."""
     name = site.operation.kernel
     if target.operators is None:
         return _run_checks(target.checks, site) or _find_fault(target, site)

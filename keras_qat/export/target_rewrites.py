@@ -28,7 +28,7 @@ MOST_AXES = 4
 
 
 def rewrite_for(target: Target) -> Callable[[Builder], None]:
-    """Returns a function that replaces those operators of a file that a target computes wrongly."""
+    """Returns a function that replaces the operators of a file that a target computes wrongly."""
 
     def rewrite(builder: Builder) -> None:
         graph, operators = FileGraph(builder.model), builder.graph.operators
@@ -74,7 +74,7 @@ def _add_reshape(builder: Builder, source: int, shape: Shape) -> int:
 def _add_similar_constant(
     builder: Builder, index: int, values: NDArray, scales: NDArray | None = None
 ) -> int:
-    """Add a constant with the parameters of another constant, new values, and optionally scales."""
+    """Add a constant like another constant, with new values, and with new scales if not None."""
     source = builder.graph.tensors[index]
     params = source.quantization
     return builder.constant(
@@ -94,7 +94,7 @@ def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape)
 
 
 def multiply_matrix(builder: Builder, site: Site) -> None:
-    """Merges the first axes of the input, to multiply two matrices."""
+    """Replaces a product of tensors by a product of two matrices: merges the input's first axes."""
     x, *weights = _get_inputs(site)
     (end,) = site.outputs
     rows = math.prod(end.shape[:-1])
@@ -126,7 +126,7 @@ def drop_batch_axis(builder: Builder, site: Site) -> None:
 
 
 def convolve_column(builder: Builder, site: Site) -> None:
-    """Swaps height and width of a convolution."""
+    """Swaps height and width of a convolution's tensors, and restores the shape of its result."""
     x, weights, *bias = _get_inputs(site)
     (end,) = site.outputs
 

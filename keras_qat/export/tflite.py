@@ -75,10 +75,10 @@ def export_tflite(
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without it, such inputs and the layers that read them are float. The range is widened
             to include zero.
-        rescaling: how training data were computed from pixels of 0 to 255, for uint8 inputs that
-            are pixels. Pass (scale, offset) for `scale * pixel + offset`, as scalars or one value
-            per channel; the `Rescaling` or `Normalization` layer; or a dict by name for several
-            inputs. For training data from -1 to 1, pass `(1 / 127.5, -1)`.
+        rescaling: for uint8 inputs that are pixels from 0 to 255, how training data were computed
+            from pixels. Pass (scale, offset) for `scale * pixel + offset`, as scalars or one value
+            per channel, or pass the `Rescaling` or `Normalization` layer. For several inputs, pass
+            a dict by name. For training data from -1 to 1, pass `(1 / 127.5, -1)`.
         pack_int4: whether weights of at most 4 bits are packed, two in a byte. Weights of depthwise
             convolutions are not packed, because few runtimes support this. The default is
             `model.pack_int4`. Packing halves the file, but is slower, because kernels unpack the
@@ -136,7 +136,7 @@ def write_file(
     batch_size: int | None = None,
     target: Target | None = None,
 ) -> bytes:
-    """Returns the TFLite file of a resolved graph. Other arguments are as in `export_tflite`."""
+    """Returns the TFLite file of a resolved graph. The options are as in `export_tflite`."""
     origin = graph.origin
     ends = {"input_dtype": input_dtype, "output_dtype": output_dtype}
     types = [_get_end_type(name, dtype, origin.is_16_bit) for name, dtype in ends.items()]

@@ -28,9 +28,9 @@ def write_graph(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Writes all nodes, inputs and outputs.
 
-    Padding layers are merged into convolutions. Consecutive float nodes are written with one run
-    of TFLite's converter. `input_dtype` and `output_dtype` are "uint8", "float32", or None for the
-    type of the quantized values.
+    Padding layers are merged into convolutions. One run of TFLite's converter writes consecutive
+    float nodes. `input_dtype` and `output_dtype` are "uint8", "float32", or None for the type of
+    the quantized values.
 
     Returns:
         The tensor indices of inputs and of outputs, by name in the model's order.
@@ -151,7 +151,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Return the tensor of an output. It is a new tensor if another output has the same value."""
+    """Return the tensor of an output. If another output has the same value, it is a new tensor."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""

@@ -24,7 +24,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras, trace_after_few_calls, trace_for_any_batch
 
 DECIDES = 3
-"""Up to this number, traces contain only the branches that the current weights select."""
+"""The first traces, up to this number, contain only the branches that current weights select."""
 
 LARGE = 1 << 26
 """If a weight has at least this many bytes, only its hash is stored."""
@@ -75,7 +75,7 @@ class CachedInference:
             self.weights_version += 1
 
     def refresh(self, eagerly: bool = False) -> None:
-        """Prepares the parameters for current ranges and weights. Traces unless `eagerly`."""
+        """Prepares the parameters for current ranges and weights, and traces unless `eagerly`."""
         self.look()
         version, is_same = self.weights_version, eagerly is (self._eager is not None)
         if version == self._prepared_version and is_same:
@@ -157,7 +157,7 @@ def _is_finite(weight: tf.Tensor) -> bool:
 
 
 class _Slot:
-    """Stands for the tensor with this index in a structure."""
+    """A placeholder in a structure for the tensor with this index."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -190,7 +190,7 @@ class PreparedStore:
         """Assigns new parameters with the same structure to the variables.
 
         Returns:
-            Whether graphs that were traced with `read` stay valid, because conditions are the same.
+            Whether graphs that were traced with `read` are still valid: their conditions are equal.
         """
         packed = self._pack(_list_tensors(prepared))
         for variable, value in zip(self._variables, packed, strict=True):

@@ -62,7 +62,7 @@ class PreparedNode:
         constants: for each input, the values of a constant; None for a tensor.
         row: fields of the operator's `Arguments`: the result of `prepare`, or ranges and weights.
         ends: the ends of the range of the operator's result; None for a float result.
-        conversion: the multiplier from this range to the output's range if both differ.
+        conversion: the multiplier from the result's range to the output's range if they differ.
         output_ends: the ends of the output's range if there is a conversion.
     """
 
@@ -168,7 +168,7 @@ def _get_constant(operand: Operand) -> tf.Tensor | None:
 
 
 def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
-    """Return an operator's arguments without ranges and weights. Only their bits are kept."""
+    """Return an operator's arguments without weights, and with only the bits of the ranges."""
 
     def keep_bits(params: QuantParams | None) -> Any:
         return params and QuantParams(None, None, params.bits)

@@ -1,8 +1,8 @@
 """Runs `predict` and `evaluate` in TFLite's interpreter, which can be faster than TensorFlow.
 
 The model's file must be written again whenever weights change. Therefore, `FileInference` begins
-with TensorFlow. When batches have taken as long as writing the file would, it writes the file. Both
-then compute one batch, and the results are compared. `Inference.choose` in `keras_inference.py`
+with TensorFlow. When batches have taken as long as writing the file would, it writes the file. The
+two then compute one batch, and the results are compared. `Inference.choose` in `keras_inference.py`
 decides which models use it.
 """
 
@@ -37,7 +37,7 @@ MACHINES = {
 """Kernel family -> processors on which TFLite's interpreter rounds like this family."""
 
 TRIALS = 3
-"""Number of batches to compute in both before `FileInference` stops using a slower interpreter."""
+"""Number of batches that both runtimes compute before a slower interpreter is no longer used."""
 
 WRITERS: list[Callable[[ResolvedGraph], bytes]] = []
 """The function that writes a resolved graph as a file. `export` registers it."""
@@ -101,8 +101,8 @@ class FileInference:
         self._file: FileInterpreter | None = None
         self._trials, self._is_trusted, self._compares_speed = TRIALS, False, True
         self._cost = self._spent = self._saved = self._saving = self._last = 0.0
-        """Times in seconds: for writing the file; in TensorFlow since weights changed; saved since
-        then; saved per batch; for TensorFlow's last batch."""
+        """Times in seconds: to write the file, spent in TensorFlow since weights changed, saved
+        since then, saved per batch, and spent on TensorFlow's last batch."""
 
     def prepare(self, version: int, cost: float, at_once: bool) -> bool:
         """Writes the file if this saves time. Returns whether the interpreter may compute a batch.

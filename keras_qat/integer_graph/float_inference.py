@@ -23,7 +23,7 @@ FEW_RUNS = 4
 """For up to this many runs, running a model eagerly is faster than tracing it."""
 
 MANY_VALUES, MANY_EXAMPLES = 1 << 19, 16
-"""Maximum number of elements of an output in a batch, and the smallest batch size."""
+"""Maximum number of elements in the output of a call for a batch, and the minimum batch size."""
 
 EXAMPLES, SIZE = 2, 8
 """The number of random examples, and the size that replaces unknown sizes."""
@@ -78,7 +78,7 @@ def evaluate_all(
 
 
 def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> int:
-    """Counts a tensor's elements per example, with the largest input size for unknown sizes."""
+    """Counts a tensor's elements per example. The inputs' largest size replaces unknown sizes."""
     longest = max((size for x in inputs for size in x.shape[1:]), default=1)
     return math.prod(longest if size is None else size for size in shape[1:])
 

@@ -142,7 +142,7 @@ def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
 
 
 def get_weight_scales(node: Node) -> list[float]:
-    """Returns the scale of each weight of a float node that is quantized per tensor."""
+    """Returns the scales of those weights of a float node that are quantized per tensor."""
     layer = node.call.layer
     if not isinstance(layer, ScheduledLayer) or getattr(layer, "batch_norm", None) is not None:
         return []

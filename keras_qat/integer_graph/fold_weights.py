@@ -57,7 +57,7 @@ Ends = tuple[QuantParams, QuantParams]
 
 
 def has_quantized_weights(wrapper: QuantizeWrapper) -> bool:
-    """Whether a wrapper's weights are quantized, or are factors per channel, which stay exact."""
+    """Whether all weights of a wrapper are quantized. Exact factors per channel count as such."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
@@ -176,9 +176,9 @@ def _quantize_bias(bias: tf.Tensor, scale: tf.Tensor, input_scale: tf.Tensor) ->
 def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
     """Return quantized values (float32), scales and bias (float64) of symmetric weights.
 
-    For a channel factor a, Q(a W) = a Q(W). The function therefore quantizes the kernel W before
-    folding, and multiplies its scales by |a|. With fewer than 8 bits, it divides scales by
-    `find_divisor`.
+    Because `Q(a * W) = a * Q(W)` for a channel factor `a`, the function quantizes the kernel `W`
+    before folding, and multiplies the scales by `abs(a)`. With fewer than 8 bits, it divides the
+    scales by `find_divisor(bits)`.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:  # An affine layer has one exact value per channel.
@@ -218,7 +218,7 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 
 
 def find_divisor(bits: int) -> int:
-    """Returns the divisor for scales of weights with few bits. The weights then use 8 bits.
+    """Returns the divisor for scales of weights with few bits. Files scale such weights to 8 bits.
 
     A bias is rounded to a multiple of input scale x weight scale, so smaller scales are better.
     """
@@ -280,7 +280,7 @@ def fit_bias(
 
 
 def _find_least_scale(end: Ends) -> tf.Tensor:
-    """Return the smallest scale of weights for which sums in the output's range fit 32 bits."""
+    """Return the smallest weight scale with which sums in the output's range fit 32 bits."""
     before, after = (params.as_tensors() for params in end)
     reach = tf.maximum(after.highest - after.zero_point, after.zero_point - after.lowest) + 1.0
     return reach * after.scale / (before.scale * 2.0**31)
@@ -320,7 +320,7 @@ def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]
 
     TFLite has no zero point for weights, so the values of an asymmetric 8-bit kernel can exceed
     127. Such a channel gets a larger scale, and its weights are rounded again. Returns values,
-    scales, bias, the largest change of a weight, and the factor of values that fit 4 bits, or None.
+    scales, bias, `Weights.rounding` (the largest change of a weight) and `Weights.divisor`.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:

@@ -23,7 +23,7 @@ from keras_qat.training.recurrent import kept_batch
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """Facts about the model of a resolved graph. The defaults stand for no model.
+    """Facts about the model of a resolved graph. The defaults apply to a graph without a model.
 
     Args:
         calls: the model's calls, which compute it in float or with fake quantization.
@@ -88,7 +88,7 @@ class Origin:
         return self.fixed_batch or default
 
     def warn(self) -> None:
-        """Issues `warnings`, and warns about features and tensors that the ranges lose."""
+        """Issues `warnings`, and warns about values that are too small for their ranges."""
         for sentence in (*self.warnings, *explain_losses(self.calls)):
             warn_caller(sentence)
 

@@ -117,7 +117,7 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Calls `settle` and returns True if `compute_settled` can then replace `predict`."""
+        """Returns whether `compute_settled` can replace `predict`. If so, calls `settle` first."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
@@ -166,7 +166,7 @@ class Inference:
     def _compute(
         self, resolved: ResolvedGraph, prepared: Prepared, inputs: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Return outputs and inputs of losses as float values, and then float layers' losses."""
+        """Return outputs and inputs of losses as float values, followed by float layers' losses."""
         losses: list[tuple[keras.layers.Layer, tf.Tensor]] = []
 
         def compute(node: Node, values: list[tf.Tensor]) -> list[tf.Tensor]:

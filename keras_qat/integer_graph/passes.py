@@ -95,7 +95,7 @@ def has_int4(graph: ResolvedGraph) -> bool:
 def pack_if_requested(
     graph: ResolvedGraph, requested: bool | None, family: KernelFamily
 ) -> ResolvedGraph:
-    """Packs weights into 4 bits if `requested`, or if it is None and the model has `pack_int4`."""
+    """Packs weights into 4 bits if `requested`. If it is None, the model's `pack_int4` decides."""
     packs = graph.origin.packs_int4 if requested is None else requested
     return pack_int4(graph, family) if packs else graph
 

@@ -48,7 +48,7 @@ CONCATENATE_CHANNELS = dataclasses.replace(
 """Concatenates computed channels. No Keras layer uses this operator."""
 
 FEW = 0.6
-"""There is a warning if the ranges of rescaled pixels and of the input overlap less than this."""
+"""If the ranges of rescaled pixels and of the input overlap less than this, a warning is issued."""
 
 
 def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
@@ -117,7 +117,7 @@ def accept_pixels(
     """Replaces inputs by int8 inputs that are pixels minus 128, and adds nodes that rescale them.
 
     Returns:
-        The graph, and the rescalings of all inputs that differ from the model's inputs.
+        The graph, and the rescalings of the inputs that were replaced.
 
     Raises:
         ValueError: if an input is not quantized to 8 bits or fewer, or its channels do not match.
@@ -137,7 +137,7 @@ def accept_pixels(
 
 
 def _make_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
-    """Return nodes that compute an input from pixels minus 128; [] if the input is the same."""
+    """Return nodes that compute an input from pixels minus 128; [] if no node is needed."""
     tensor = graph.inputs[name]
     params, channels = tensor.params, tensor.shape[-1]
     scale, offset = (np.asarray(x, np.float64) for x in rescaling)
@@ -183,7 +183,7 @@ def _make_sum(
 ) -> Node:
     """Make a node that adds a constant to scaled pixels. TFLite kernels add in 20 extra bits.
 
-    The constant is the middle of the offsets that return the expected results.
+    The constant is the middle of all constants that produce the expected results.
     """
     params = output.params
     assert params is not None

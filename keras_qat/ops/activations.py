@@ -1,4 +1,4 @@
-"""Activation functions, such as sigmoid. TFLite has int8 kernels for all, and int16 for some."""
+"""Activation functions, such as sigmoid. All have int8 kernels in TFLite, some int16 kernels."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _supports_hard_swish(x: QuantParams, output: QuantParams) -> tf.Tensor:
 
 
 def _hard_swish_table(a: Arguments, up: bool = False) -> tf.Tensor:
-    """Tabulate x * relu6(x + 3) / 6 in 16 bits. Halves round away from zero, or up if `up`."""
+    """Tabulate x * relu6(x + 3) / 6 in 16 bits. Halves round up if `up`, else away from zero."""
 
     def to_upper_bits(x: tf.Tensor) -> fixed_point.FixedPoint:
         return fixed_point.upper_bits(fixed_point.to_fixed_point(x))
@@ -92,8 +92,8 @@ def _prepare_bounded(
     Args:
         function: the float function, which computes XNNPACK's table.
         of_tflite: the same function with the operations that compute TFLite's table.
-        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. From
-            floor(15 / 2^ceil(log2(scale))) steps on, the result is an end of the output's range.
+        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. For
+            |q| >= floor(15 / 2^ceil(log2(scale))), the result is an end of the output's range.
     """
     float32 = compute_in_float32(of_tflite, xnnpack=function)
 
@@ -114,7 +114,7 @@ def _prepare_bounded(
 
 
 FARTHEST = 4.0
-"""The largest 16-bit scale of inputs. From a scale of 5.3 on, products overflow in TFLite."""
+"""The largest scale of 16-bit inputs. With scales of 5.3 or more, products overflow in TFLite."""
 
 
 def _make_bounded(

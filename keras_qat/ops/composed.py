@@ -1,7 +1,7 @@
 """Operators that are composed of other operators.
 
-A `Description` is a function that runs other operators on a `Machine`. One machine prepares
-operators, one computes and one emits them, so a description defines all three functions of an `Op`.
+A `Description` is a function that runs other operators on a `Machine`. Machines prepare, compute or
+emit operators, so one description defines `prepare`, `compute` and `emit` of an `Op`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.ops.weights import Weights
 
 Quantized = tuple[Any, QuantParams]
-"""A pair: quantized values relative to the zero point, or the index of a tensor in a file, and
-their quantization parameters."""
+"""A pair (values, quantization parameters). The values are quantized values relative to the zero
+point, or the index of a tensor in a file."""
 
 WIDE = QuantParams(None, None, 16)
 """Placeholder for 16-bit quantization parameters that are already prepared."""
@@ -65,14 +65,14 @@ SMALLER = _make_integer_row("MINIMUM", tf.minimum)
 
 
 def compute_wide_scale(output: QuantParams) -> tf.Tensor:
-    """Returns the smallest 16-bit scale that can represent all values of an output's range."""
+    """Returns the smallest scale with which 16 bits represent an output's entire range."""
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
     return quotient(tf.maximum(*ends) * output.scale, MOST)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """One run of an operator. The fields equal the arguments of `Machine.run`."""
+    """One call of `Machine.run`. The fields are the arguments of the call."""
 
     op: Op
     inputs: list[Quantized]
@@ -149,7 +149,7 @@ class Machine(abc.ABC):
     def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
         """Replaces each value of `x` by its entry in a table. The results have the zero point 0.
 
-        The table has an entry for each integer from 0, or for each 8-bit value from the lowest.
+        For 8-bit values, the table begins at the lowest value, for other integers at 0.
         """
 
 
@@ -257,7 +257,7 @@ class Emitting(Machine):
 
     Args:
         e: adds the operators of the composed operator to a file.
-        image: height and width of the outputs of convolutions, by default the same as the inputs.
+        image: height and width of the outputs of convolutions. By default, they equal the inputs'.
     """
 
     def __init__(self, e: Emission, image: Shape = ()) -> None:

@@ -1,6 +1,6 @@
 """Convolutions along one or two axes: CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV.
 
-BatchNormalization and other multiplications and additions per channel are 1x1 DEPTHWISE_CONV_2D.
+A 1x1 DEPTHWISE_CONV_2D also computes BatchNormalization, or factors and offsets per channel.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _get_padding(a: Attributes) -> str:
 
 
 def _for_sequences(function: Callable[..., Any]) -> Callable[[Attributes, Any, Any], Any]:
-    """Extend a convolution of images to sequences, which it reshapes to images of height 1."""
+    """Return a convolution of images that also accepts sequences, as images of height 1."""
 
     @functools.wraps(function)
     def compute(a: Attributes, x: Any, kernel: Any) -> Any:
@@ -89,7 +89,7 @@ def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
 
 @_for_sequences
 def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Computes `convolve` without groups as a matrix product of all patches with the weights.
+    """Computes `convolve`, without groups, as one matrix product of image patches and weights.
 
     For a kernel of 3x3 pixels, the patches need nine times as much memory as the images.
     """
@@ -169,7 +169,7 @@ def _emit_depthwise(e: Emission) -> None:
 
 
 def _find_kernel_size(call: Call) -> tuple[int, ...]:
-    """Return a layer's `kernel_size`. For a custom layer without it, return its weights' size."""
+    """Return a layer's `kernel_size`, or the size of its weights if a custom layer has none."""
     layer = call.layer
     return layer.kernel_size if hasattr(layer, "kernel_size") else layer.weights[0].shape[:-2]
 
@@ -183,7 +183,7 @@ def _count(call: Call) -> int | None:
 
 
 def _list_with_computed(*kinds: type) -> tuple[type, ...]:
-    """Return layer classes and their `Computed` variants, which compute the kernel."""
+    """Return layer classes and their `Computed` variants, which have computed kernels."""
     return *kinds, *(keras_variants.COMPUTED[kind] for kind in kinds)
 
 
@@ -236,7 +236,7 @@ def _accepts_transpose(call: Call, attributes: Attributes) -> str | None:
 
 
 def _find_sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return (factor, offset) for height and for width: output size = factor * size + offset."""
+    """Return (factor, offset) for height and width. Output size = factor * input size + offset."""
     added = a["output_padding"]
     sizes = []
     for axis, stride in enumerate(_get_strides(a, len(kernel) == 3)):
@@ -303,10 +303,10 @@ def _emit_transpose(e: Emission) -> None:
 
 
 def _emit_output_shape(e: Emission, x: int, image: int) -> int:
-    """Return a tensor with the output's shape: a constant, or computed from `x` if it is unknown.
+    """Return a tensor that holds the output's shape: a constant, or computed from `x` if unknown.
 
-    If the shape is known only because of `batch_size`, it is computed too. With a constant, XNNPACK
-    would compute the operator, and round differently from the model.
+    A shape that is known only because of `batch_size` is also computed. With a constant shape,
+    XNNPACK would run the operator, and would round differently from the model.
     """
     shape = e.shape(image)
     if None not in shape and _is_known(e.node):

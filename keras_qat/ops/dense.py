@@ -59,7 +59,7 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
 def _emit_product(
     e: Emission, x: int, end: int, arrange: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Add a product with a matrix along the last axis of `x`, and write it to `end`.
+    """Add the product of the last axis of `x` and the layer's weights. `end` is its output tensor.
 
     `arrange` is a function that converts the layer's weights to the shape [output, input].
     """
@@ -106,7 +106,7 @@ DENSE = Op(
 
 
 def _read_einsum(call: Call) -> Attributes:
-    """Return the `equation` without an ellipsis, and the letters of `bias_axes`."""
+    """Return the `equation`, with letters for an ellipsis, and the letters of `bias_axes`."""
     layer = call.layer
     equation = layer.equation.replace(" ", "")
     inputs, weights, _ = terms = re.split(",|->", equation)
@@ -127,9 +127,9 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 
 
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
-    """Accept an equation if the output has exactly the last `count` axes of the weights, in order.
+    """Accept an equation if, of the weight axes, the output has exactly the last `count`, in order.
 
-    `einsum_dense_per_tensor`, with one scale for all weights, computes other equations.
+    The operator `einsum_dense_per_tensor`, with one scale for all weights, computes the rest.
     """
     reason = _accepts_einsum(call, attributes)
     if reason is not None:
@@ -166,7 +166,7 @@ def _find_result_sizes(axes: Axes, kernel: np.ndarray | tf.Tensor) -> tuple[int,
 
 
 def _expand_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
-    """Return the weights, with their bias broadcast to all weight axes that the output has."""
+    """Return the weights. Their bias is broadcast to all weight axes that occur in the output."""
     if weights.bias is None:
         return weights
     make = np if isinstance(weights.bias, np.ndarray) else tf

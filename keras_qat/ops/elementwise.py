@@ -123,8 +123,8 @@ def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
 def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ...]:
     """Return both multipliers, the shift, half a step, and whether XNNPACK computes the sum.
 
-    The larger multiplier has 21 bits. XNNPACK leaves ratios of scales below 2^-10 to TFLite's
-    kernel. It also leaves ratios of 2^8 and above, but `_find_native` excludes them.
+    The larger multiplier has 21 bits. XNNPACK leaves sums to TFLite's kernel if a ratio of scales
+    is below 2^-10, or at least 2^8. `_find_native` excludes ratios of at least 2^8.
     """
     ratios = [single(scale / output) for scale in (a, b)]
     bits = 20 - fixed_point.get_exponent(tf.maximum(*ratios))

@@ -68,7 +68,7 @@ class Emission:
 
     @property
     def source(self) -> int:
-        """The input that an operator moves: its first quantized input, or its first input."""
+        """The input that an operator moves: its first quantized input, or the first if none is."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
         return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 
@@ -81,14 +81,14 @@ class Emission:
     def activation(self) -> int:
         """The fused activation of an operator, as in TFLite's schema: none, ReLU or ReLU6.
 
-        A ReLU with another maximum becomes a plain ReLU, because the output's range ends at it.
+        A maximum other than 6 needs no operator, because the output's range ends at the maximum.
         """
         if self.node.maximum is None:
             return Activation.NONE
         return Activation.RELU6 if self.ends_at_6(self.node.maximum) else Activation.RELU
 
     def ends_at_6(self, maximum: float) -> bool:
-        """Whether a ReLU clips at 6 and 6 is in the output's range. Far outside, kernels fail."""
+        """Whether a ReLU clips at 6, inside the output's range. Far outside it, kernels fail."""
         params = self.params
         return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
 
@@ -143,7 +143,7 @@ class Emission:
         return TYPE_NAMES[self.builder.graph.tensors[index].type]
 
     def cast(self, source: int, target: int) -> None:
-        """Adds a CAST of one tensor to the type of another."""
+        """Adds a CAST of the tensor `source` to the type of the tensor `target`."""
         before, after = (self.builder.graph.tensors[end].type for end in (source, target))
         self.add("CAST", [source], [target], inDataType=before, outDataType=after)
 
@@ -265,9 +265,9 @@ def emit_from_image(e: Emission, image: int, target: int) -> None:
 def emit_on_images(
     e: Emission, code: str, inputs: list[int], target: int | None = None, **options: Any
 ) -> None:
-    """Adds an operator that only supports images, with its fused ReLU, for tensors of any shape.
+    """Adds an operator that only supports images, and the RESHAPEs that other tensors need.
 
-    The first input is reshaped to an image, and the result to `target`, by default the output.
+    The result is reshaped to `target`, by default the output. A fused ReLU is included.
     """
     target = e.outputs[0] if target is None else target
     image = make_image_output(e, target)

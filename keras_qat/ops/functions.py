@@ -44,7 +44,7 @@ def _read_relu_options(call: Call) -> Attributes:
 
 
 def _accept_option(name: str, value: object, call: Call, attributes: Attributes) -> str | None:
-    """Accept all operations, and layers with this value of the option `name`."""
+    """Accept operations, and layers with the option `name=value`."""
     is_other = getattr(call.layer, name, value) != value
     return "" if is_other else accept_float(call)
 

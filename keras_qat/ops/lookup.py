@@ -149,7 +149,7 @@ class Kernel:
         of_neon: computes the table for ARM's vector instructions, if it differs.
         fits: function that returns whether the kernel supports an operator's attributes.
         fields: function of the attributes that returns the options in the file.
-        supports: function of both parameters that returns whether the kernel supports them.
+        supports: function of the parameters of input and output: whether the kernel supports them.
     """
 
     code: str

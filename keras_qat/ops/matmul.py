@@ -51,7 +51,7 @@ class Axes:
 
     @property
     def result(self) -> str:
-        """The axes of the second input that the output has, in the order of the second input."""
+        """The axes of the second input that the output has, in the order of the output."""
         return "".join(a for a in self.output if a in self.second)
 
     @property
@@ -198,7 +198,7 @@ ROW_PRODUCTS = dataclasses.replace(
 
 
 def _find_equation(call: Call) -> str:
-    """Return the `tf.einsum` equation of a layer without an ellipsis; "" if the rank is unknown."""
+    """Return a layer's equation for `tf.einsum`, without an ellipsis; "" if a rank is unknown."""
     layer = call.layer
     if len(call.inputs) != 2:
         return ""

@@ -19,11 +19,11 @@ from keras_qat.ops.pooling import REDUCE_MAX, emit_reduce
 from keras_qat.ops.weighted_sums import EXACT
 
 MOST_WIDE = 2**16
-"""The maximum number of 16-bit values in a sum of 32 bits, as kernels require."""
+"""The maximum number of 16-bit values that kernels can add in 32 bits."""
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Return the parameters for `_mean`. Float factors include the count of values if known."""
+    """Return the parameters for `_mean`. Known counts of values are included in float factors."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)

@@ -44,6 +44,6 @@ def describe_share(share: float, bits: int) -> str:
 
     Args:
         share: 0 to 1. Only 1 is rounded to 100 %.
-        bits: bits of activations. Files hold fewer than 8 bits in int8.
+        bits: bits of activations. Files store activations of fewer than 8 bits as int8.
     """
     return f"{math.floor(1000 * share) / 10:g} % of the arithmetic in int{max(bits, 8)}"

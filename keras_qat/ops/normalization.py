@@ -55,7 +55,7 @@ LARGEST = 2.0**31
 """The smallest positive integer that does not fit in 32 bits."""
 
 FINE = 2048
-"""A variance below this has its own table entry. From this variance on, 16 variances share one."""
+"""Each variance below this limit has its own table entry. Above, 16 variances share an entry."""
 
 LEAST_WEIGHTS = 200.0
 """Gamma has at least this many steps. The remaining bits become fractional bits of the mean."""

@@ -124,7 +124,7 @@ def get_held_dtype(params: QuantParams) -> tf.DType:
 
 
 Prepare = Callable[[Arguments], Any]
-"""A function that computes all parameters that depend only on ranges and weights, in any structure.
+"""A function that computes all parameters that depend only on ranges and weights, as any structure.
 In its `Arguments`, `q` holds a `tf.TensorSpec` for each input. Equal tensors are the same object.
 The function runs in TensorFlow, eagerly or in a graph. `compute` receives its result as `prepared`,
 but neither weights nor scales."""
@@ -178,8 +178,8 @@ class Op:
         has_mark: whether its output may contain an outlying value that marks masked entries.
         is_table: whether its inputs are indices, which are not quantized. If it has weights, they
             are a lookup table with the quantization parameters of the output.
-        gates: number of gates in the columns of its weights, each with a scale. With several gates,
-            training simulates the gates and the states between steps.
+        gates: number of gates in the columns of its weights. Each gate has its own scale. With
+            several gates, training simulates the gates and the states between steps.
         multiplies_tensors: whether it sums products of two tensors.
         falls_back_to_input_range: whether an output without a quantizer has the range of the
             inputs, as for means in `recipes.contrib`.
@@ -249,7 +249,7 @@ class Op:
         return "" in self.weights
 
     def has_kernel_for(self, bits: int, family: KernelFamily | None = None) -> bool:
-        """Whether `family`, or any family if None, has kernels for activations of `bits` bits."""
+        """Whether `family` (None: any family) has kernels for activations of `bits` bits."""
         bits = 16 if bits == 16 else 8
         has_some = self.families.get(bits, lambda family: True)
         return bits in self.bits and (family is None or has_some(family))

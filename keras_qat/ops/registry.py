@@ -203,7 +203,7 @@ def weights_only(layer: Layer) -> tuple[str, ...]:
 
 
 class Registration:
-    """The result of `register_op`. `undo()`, or the end of a `with` block, undoes it."""
+    """The result of `register_op`. `undo()` or the end of a `with` block reverts it."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self.undo = undo

@@ -36,9 +36,9 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _tabulate_relu(a: Arguments) -> tf.Tensor:
-    """Compute the table of a ReLU that is not fused. XNNPACK uses TFLite's kernel for it.
+    """Compute the table of a ReLU that is not fused. XNNPACK leaves it to TFLite's kernel.
 
-    The table clips at a maximum of 6. Any other maximum is the end of the output's range.
+    If the maximum is 6, the table clips at 6. Any other maximum is the end of the output's range.
     """
     factor = to_fixed_point(ratio(a.family, a.params[0].scale, by=a.output.scale))
     result = tf.maximum(tf.cast(multiply(tf.cast(a.q[0], tf.int64), factor), tf.float64), 0.0)
@@ -95,7 +95,7 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
-    """Compute the table of x above zero and slope * x below.
+    """Compute the table of a leaky ReLU: x above zero, slope * x below zero.
 
     XNNPACK's 8-bit kernel multiplies by integers in 256ths and rounds halves up. If a slope is too
     steep or too flat for XNNPACK, TFLite's kernel runs instead.
@@ -143,7 +143,7 @@ LEAKY_RELU = Op(
 
 
 def _prepare_prelu(a: Arguments) -> object:
-    """Return the multipliers for values above and below zero, and the slopes."""
+    """Return the multiplier for values above zero, the multiplier below zero, and the slopes."""
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
     before, after = a.params[0].scale, a.output.scale
     above = to_fixed_point(ratio(a.family, before, by=after))

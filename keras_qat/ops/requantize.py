@@ -29,13 +29,13 @@ def _quantize(a: Arguments) -> tf.Tensor:
 
 
 class Multiplier(NamedTuple):
-    """A ratio of scales for two kernels: TFLite's kernel in fixed point, and the family's own.
+    """A ratio of scales in the formats of two kernels: TFLite's kernel and the family's own.
 
     Args:
         fixed: the ratio in fixed point.
         other: the ratio in the format of the family's own kernel; None without such a kernel.
         is_other: whether the family's own kernel is used.
-        steps: int16 steps per int8 step if int8 values are first converted to int16, or None.
+        steps: if int8 values are first converted to int16, int16 steps per int8 step; or None.
     """
 
     fixed: Any

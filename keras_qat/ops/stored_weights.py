@@ -1,4 +1,4 @@
-"""Operators with the same quantization parameters for weights and output, such as Embedding."""
+"""Operators whose weights and output have the same quantization parameters, such as Embedding."""
 
 from __future__ import annotations
 

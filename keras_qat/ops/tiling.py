@@ -26,7 +26,7 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes
 
 Entries = list[tuple[int, Any]]
-"""Pairs: an axis, and the indices to gather; or, for an unknown size, the number of copies."""
+"""Pairs of an axis and the indices to gather. For an unknown size, the number of copies instead."""
 
 
 def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
@@ -77,7 +77,7 @@ def _broadcast_attributes(call: Call) -> Attributes:
 
 
 def _emit_broadcast(e: Emission) -> None:
-    """Add a RESHAPE for new axes and copy along axes, or add BROADCAST_TO for unknown sizes."""
+    """Add a RESHAPE for new axes and copies along axes, or a BROADCAST_TO if sizes are unknown."""
     source, (target,) = e.source, e.outputs
     before, after = e.shape(source), e.shape(target)
     for axis in e.attributes["added"]:
@@ -107,7 +107,7 @@ BROADCAST = make_movement(
 
 
 def _repeat_attributes(call: Call) -> Attributes:
-    """Return `times`: pairs of an axis and its repetitions, one integer or one for each entry."""
+    """Return `times`: pairs (axis, repetitions). Repetitions are one integer, or one per entry."""
     layer, rank = call.layer, get_rank(call)
     if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}

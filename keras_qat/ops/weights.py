@@ -44,10 +44,10 @@ class Weights:
         bits: bits that the weights were trained with, 2 to 8.
         reach: the result of `compute_reach`, or None. Sums of products are at most `reach` times
             the largest input.
-        rounding: if training used an asymmetric range, which kernels need to be symmetric: the
-            largest change of a weight in steps of training; otherwise 0.
+        rounding: the largest change of a weight, in steps of training, after an asymmetric range
+            of training was made symmetric, as kernels require; 0 for a symmetric range.
         packed: whether files hold the weights in 4 bits, two in a byte.
-        divisor: common divisor of all values, or of each channel's, if the quotients fit in 4 bits;
+        divisor: common divisor of all values, or one for each channel, if the quotients fit 4 bits;
             or None. Weights of few bits have a divisor, because files scale them to 8 bits.
         gates: number of column blocks, each with a scale, in an LSTM.
         inner: quantization parameters of tensors inside the operator, by name.
@@ -80,7 +80,7 @@ class Weights:
 
     @property
     def granularity(self) -> str:
-        """What has a separate scale: "per gate", "per channel" or "per tensor"."""
+        """How many scales the weights have: "per gate", "per channel" or "per tensor"."""
         return "per gate" if self.gates else "per channel" if self.per_channel else "per tensor"
 
     def __str__(self) -> str:

@@ -75,8 +75,8 @@ class _Quantization(schema.QuantizationParametersT):
 class Builder:
     """Collects the tensors and operators of a file with one main graph.
 
-    Tensors have indices in the order of being added. None in a shape is an unknown size. Files
-    store 1 for it in the shape and -1 in the shape's signature.
+    Tensors are numbered in the order in which they are added. None in a shape is an unknown size.
+    For it, files store 1 in the shape and -1 in the shape's signature.
     """
 
     def __init__(self) -> None:
@@ -197,8 +197,8 @@ class Builder:
     ) -> None:
         """Adds an operator by its name in TFLite's `BuiltinOperator`.
 
-        A missing optional tensor has the index -1. Of `intermediates`, interpreters read only the
-        quantization parameters. `options` that are not listed keep the schema's defaults.
+        A missing optional tensor has the index -1. Interpreters read only the quantization
+        parameters of `intermediates`. Missing `options` have the schema's defaults.
         """
         self.knows_sizes &= code != "SHAPE"
         number = getattr(schema.BuiltinOperator, code)
@@ -215,7 +215,7 @@ class Builder:
         self.graph.operators.append(operator)
 
     def once_known(self, prepare: Callable[[], None]) -> None:
-        """Registers a function that adds operators at the end, when `knows_sizes` is final.
+        """Registers a function that adds operators at the end, because it reads `knows_sizes`.
 
         These operators are inserted before the operator that was added last, or before all
         operators if some sizes are unknown.
@@ -238,7 +238,7 @@ class Builder:
     def quantize(self, source: int, target: int) -> None:
         """Adds the operators that convert values to the scale and zero point of `target`.
 
-        This is one QUANTIZE, or two with int16 between them if the new scale is far wider.
+        It adds one QUANTIZE, or two via an int16 tensor if the new scale is far larger.
         """
         ends = [self.graph.tensors[index] for index in (source, target)]
         if all(end.type == TYPES["int8"] for end in ends):
@@ -264,7 +264,7 @@ class Builder:
         self.operator("RESHAPE", inputs, [target], newShape=shape)
 
     def opcode(self, number: int, version: int, custom: str = "") -> int:
-        """Returns the index of an operator's code in the file, and adds a missing code."""
+        """Returns the index of an operator's code in the file, after adding it if it is missing."""
         key = (number, custom, version)
         if key not in self._opcodes:
             # Old runtimes read small codes from a separate field.

@@ -40,7 +40,7 @@ _LEAST_INPUTS = {
     20: "UNIDIRECTIONAL_SEQUENCE_LSTM",
 }
 LEAST_INPUTS = {kind: count for count, kinds in _LEAST_INPUTS.items() for kind in kinds.split()}
-"""Operator -> least number of inputs that its kernel reads. Some kernels do not check it."""
+"""Operator -> minimum number of its inputs. Some kernels read them without checking the number."""
 
 SIZES = {"SPLIT": 0, "STRIDED_SLICE": 1}
 """Operator -> index of an input that must contain integers. Kernels do not check its type."""
@@ -49,7 +49,7 @@ UNREADABLE = (
     *(struct.error, LookupError, TypeError, AttributeError),
     *(ValueError, OverflowError, MemoryError, RecursionError),
 )
-"""Errors that reading a damaged file raises."""
+"""Exceptions that occur when a damaged file is read."""
 
 
 class Damaged(ValueError):

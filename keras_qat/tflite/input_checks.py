@@ -20,7 +20,7 @@ MARGIN = 0.97
 """Safety margin: XNNPACK's scores may differ by one step from the scores of other kernels."""
 
 KEEPS_IDS = ("CAST", "RESHAPE")
-"""Operators between an input of token ids and its table that do not change the ids."""
+"""Operators that do not change token ids between an input and its table."""
 
 
 class EndsProcess(ValueError):
@@ -30,8 +30,8 @@ class EndsProcess(ValueError):
 class SoftmaxCheck:
     """Finds inputs that would make TFLite's fixed-point softmax crash the process.
 
-    The kernels of TFLite (portable) and TFLite Micro assert that exponentials add up to less than
-    512. XNNPACK has no such limit, so XNNPACK computes the scores of longer rows for this check.
+    The portable kernels of TFLite and the kernels of TFLite Micro assert that exponentials add up
+    to less than 512. XNNPACK has no such limit, so it computes the scores of rows for this check.
 
     Args:
         graph: the file.
@@ -76,7 +76,7 @@ class TokenIdCheck:
     def __init__(self, graph: FileGraph) -> None:
         names = {tensor.index: name for name, tensor in graph.inputs.items()}
         self.rows: dict[str, int] = {}
-        """Name of an input of token ids -> number of rows of the smallest table it indexes."""
+        """Name of an input of token ids -> number of rows of the smallest table that it indexes."""
         for operation in graph.operations:
             if operation.kernel != "GATHER" or graph.options(operation).axis != 0:
                 continue

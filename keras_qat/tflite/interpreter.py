@@ -29,13 +29,13 @@ KERNELS: dict[str, str] = {
     "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
 }
-"""Name of kernels -> their name in the interpreter. With "xnnpack", optimized kernels run operators
-that XNNPACK lacks, as on phones. "tflm" runs in `micro_interpreter`."""
+"""Name of kernels -> their name in the interpreter. With "xnnpack", optimized kernels run the
+operators that XNNPACK does not support, as on phones. "tflm" runs in `micro_interpreter`."""
 
 Runtime = Literal["ai-edge-litert", "tensorflow", "tflite-runtime"]
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
-"""Packages with TFLite's interpreter. The first that is installed is the default."""
+"""Packages that contain TFLite's interpreter. The first installed package is the default."""
 
 
 def _import_interpreter(runtime: Runtime | None) -> tuple[ModuleType, str]:
@@ -71,7 +71,7 @@ class FileInterpreter:
             installed.
         keeps_tensors: whether inner tensors keep their values after a run.
         threads: number of threads.
-        is_checked: whether `read_file` has checked this file, or the file it was made from.
+        is_checked: whether `read_file` already checked this file, or the file that it comes from.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.

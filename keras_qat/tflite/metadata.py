@@ -20,7 +20,7 @@ from keras_qat.tflite.schema import read_contents
 def compute_fingerprint(model: keras.Model) -> dict[str, str]:
     """Returns digests of a model's weights and ranges, to recognize files exported from it.
 
-    Names, the order of the weights and counters of training steps do not change the digests.
+    The digests do not depend on names, on the order of weights, or on counters of training steps.
 
     Returns:
         `weights`, a digest of the values, and `shapes`, a digest of their shapes.
@@ -96,7 +96,7 @@ def _read_entry(contents: bytes, name: str) -> Any:
 
 
 def read_input_keys(contents: bytes) -> dict[str, str]:
-    """Returns the keys of the model's input dict by input name, if they differ from the names."""
+    """Returns input name -> key in the model's input dict, for keys that differ from the names."""
     return _read_entry(contents, "keys")
 
 

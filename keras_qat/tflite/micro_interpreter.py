@@ -1,7 +1,7 @@
 """Runs files in TFLite Micro's interpreter. No other module uses this interpreter.
 
-The package `tflite-micro`, the extra `keras-qat[micro]`, contains it. It has the reference kernels,
-which microcontrollers run by default.
+The package `tflite-micro` contains the interpreter; install it with `keras-qat[micro]`. It has the
+reference kernels, which microcontrollers run by default.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MicroInterpreter(FileInterpreter):
     Raises:
         ImportError: without the package `tflite-micro`.
         Refusal: if TFLite Micro lacks an operator or refuses the file.
-        ValueError: if the file has unknown sizes: `export_tflite(batch_size=1)` writes none.
+        ValueError: if the file has unknown sizes. `export_tflite(batch_size=1)` avoids them.
     """
 
     kernels = "tflm"
@@ -88,8 +88,8 @@ class MicroInterpreter(FileInterpreter):
     def arena_size(self) -> int:
         """Returns the size of the arena in bytes that the interpreter reports.
 
-        The size includes this computer's pointers, so a 32-bit chip needs slightly less. While the
-        interpreter prepares a small file, it uses up to 1.5 times that size.
+        A 32-bit chip needs slightly less, because its pointers are smaller than this computer's.
+        While the interpreter prepares a small file, it uses up to 1.5 times that size.
         """
         with _capture_stderr() as lines:
             self._interpreter.print_allocations()
@@ -101,7 +101,7 @@ class MicroInterpreter(FileInterpreter):
         self._interpreter.reset()
 
     def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
-        """Runs the file without showing progress, on a multiple of its batch size."""
+        """Runs the file, without progress, on a number of examples that fits its batch size."""
         # The first axis of a segment's input is not always the batch.
         if any(np.shape(inputs[name]) != tensor.shape for name, tensor in self.inputs.items()):
             count, size = len(next(iter(inputs.values()))), self.batch_size
@@ -126,7 +126,7 @@ class MicroInterpreter(FileInterpreter):
 
 @contextlib.contextmanager
 def _explain_refusals() -> Iterator[None]:
-    """Run a block, and raise a `Refusal` with TFLite Micro's explanation if it fails."""
+    """Run a block. If it fails, raise a `Refusal` with TFLite Micro's explanation."""
     with _capture_stderr() as lines:
         try:
             yield

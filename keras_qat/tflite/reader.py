@@ -23,10 +23,10 @@ class Tensor:
 
     Args:
         index: index of the tensor in the file.
-        name: name of the tensor. The converter joins the names of merged operations by `;`.
+        name: name of the tensor. If operations were merged, their names are separated by `;`.
         shape: shape of the tensor, -1 for sizes that are known only at run time.
         dtype: type of the entries; `object` for strings and 4-bit integers.
-        scale: float value of one step; 0 for a tensor with no scale or with several.
+        scale: float value of one step; 0 for a tensor without a scale or with several scales.
         zero_point: the quantized value of 0.
         type: TFLite's name of the type, also "int4".
     """
@@ -111,7 +111,7 @@ class FileGraph:
         return [int(index) for index in getattr(self._graph, end)]
 
     def options(self, operation: Operation) -> Any:
-        """Returns an operation's options, with the schema's names; None if it has none."""
+        """Returns an operation's options, with the schema's names; None if it has no options."""
         return self._options[operation]
 
     def get_subgraphs(self, operation: Operation) -> list[FileGraph]:
@@ -154,7 +154,7 @@ class FileGraph:
         return list(names)
 
     def constant(self, index: int) -> NDArray | None:
-        """Returns the values of a constant; None if the tensor is computed or an input."""
+        """Returns the values of a constant; None if the tensor is not a constant."""
         tensor = self.tensors[index]
         data = self._model.buffers[self._graph.tensors[index].buffer].data
         if data is None or not len(data) or tensor.dtype == object:
@@ -186,8 +186,8 @@ class FileGraph:
         the tensors' indices as names. Unused inputs and operations are removed.
 
         Args:
-            shapes: index of each tensor to cut at, and of each input of the file -> its shape in
-                a run of the file. The file does not contain these shapes if the batch is part of
+            shapes: index of a tensor -> its shape in a run of the file, for each tensor to cut at
+                and each input. The file does not contain these shapes if the batch is part of
                 another axis.
         """
         outputs = [index for index in shapes if index in self.producers]

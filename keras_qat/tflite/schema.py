@@ -30,7 +30,7 @@ SCOPE = "keras_qat"
 
 
 def new(kind: str, **fields: object) -> Any:
-    """Makes an object of the schema, such as a `TensorT`. Old TensorFlows accept no arguments."""
+    """Makes an object of the schema, such as a `TensorT`, also in old versions of TensorFlow."""
     item = getattr(schema, kind)()
     for name, value in fields.items():
         setattr(item, name, value)
@@ -65,7 +65,7 @@ def report_damage() -> Iterator[None]:
     """Runs a block that reads a file, and reports a damaged file.
 
     Raises:
-        ValueError: if the block raises an error that comes from missing or garbled data.
+        ValueError: if missing or garbled data cause an error in the block.
     """
     try:
         yield
@@ -84,12 +84,12 @@ def unpack(contents: bytes) -> Any:
 
 
 def operator_code(entry: schema.OperatorCodeT) -> int:
-    """Returns the code of an operator. Old runtimes store small codes in a separate field."""
+    """Returns the code of an operator. Old files store small codes in a separate field."""
     return max(entry.builtinCode, entry.deprecatedBuiltinCode)
 
 
 def as_scope(name: str) -> str:
-    """Converts a name to a name that TensorFlow accepts as a scope."""
+    """Replaces characters that TensorFlow does not accept in the name of a scope."""
     return re.sub(r"[^A-Za-z0-9_.\\/>-]", ">", name)
 
 

@@ -36,8 +36,8 @@ def pack_weights(model: schema.ModelT, scales: Iterable[float]) -> None:
 
     Args:
         model: the unpacked file, which is changed.
-        scales: scales of the quantized weights. A constant is packed if all of its values are
-            multiples of one scale, up to 127 times that scale. The results do not change.
+        scales: scales of the quantized weights. A constant is packed if some scale divides all of
+            its values, with quotients up to 127. The results of the file do not change.
     """
     sorted_scales = sorted({np.float32(scale) for scale in scales})
     types: dict[int, set[int]] = {}

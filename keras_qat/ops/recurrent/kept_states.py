@@ -41,7 +41,7 @@ def store_states(
 
 
 class StateVariable:
-    """A 16-bit variable of a file that keeps a state, for operators without variables.
+    """A 16-bit variable in a file. It keeps the state of operators that have no variables.
 
     Args:
         e: the emission.

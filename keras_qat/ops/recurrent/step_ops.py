@@ -27,7 +27,7 @@ UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 
 """16-bit parameters for values up to 1, 10 and 20. For powers of two, kernels round differently."""
 
 NEVER_CLIPPED = (UNIT, SUM)
-"""Limit -> quantization parameters for values up to it."""
+"""Quantization parameters with ranges that contain all values, so rounding never clips."""
 
 FIXED: dict[str, FixedRange | QuantParams] = {
     "hidden": HIDDEN,

@@ -39,8 +39,8 @@ from keras_qat.ops.recurrent.step_ops import SIGMOID, Steps, make_emitting_steps
 from keras_qat.ops.weights import Weights
 
 MOST_STEPS = 64
-"""The maximum number of steps. Each step of a SimpleRNN adds 3 operators to the file, of a GRU 13,
-of a ConvLSTM 18."""
+"""The maximum number of steps. A step of a SimpleRNN adds 3 operators to the file, a step of a GRU
+adds 13, and a step of a ConvLSTM adds 18."""
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
@@ -118,7 +118,7 @@ _MASK = "mask"
 
 
 def has_initial_state(a: Arguments | Emission) -> bool:
-    """Whether the initial state is an input. Layers with a mask are not supported then."""
+    """Whether the initial state is an input. A layer with a mask cannot have such an input."""
     count = len(a.inputs) if isinstance(a, Emission) else len(a.q)
     return count > 1 and not a.attributes["masked"]
 
@@ -280,11 +280,11 @@ def _accepts(
 
 
 def _read_attributes(call: Call) -> Attributes:
-    """Return the attributes of an `LSTM`, `hard` for hard sigmoids, and `zeroes`.
+    """Return the attributes from `read_form`, and `masked`, `zeroes` and `hard` (hard sigmoids).
 
     With `zeroes`, masked steps return zeros, as inside Bidirectional. Otherwise they repeat the
-    previous output.
-    A GRU has `reset_after`, a SimpleRNN `relu`, and a ConvLSTM the attributes of a convolution.
+    previous output. A GRU also has `reset_after`. A SimpleRNN has `relu` instead of `hard`. A
+    ConvLSTM also has the attributes of a convolution.
     """
     layer, masked = call.layer, keras_variants.has_mask_input(call.layer)
     form = {
