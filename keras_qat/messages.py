@@ -16,8 +16,8 @@ KERAS = frozenset(("keras", "tf_keras"))
 KNOWN = KERAS | {"keras_qat"}
 """Packages of layers that are read without tracing, because they contain no user code."""
 LIBRARIES = KNOWN | {"tensorflow", "builtins"}
-"""Packages of Keras and TensorFlow. Their callbacks and models change counters and frozen ranges
-at most when training or an epoch begins or ends, not during a step."""
+"""Packages of Keras and TensorFlow. Their callbacks and models may change counters and frozen
+ranges when training or an epoch begins or ends, but never during a step."""
 
 Value = TypeVar("Value")
 
@@ -27,7 +27,7 @@ _IS_SILENT: ContextVar[bool] = ContextVar("is silent", default=False)
 
 
 def get_package(item: object) -> str:
-    """Returns the package that defines a class or a function, or the class of another object."""
+    """Returns the package that defines a class or function, or the class of any other object."""
     module = getattr(item, "__module__", None) or type(item).__module__
     return str(module).split(".")[0]
 

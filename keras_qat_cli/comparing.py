@@ -90,7 +90,7 @@ def find_shortfalls(
 ) -> list[str]:
     """Lists the requirements that a report of `verify` does not meet.
 
-    By default, the file must compute the same as the model, and the model must be good.
+    By default, the file must compute the same as the model, and the model must be accurate.
     """
     failed = []
     if min_agreement is None and report.verdict.words == "same but poor":

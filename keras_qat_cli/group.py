@@ -24,7 +24,7 @@ FAILED, TROUBLE = 1, 2
 """Exit codes: a check failed; arguments or files are not usable."""
 
 LONGEST = 1500
-"""Maximum characters of a message. Some of Keras' messages contain configurations."""
+"""Maximum number of characters in a message. Some messages of Keras contain configurations."""
 
 
 def fail(message: str) -> None:

@@ -17,7 +17,7 @@ class Labels(NamedTuple):
     """Labels of one output.
 
     Args:
-        output: the output's name; "" for the only one.
+        output: the output's name; "" for the only output of a model.
         values: a label for each example.
         source: their location, for messages.
     """
@@ -58,8 +58,8 @@ def match_outputs(model: Any, labels: Sequence[Labels]) -> dict[str, Labels]:
     """Returns labels by the name of their output.
 
     Raises:
-        ValueError: if the model has several outputs and labels lack the name of one, or if there
-            is no such output.
+        ValueError: if labels name an output that does not exist, or name no output although the
+            model has several.
     """
     names = list(model.output_names)
     listed = ", ".join(names)

@@ -30,7 +30,7 @@ UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, EOFError, KeyError, TypeError, ValueError),
     *(AttributeError, OSError, RuntimeError),  # For encrypted or too deeply nested contents.
 )
-"""Errors that reading a damaged model raises."""
+"""Exceptions that occur when a damaged model is read."""
 
 
 class ModelFile(click.Path):
@@ -138,8 +138,8 @@ def load(path: Path, trust: bool = False, compiled: bool = False) -> Any:
         compiled: whether to load the loss and metrics too.
 
     Raises:
-        ValueError: if Keras cannot load the model, or without `trust` for a SavedModel, with
-            advice.
+        ValueError: if Keras cannot load the model, or if it is a SavedModel and `trust` is False.
+            The message contains advice.
     """
     from keras_qat import keras
     from keras_qat.keras2.safe_loading import check_code, serialization

@@ -29,7 +29,7 @@ class OutputFile(click.Path):
 
     Args:
         what: a description of the contents, for messages.
-        endings: allowed endings of files; none for any.
+        endings: allowed endings of files. If empty, all endings are allowed.
         directory: whether to allow the directory of a SavedModel, which has no ending.
     """
 
@@ -164,7 +164,7 @@ class Exporting(NamedTuple):
         pass
 
     def select(self, file: Path, **others: Any) -> dict[str, Any]:
-        """Returns the passed options, or raises an error if the format of `file` lacks one."""
+        """Returns the passed options. Raises an error if the format of `file` lacks an option."""
         options = {**self._asdict(), "pack_int4": self.pack_int4 or None, **others}
         options = {name: value for name, value in options.items() if value is not None}
         accepted = {"input_range"}

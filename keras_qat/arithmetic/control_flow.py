@@ -67,7 +67,7 @@ def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], 
 
 
 def select(on: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns `x` if the scalar tensor `on` is true, and `y` if not. Copies less than `where`."""
+    """Returns `x` if the scalar tensor `on` is true, else `y`. It copies less than `tf.where`."""
     return tf.raw_ops.Select(condition=on, x=x, y=y)
 
 

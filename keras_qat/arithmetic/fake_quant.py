@@ -24,7 +24,7 @@ from keras_qat.arithmetic.plain_operations import Scalar, must_not_fuse, product
 Gradient = Callable[[tf.Tensor], tf.Tensor]
 
 LARGE, ROWS = 2**18, 32
-"""Ranges per channel are computed in blocks of up to `ROWS` rows for at least `LARGE` weights."""
+"""Ranges per channel of `LARGE` or more weights are computed in blocks of up to `ROWS` rows."""
 
 
 def find_range(
@@ -52,7 +52,7 @@ EXPONENT, BELOW = 0x7F800000, 0x007FFFFF
 
 
 def power_of_two(scale: tf.Tensor) -> tf.Tensor:
-    """Returns the smallest power of two that is at least a float32 scale; 0 for 0."""
+    """Returns the smallest power of two that is at least a float32 scale; 0 if the scale is 0."""
     bits = tf.bitwise.bitwise_and(tf.bitcast(scale, tf.int32) + BELOW, EXPONENT)
     return tf.where(tf.math.is_finite(scale), tf.bitcast(bits, tf.float32), scale)
 

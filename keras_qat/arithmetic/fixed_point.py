@@ -121,8 +121,8 @@ def multiply(
 ) -> tf.Tensor:
     """Multiplies 32-bit integers by a fixed-point value, and rounds twice.
 
-    The second rounding is half away from zero, or half `up` in some optimized kernels. With `once`,
-    as on 64-bit ARM, there is one rounding, halves up.
+    The second rounding rounds halves away from zero, or `up` in some optimized kernels. With
+    `once`, as on 64-bit ARM, the product is rounded only once, halves up.
     """
     multiplier, exponent = factor
     x, bits = _overflow(shift(x, tf.maximum(exponent, 0))), tf.maximum(-exponent, 0)
@@ -196,9 +196,9 @@ def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
 
 
 def inverse_square_root(x: tf.Tensor) -> FixedPoint:
-    """Computes 1 / sqrt(x) in fixed point for integers below 2^31. It is the maximum for 0 and 1.
+    """Computes 1 / sqrt(x) in fixed point for integers below 2^31; the maximum for 0 and 1.
 
-    It uses five steps of Newton's method with 32-bit integers, which have 3 integer bits.
+    It uses five steps of Newton's method in 32-bit fixed point with 3 integer bits.
     """
     pairs = shift_back(get_exponent(tf.cast(tf.maximum(x, 1), tf.float64)) + 1, 1)
     # Multiply x by a power of four, so it is from 2^27 to 2^29.

@@ -24,7 +24,7 @@ def zero_outside_range(
     narrow_range: bool,
     on: bool | tf.Tensor = True,
 ) -> tf.Tensor:
-    """Returns the upstream gradient for elements of `x` in the nudged range, and zero for others.
+    """Returns the gradient for elements of `x` in the nudged range, and zero for other elements.
 
     Elements up to a millionth beyond the range are included.
 

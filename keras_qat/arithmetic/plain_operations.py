@@ -62,7 +62,7 @@ def quotient(x: Scalar, y: Scalar) -> tf.Tensor:
 
 
 def gather(table: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Returns the entries of a table of one axis. It is faster than `tf.gather`."""
+    """Returns the entries of a one-dimensional table by index. It is faster than `tf.gather`."""
     return tf.gather_nd(table, positions[..., tf.newaxis])
 
 
@@ -137,7 +137,7 @@ def zero_unless(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
-    """Compute x / scale for a scale with this sign, and 0 for 0 / 0.
+    """Compute x / scale, and 0 for 0 / 0. `sign` is the sign of the scale.
 
     `quotient` would make TensorFlow transpose images on a GPU.
     """

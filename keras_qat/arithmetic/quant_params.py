@@ -164,7 +164,7 @@ TRIES = 10
 """How many multiples of `WIDER` are tried. The largest multiple widens a range by 1 %."""
 
 REPEATED = 0.9
-"""If a larger share of values is distinct, there is no grid, and some always lie near ties."""
+"""If a larger share of values is distinct, they are on no grid, and some always lie near ties."""
 
 ENOUGH = 2e-4
 """Sufficient distance from a tie, in steps. The float32 error of 255 steps is 3e-5."""

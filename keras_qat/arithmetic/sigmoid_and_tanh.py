@@ -78,7 +78,7 @@ class Curve:
 
     Args:
         is_power: whether the scale is a power of two for which the family follows gemmlowp.
-        left: log2(scale) + 12, for that case.
+        left: log2(scale) + 12, used if `is_power`.
         factor, bits: multiplier and shift that convert quantized values to units of the table.
     """
 
@@ -107,7 +107,7 @@ def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
 
 @trace_once
 def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return whether gemmlowp's variant supports a scale; log2(scale) + 12; the scale to use."""
+    """Return whether gemmlowp's variant supports a scale, log2(scale) + 12, and a scale to use."""
     is_near, exponent = near_power_of_two(scale)
     left = exponent + 15 - INTEGER_BITS
     is_power = is_near & (left >= 0) & (left <= wider)
@@ -117,7 +117,7 @@ def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Te
 
 @trace_once
 def _scale_to_table(scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the multiplier, of 14 to 15 bits, and the shift from `scale` to units of 1/12288."""
+    """Return the multiplier (14 or 15 bits) and shift that convert `scale` to units of 1/12288."""
     factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
     for _ in range(31):
         small = factor <= 32767.0 / 2.0

@@ -31,7 +31,7 @@ class QuantSpec:
     """Specification of a tensor with its own range.
 
     Args:
-        bits: 2 to 8; also 16, for activations with a symmetric, not narrow range.
+        bits: 2 to 8, or 16 for activations with a symmetric range that is not narrow.
         symmetric: whether the range is symmetric around zero.
         narrow_range: whether the lowest quantized value is unused, which leaves 2^bits - 1 values.
             TFLite expects this for weights.

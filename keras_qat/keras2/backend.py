@@ -236,7 +236,7 @@ def make_training_variables(model: keras.Model, batches: object, training: bool)
             model.compiled_metrics.update_state(targets, outputs, weights)
 
     def allow_any_batch(tensor: KerasTensor) -> Any:
-        """Returns the specification of a tensor for any batch size, as targets need it."""
+        """Returns the specification of a tensor, with any batch size, for targets of that shape."""
         spec = tensor.type_spec
         is_plain = isinstance(spec, tf.TensorSpec) and spec.shape.rank
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if is_plain else spec
@@ -252,7 +252,7 @@ def make_tf_function(function: Callable[..., Any], **options: object) -> Any:
 
 
 def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
-    """Traces a function for any batch size, as Keras allows even with a fixed batch size.
+    """Traces a function for any batch size. Keras allows any, even if a model fixes the size.
 
     A layer that reads the batch size, as in `tf.zeros([x.shape[0], 8])`, reads the size in `specs`.
     """
@@ -270,7 +270,7 @@ def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorS
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
-"""In functions without AutoGraph, AutoGraph converts the `call` of custom layers in this scope."""
+"""A scope in functions without AutoGraph. In it, AutoGraph converts custom layers' `call`."""
 
 without_autograph = tf.autograph.experimental.do_not_convert
 """A decorator. AutoGraph then leaves a function unchanged, even in a `tf.function` of Keras."""

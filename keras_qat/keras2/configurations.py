@@ -40,8 +40,8 @@ class CustomObjects(NamedTuple):
 def collect_custom_objects(layers: Iterable[keras.layers.Layer]) -> CustomObjects:
     """Collects the custom classes of layers, initializers and the like, and custom functions.
 
-    Regularizer or constraint functions with the same name are left out. Initializers may have the
-    same name, because the weights are overwritten.
+    If regularizer or constraint functions share a name, they are left out. Initializers may share a
+    name, because the weights are overwritten.
     """
     layers = list(layers)
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
@@ -99,7 +99,7 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
 
 
 def find_missing_config(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Returns entries that Keras omits from a layer's configuration: `synchronized` and the name.
+    """Returns entries that Keras omits from a configuration: `synchronized`, name, `trainable`.
 
     Keras omits the name if the layer's constructor has no argument `**kwargs`.
     """

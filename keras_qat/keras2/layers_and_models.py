@@ -96,7 +96,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
 
 
 def _create(layer: keras.layers.Layer, config: dict[str, Any]) -> keras.layers.Layer:
-    """Create a layer of a layer's class, and set its name even if the constructor has no `name`."""
+    """Create a layer of the same class, and set its name even if the constructor has no `name`."""
     parameters = inspect.signature(type(layer).__init__).parameters
     accepts_any = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     later: set[str] = set()
@@ -283,7 +283,7 @@ def accepts_training(layer: keras.layers.Layer) -> bool:
 def bind_options(
     layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns a call's arguments, with `training`, `mask` and all later ones passed by name.
+    """Returns a call's arguments. From `training` or `mask` on, all arguments are passed by name.
 
     The first argument is not named. Calls with more arguments than names (`*args`) stay unchanged.
     """
@@ -299,9 +299,9 @@ def bind_options(
 def name_inner_calls(layer: keras.layers.Layer) -> dict[int, str]:
     """Returns a dict from the id of each inner layer to a name.
 
-    Keras' automatic names contain a number that differs in every copy. Layers with such names are
-    named after their attribute, or in inner models after their class, where names need not be
-    unique. Names that a user chose stay.
+    Keras' automatic names contain a number that differs in every copy. A layer with such a name is
+    named after its attribute. In inner models, it is named after its class, so names may repeat.
+    Names that a user chose are kept.
     """
     names: dict[int, str] = {}
 
@@ -353,10 +353,10 @@ def use_attribute_names(layer: keras.layers.Layer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_unique_names(layer: keras.layers.Layer) -> Iterator[None]:
-    """Returns a context manager that makes the names of all layers inside a layer different.
+    """Returns a context manager that makes the names of all layers inside a layer unique.
 
-    A Keras model requires different names. But Keras' counter starts again in `build`, so layers
-    created there may repeat earlier names.
+    A Keras model requires unique names. But Keras' counter starts again in `build`, so layers that
+    are created there may repeat earlier names.
     """
     used = set[str]()
     with contextlib.ExitStack() as stack:

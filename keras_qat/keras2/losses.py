@@ -41,7 +41,7 @@ class CompiledLoss:
     """The loss of one output.
 
     Args:
-        name: its function's name, such as `mean_squared_error`.
+        name: the name of the loss function, such as `mean_squared_error`.
         kind: the kind of values in the output, by `KINDS`; "custom" for a custom loss.
         function: computes an error for each example from targets and predictions.
     """

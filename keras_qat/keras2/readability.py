@@ -142,12 +142,12 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
     """Wraps a subclassed model as the only layer of a functional model, to be traced later.
 
     Args:
-        model: any model; models of other kinds are returned unchanged.
+        model: any model; a model that is not subclassed is returned unchanged.
         inputs: symbolic inputs in the structure that the model accepts. By default they are like
             the tensors of its last call, or have the shape that it was built with.
 
     Raises:
-        ValueError: if no inputs are known, or `inputs` are passed for a model of another kind.
+        ValueError: if no inputs are known, or `inputs` are passed for another kind of model.
     """
     if not is_subclassed(model):
         if inputs is not None:
@@ -192,7 +192,7 @@ def describe_error(error: Exception) -> str:
 
 @contextlib.contextmanager
 def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[None]:
-    """Returns a context manager that explains errors of creating a model from its configuration.
+    """Returns a context manager that explains errors while a configuration becomes a model.
 
     Raises:
         ValueError: if a class is not registered, or Python or TensorFlow raise an error in the

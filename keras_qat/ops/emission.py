@@ -81,7 +81,7 @@ class Emission:
     def activation(self) -> int:
         """The fused activation of an operator, as in TFLite's schema: none, ReLU or ReLU6.
 
-        A maximum other than 6 needs no operator, because the output's range ends at the maximum.
+        With another maximum it is a plain ReLU, because the output's range ends at the maximum.
         """
         if self.node.maximum is None:
             return Activation.NONE

@@ -66,7 +66,7 @@ def place(
     Args:
         read: the graph.
         recipe, scope: which layers to quantize, and how.
-        family: the kernels that compute the file, because some families lack a few operators.
+        family: the kernel family of the file, because some families lack a few operators.
         file_outputs: names of the tensors that files return; None for the graph's outputs.
         has_float: whether the target supports float. If not, all layers with integer kernels
             compute in integers, including normalization, which otherwise stays in float.

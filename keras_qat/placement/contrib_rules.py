@@ -155,7 +155,7 @@ class ContribPlacement:
     # Helpers of the rules.
 
     def has_implied_range(self, call: Call) -> bool:
-        """Returns whether a call's output needs no quantizer, such as for a fixed range."""
+        """Returns whether a call's output needs no quantizer, for example if its range is fixed."""
         op = find_op(call)
         if op is None or (op.is_weighted and self.kind(call) != "kernel"):
             return False
@@ -247,7 +247,7 @@ class ContribPlacement:
     def quantize(
         self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
     ) -> None:
-        """Adds a quantizer if `scope` is in the user's scope and no other quantizer follows."""
+        """Adds a quantizer if the user's scope includes `scope` and no quantizer follows."""
         self.considered.add(value)
         starts_at_zero = spec.initial_range == (0.0, 6.0)
         if starts_at_zero and value.producer and self.kind(value.producer) in CLIPS:

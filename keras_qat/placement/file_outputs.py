@@ -1,4 +1,4 @@
-"""Handles files that end inside the model, and outputs that concatenate different tensors."""
+"""Handles files that return tensors inside the model, and outputs that concatenate tensors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
 
 
 def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
-    """Find the tensors that are concatenated to a value, even if it is moved after that."""
+    """Find the tensors that were concatenated to a value, also if other layers moved it since."""
     call = value.producer
     if call is None:
         return []

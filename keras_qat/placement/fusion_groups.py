@@ -44,12 +44,12 @@ def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> l
     """Finds sequences of a layer, possibly a BatchNormalization, and possibly an activation.
 
     A sequence ends at a value with several consumers. If a layer is called several times, each call
-    has a separate range. Its group then has no activation, and only a BatchNormalization that all
-    calls share.
+    has a separate range. Its group then has no activation, and has a BatchNormalization only if all
+    calls share it.
 
     Args:
         graph: a lowered graph.
-        folds_bias: whether a BatchNormalization folds into a layer that has a bias.
+        folds_bias: whether a BatchNormalization is folded into a layer that has a bias.
         affine: whether unfolded affine layers, such as BatchNormalization, also form groups.
     """
     consumers, counts = graph.find_single_consumers(), graph.count_calls()

@@ -122,7 +122,7 @@ class Int8Placement:
     # Which calls compute in integers
 
     def has_kernel(self, op: Op | None) -> bool:
-        """Returns whether the selected kernels compute an operator with these activations."""
+        """Returns whether the kernel family has a kernel for an operator with these bits."""
         return op is not None and op.has_kernel_for(self.bits, self.settings.family)
 
     def get_op(self, call: Call) -> Op | None:
@@ -272,7 +272,7 @@ class Int8Placement:
         return is_input and len(others) < len(readers) and all(map(makes_bools, others))
 
     def explain_exact_input(self, value: Value) -> str | None:
-        """Returns why all consumers of an input need its exact values, or None if not all do."""
+        """Returns why all consumers of an input need its exact values; None if one does not."""
         reasons = [
             self.graph.in_float.get(call.name)
             for call in self.consumers[value]
@@ -332,7 +332,7 @@ class Int8Placement:
     # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
-        """Find a decided tensor's specifications. Shared ranges are followed to their sources."""
+        """Find the specifications of a tensor's range. Follow shared ranges to their sources."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
             return frozenset({spec})

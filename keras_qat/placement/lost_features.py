@@ -1,4 +1,4 @@
-"""Describes features of an input that are lost, because larger features share the range."""
+"""Describes features that are too small for an input's range, which larger features share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compute_lost_span(shared: Ends, bits: int) -> float:
 
 
 def predict_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
-    """Describes features that a plan's ranges lose, using statistics of normalization layers."""
+    """Describes features that are too small for a plan's ranges, given normalization statistics."""
     readers = graph.consumers()
     for value in flatten_values(graph.inputs):
         spec = specs.get(value)
@@ -47,7 +47,7 @@ def has_statistics(layer: keras.layers.Layer) -> bool:
 def describe_small_features(
     value: Value, norm: keras.layers.Layer, ends: Ends | None, bits: int, name: str
 ) -> Iterator[str]:
-    """Describes features of an input that vary too little, given its normalization layer.
+    """Describes features that vary too little for an input's range, given its normalization layer.
 
     Args:
         value: the input.

@@ -111,7 +111,7 @@ class Plan:
         inner: ranges of tensors inside a group's operator, by name.
         target: the target, or None.
         problems: operators that do not run on the target.
-        channel_bytes: memory of the target for the scales of dense layers' channels.
+        channel_bytes: bytes of the target's memory for the per-channel scales of dense layers.
         file_outputs: names of the tensors that files return; empty for the model's outputs.
             If not empty, the graph's outputs are the model's outputs and a list of these tensors.
         joined_outputs: outputs that concatenate tensors and have one range.

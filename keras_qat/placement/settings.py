@@ -123,7 +123,7 @@ def _matches(call: Call, pattern: str, is_name: bool) -> bool:
 
 
 def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
-    """Returns a function that reads the `open` setting of a call's overrides, or None.
+    """Returns a function of a call that returns the `open` setting of its overrides, or None.
 
     Raises:
         ValueError: if an override of `open` matches no layer.
@@ -144,14 +144,14 @@ def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], boo
 
 
 def find_ends(calls: list[Call]) -> set[Call]:
-    """Returns the weighted calls that have no weighted call before them, or none after them."""
+    """Returns the weighted calls with no weighted call upstream, or no weighted call downstream."""
     steps = [(call, set(call.inputs), set(flatten_values(call.outputs))) for call in calls]
     backwards = [(call, after, before) for call, before, after in reversed(steps)]
     return _find_first(steps) | _find_first(backwards)
 
 
 def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
-    """Return the first weighted calls of `steps`: calls with the values before and after each."""
+    """Return the first weighted calls of `steps`, which are triples (call, inputs, outputs)."""
     first: set[Call] = set()
     reached: set[Value] = set()
     for call, before, after in steps:
@@ -215,7 +215,7 @@ class Settings:
         self.multiplied = set() if recipe.end_bits is None else find_multiplied(calls, self.ends)
 
     def find_reason(self, call: Call) -> str | None:
-        """Returns the reason why a call is not quantized; None if it is."""
+        """Returns the reason why a call is not quantized; None if it is quantized."""
         if call in self.not_in_file:
             return NOT_IN_FILE
         if self.in_scope is not None and not self.in_scope(call):
@@ -229,7 +229,7 @@ class Settings:
         return None
 
     def _override(self, call: Call, name: str) -> Any:
-        """Return a setting from the last override that matches a call and has it, or None."""
+        """Return a setting from the last override that matches a call and sets it, or None."""
         settings = [getattr(item, name) for item, matches in self.overrides if matches(call)]
         return next((setting for setting in reversed(settings) if setting is not None), None)
 
@@ -238,7 +238,7 @@ class Settings:
         return self.find_reason(call) is None
 
     def weights(self, call: Call, folded: bool = False) -> QuantSpec:
-        """Returns the specification of a layer's weights, plain or folded."""
+        """Returns the specification of weights, plain or with a folded BatchNormalization."""
         spec = (folded and self.recipe.folded_weights) or self.recipe.weights
         bits, op = self._override(call, "weight_bits"), find_op(call)
         if bits is None and op is not None and not op.supports_int4:

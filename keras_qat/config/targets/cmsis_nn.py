@@ -37,7 +37,7 @@ def _has_over_four_axes(site: Site) -> bool:
 
 
 def _is_elementwise(site: Site) -> bool:
-    """Return whether each operand has the shape of the result or is a scalar."""
+    """Return whether each operand has as many values as the result, or one value."""
     sizes = {math.prod(tensor.shape) for tensor in site.tensors}
     return sizes <= {math.prod(site.outputs[0].shape), 1}
 
@@ -52,7 +52,7 @@ def _has_batch_of_one(site: Site) -> bool:
 def _rescales(site: Site) -> bool:
     """Return whether float32 cannot represent an operator's ratio of scales exactly.
 
-    Some kernels round this ratio to float32, unlike those in TFLite Micro's Python package.
+    Some kernels round this ratio to float32. Kernels in TFLite Micro's Python package do not.
     """
     ratio = site.tensors[0].scale / site.outputs[0].scale
     return float(np.float32(ratio)) != ratio

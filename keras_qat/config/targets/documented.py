@@ -1,4 +1,4 @@
-"""NPUs described only by documentation: the Edge TPU, MediaTek's and STMicroelectronics' NPUs."""
+"""NPUs known only from documentation: the Edge TPU, MediaTek's and STMicroelectronics' NPUs."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ VALID = 1
 
 
 def _check_axes(site: Site) -> str | None:
-    """Return a reason if the result of an operator except QUANTIZE has no axes, or None."""
+    """Return a reason if an operator other than QUANTIZE has a result without axes, or None."""
     is_scalar = any(tensor.shape == () for tensor in site.outputs)
     if site.operation.kernel == "QUANTIZE":
         return None
@@ -59,7 +59,7 @@ def _check_axes(site: Site) -> str | None:
 
 
 def _check_maps(site: Site) -> str | None:
-    """Return a reason if a tensor is not quantized to 16 bits or fewer, or None."""
+    """Return a reason unless all tensors are quantized to 16 bits or fewer; otherwise None."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
     refused = [dtype for dtype in dtypes if dtype not in MAPS]

@@ -1,6 +1,6 @@
 """NXP's eIQ Neutron NPU of microcontrollers (Neutron-C: i.MX RT700, MCX N).
 
-The operators and limits come from NXP's front end in ExecuTorch, which compiles TFLite files, too.
+The operators and limits come from NXP's front end in ExecuTorch, which also compiles TFLite files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from keras_qat.tflite.reader import Site
 TYPES = ("int8", "uint8", "int32")
 
 LANES = 8
-"""Number of channels that the NPU computes together. Many operators require a multiple of it."""
+"""Number of channels that the NPU computes together. Many operators need a multiple of this."""
 
 
 def _find_computed_shapes(site: Site) -> list[tuple[int, ...]]:

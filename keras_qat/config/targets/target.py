@@ -69,7 +69,7 @@ class Kernel:
 
 
 def operators(*rows: tuple[str, Kernel]) -> dict[str, Kernel]:
-    """Returns operator -> kernel, given pairs of operators separated by spaces and their kernel."""
+    """Returns a dict operator -> kernel, given pairs (operators separated by spaces, kernel)."""
     return {name: kernel for names, kernel in rows for name in names.split()}
 
 
@@ -95,7 +95,7 @@ class Target:
         has_float: whether it supports float. Otherwise normalization layers compute in integers.
         channel_bytes: TFLite's name of an operator -> bytes of memory per output channel for
             weights with a scale per channel.
-        host: the runtime that computes operators that the target lacks; None if it lacks none.
+        host: the runtime that computes operators that the target lacks; None if nothing else does.
     """
 
     name: str

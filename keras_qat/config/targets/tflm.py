@@ -14,7 +14,7 @@ from keras_qat.tflite.reader import Site
 INTEGERS = ("int8", "int16")
 VALUES = (*INTEGERS, "float32")
 WEIGHTED = (*VALUES, "int32", "int64")
-"""Types of weighted operators. Biases have 32 bits, or 64 if activations have 16."""
+"""Types of weighted operators. Biases have 32 bits, or 64 bits with 16-bit activations."""
 INDEXED = (*VALUES, "int32")
 """Types of operators with 32-bit sizes, axes or indices."""
 NARROW = ("int8", "float32", "int32")

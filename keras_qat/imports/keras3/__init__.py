@@ -220,7 +220,7 @@ def _pair_layers(source: Keras3Layer, converted: Any) -> Iterator[tuple[Any, Any
 
 
 def _pair_weights(source: Keras3Layer, converted: keras.layers.Layer) -> list[tuple[Any, Any]]:
-    """Pair the weights of a Keras 3 layer with its counterpart's. For models, returns none."""
+    """Pair the weights of a Keras 3 layer with its counterpart's weights; [] for models."""
     if is_model(source) or is_model(getattr(source, "layer", None)):
         return []
     pair = source.weights, list_weights(converted)

@@ -111,7 +111,7 @@ def check_model(model: Any) -> None:
 
 
 class RefusesKeras3:
-    """A Keras 2 model that refuses objects of Keras 3, except losses, with advice."""
+    """A Keras 2 model. It raises errors with advice for objects of Keras 3, except losses."""
 
     def _validate_compile(self, optimizer: object, metrics: object, **kwargs: object) -> None:
         """Check the arguments of `compile`. Loaded models are compiled without this check."""

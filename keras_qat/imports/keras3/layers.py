@@ -13,7 +13,7 @@ from keras_qat.imports.keras3.operations import find_activation
 from keras_qat.keras2.backend import keras
 
 _RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
-"""Layer class -> options of the layer that have another name in Keras 2."""
+"""Layer class -> name of an option in Keras 3 -> its name in Keras 2."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"data_format": ("channels_last",), "rms_scaling": (False,)}
 """Option that some layers of Keras 2 lack -> values that have no effect."""
@@ -168,7 +168,7 @@ def _list_options(kind: type) -> set[str]:
 
 
 def _list_constructors(kind: type) -> list[tuple[type, Mapping[str, inspect.Parameter]]]:
-    """Return which of a class and its bases define `__init__`, each with the parameters."""
+    """Return a class and its bases, except those without `__init__`, each with its parameters."""
     return [
         (base, inspect.signature(vars(base)["__init__"]).parameters)
         for base in kind.__mro__[:-1]

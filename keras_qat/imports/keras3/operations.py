@@ -1,8 +1,8 @@
 """Converts functions of Keras 3 to Keras 2: activations, and operations on symbolic tensors.
 
-Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions. If these are called
-on symbolic tensors of Keras 2, it creates a layer for each call. Most operations are converted in
-this way. `OPERATIONS` lists the operations for which this fails or creates many layers.
+Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions. If such functions are
+called on symbolic tensors of Keras 2, Keras 2 creates a layer for each call. Most operations are
+converted in this way. `OPERATIONS` lists the operations for which it fails or creates many layers.
 """
 
 from __future__ import annotations
