@@ -260,5 +260,5 @@ def reciprocal(x: tf.Tensor, bits: int = 31) -> tf.Tensor:
 
 
 def _round_constant(value: int, bits: int) -> int:
-    """Return a constant that has 31 fractional bits, rounded to 15 fractional bits if requested."""
+    """Return a constant that has 31 fractional bits, or round it to 15 if `bits` is 15."""
     return value if bits == 31 else (value + 2**15) >> 16

@@ -194,7 +194,7 @@ _SPECS = ("weights", "activations", "folded_weights")
 
 _USED, _LOST = "_is_used", "_lost"
 """Names of two attributes of a recipe: a list that is empty until the recipe is used, and the
-layers of overrides with unused results."""
+layers of overrides whose results were never used."""
 
 
 def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:

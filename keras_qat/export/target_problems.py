@@ -203,6 +203,6 @@ def _find_fault(target: Target, site: Site) -> tuple[str, str] | None:
 
 
 def _run_checks(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
-    """Return the reason of the first check that refuses an operator, without advice, or None."""
+    """Return (reason, "") of the first check that refuses an operator; None if no check does."""
     reasons = (check(site) for check in checks)
     return next(((reason, "") for reason in reasons if reason is not None), None)

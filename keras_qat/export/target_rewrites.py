@@ -115,7 +115,7 @@ def flatten(builder: Builder, site: Site) -> None:
 
 
 def drop_batch_axis(builder: Builder, site: Site) -> None:
-    """Removes the first axis, which has size 1."""
+    """Runs an operator without the first axis of its tensors, which has size 1."""
     inputs, (end,) = _get_inputs(site), site.outputs
     for index, tensor in enumerate(site.tensors[:-1]):
         if len(tensor.shape) == len(end.shape):

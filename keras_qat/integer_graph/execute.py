@@ -188,7 +188,7 @@ def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments
 def compute_node(
     node: Node, inputs: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
 ) -> list[tf.Tensor]:
-    """Computes the outputs of a node with an operator. It ignores `inputs` for constants."""
+    """Computes the outputs of a node with an operator. Constants replace their `inputs`."""
     op, output = node.op, node.output.params
     assert op is not None
     known = prepared or prepare_node(node, family)

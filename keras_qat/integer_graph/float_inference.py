@@ -39,7 +39,7 @@ def make_evaluator(
 ) -> Evaluator:
     """Returns a function that computes the given values of a graph from the model's inputs.
 
-    The layers compute in `phase`, by default in float, or in the current phase if it is None. The
+    The layers compute in `phase`. The default is float, and None stands for the current phase. The
     function runs eagerly for `untraced_runs` runs, and is then traced.
     """
     graph = dataclasses.replace(graph, outputs=outputs)

@@ -250,7 +250,7 @@ def _loop(
 
 
 def _choose(valid: tf.Tensor, new: Any, old: Any) -> Any:
-    """Return each tensor of `new` for examples with a valid step, and of `old` for the others."""
+    """Return the values of `new` for examples with a valid step, and of `old` for all others."""
 
     def choose(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         return tf.where(tf.reshape(valid, [-1, *[1] * (len(new.shape) - 1)]), new, old)

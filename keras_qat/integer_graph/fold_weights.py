@@ -156,7 +156,7 @@ def copy_for_calls(
 
 
 def quantize_parameters(layer: keras.layers.Layer, op: Op, in_graph: bool) -> Weights:
-    """Quantizes the weight of an operator without a wrapper, such as PReLU's slopes, to 8 bits."""
+    """Quantizes the weight of a layer without a wrapper to 8 bits, such as PReLU's slopes."""
     (name,) = op.weights
     values = tf.cast(tf.convert_to_tensor(getattr(layer, name)), tf.float64)
     scale = tf.reduce_max(tf.abs(values)) / INT8_MAX

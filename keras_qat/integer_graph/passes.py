@@ -138,7 +138,7 @@ def _divide(weights: Weights) -> Weights:
 
 
 def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
-    """Returns the graph with a fixed batch size, and all shapes that TensorFlow infers from it.
+    """Returns the graph with a fixed batch size. TensorFlow infers all shapes that depend on it.
 
     Other unknown sizes stay unknown. With `sized`, results are also rounded as with a fixed size.
     """

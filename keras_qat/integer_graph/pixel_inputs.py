@@ -98,7 +98,7 @@ def _read_rescaling(name: str, rescaling: Any) -> Rescaling:
 
 
 def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Whether an input is pixels: its range is 0 to 255, and only rescaling layers read it."""
+    """Whether an input holds pixels: its range is 0 to 255, and only rescaling layers read it."""
     kinds = keras.layers.Rescaling, keras.layers.Normalization
     consumers = [node for node in graph.nodes if tensor in node.inputs]
     params = tensor.params

@@ -56,7 +56,7 @@ class Ranges:
         return next((key for key in keys if hasattr(key, "observe")), None)
 
     def get_or_create(self, key: Hashable, create: Callable[[], QuantParams]) -> QuantParams:
-        """Returns the parameters of a tensor without a quantizer. Calls `create` once per `key`."""
+        """Returns the parameters for a tensor without a quantizer, created once for each `key`."""
         if key not in self.params:
             self.params[key] = create()
         return self.params[key]
@@ -192,7 +192,7 @@ def _get_label(value: Value) -> str:
 
 
 def quantize_constant(values: ArrayLike, bits: int, params: QuantParams | None = None) -> Constant:
-    """Quantizes constants with `params`, by default with the range of the values and 0.
+    """Quantizes constants with `params`, by default for the range of the values and 0.
 
     `bits` is the bit width of the other operands. With 16 bits, the constant is int16.
     """

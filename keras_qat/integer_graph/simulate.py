@@ -161,7 +161,7 @@ def run_examples(
 def run_batch(
     graph: ResolvedGraph, batch: list[NDArray], family: KernelFamily, prepared: Prepared
 ) -> dict[Tensor, NDArray]:
-    """Returns all tensors for a batch: quantized values, or float values if not quantized."""
+    """Returns all tensors for a batch. Tensors with parameters contain quantized values."""
     tensors = graph.inputs.values()
     inputs = [_to_tensor(x, tensor, prepared) for x, tensor in zip(batch, tensors, strict=True)]
     return {

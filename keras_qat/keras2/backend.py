@@ -320,7 +320,7 @@ _TURN = threading.RLock()
 
 
 def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Decorates a function that swaps weights: only one thread at a time can run it."""
+    """Decorates a function that swaps weights, so that only one thread at a time runs it."""
 
     @functools.wraps(verb)
     def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:

@@ -49,7 +49,7 @@ def set_known_sizes(model: keras.Model, x: Any) -> None:
 
 
 def list_layers(model: object) -> list[keras.layers.Layer]:
-    """Returns a layer or model and all layers inside it; nothing for any other object."""
+    """Returns a layer or model and all layers inside it; [] for any other object."""
     return list(getattr(model, "_flatten_layers", lambda: ())())
 
 

@@ -251,7 +251,7 @@ def _multiply(a: Arguments) -> tf.Tensor:
 def accepts_two(rank: int, call: Call, attributes: Attributes, floats: bool = True) -> str | None:
     """Accepts calls with two inputs, which may be broadcast if they have at most `rank` axes.
 
-    With `floats`, it accepts only calls that return float values.
+    If `floats` is True, it accepts only calls that return float values.
     """
     leaves = tf.nest.flatten((call.args, call.kwargs))
     shapes = [tuple(x.shape) for x in list_operands(call)]

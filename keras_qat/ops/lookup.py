@@ -58,7 +58,7 @@ class Entries:
     Args:
         values: the output for each value of the input, from the lowest to the highest.
         first: the index of the entry for the zero point.
-        of_eights: another table, used for all but the last `size % 8` values of a tensor; or None.
+        of_eights: table for all but the last `size % 8` values; None if `values` is for all.
     """
 
     values: tf.Tensor

@@ -194,7 +194,7 @@ ROW_PRODUCTS = dataclasses.replace(
     doc="the dot product of each row of one tensor with a row of another, in 16 bits",
     kinds=(),
 )
-"""Computes dot products of vectors, stored as matrices of one row, inside composed operators."""
+"""Computes dot products inside composed operators. The vectors are matrices with one row."""
 
 
 def _find_equation(call: Call) -> str:

@@ -81,12 +81,12 @@ def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
 
 
 def get_rank(call: Call) -> int:
-    """Returns the number of axes of the tensor that a call moves; 1 for several tensors."""
+    """Returns the rank of the tensor that a call moves; 1 if it moves several tensors."""
     return len(getattr(get_source(call), "shape", ())) or 1
 
 
 def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
-    """Returns an argument as non-negative axes: all axes if it is missing, None if unknown."""
+    """Returns an argument as non-negative axes; all axes if it is missing, None if unknown."""
     if argument is None:
         return tuple(range(rank))
     axes = read_integers(argument)

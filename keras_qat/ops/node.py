@@ -53,7 +53,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:
-    """A quantized array among the inputs of a node.
+    """A quantized array that is an input of a node.
 
     Args:
         q: quantized values, int8 or int16, or a float64 tensor if `params` are tensors.

@@ -175,14 +175,14 @@ class Op:
         is_constant: whether its output is a constant in files. The input only determines the range.
         reads_only_weights: whether the output depends only on weights. Its range is then the
             current minimum and maximum.
-        has_mark: whether its output may contain an outlying value that marks masked entries.
+        has_mark: whether its output may contain an outlier that marks masked entries.
         is_table: whether its inputs are indices, which are not quantized. If it has weights, they
             are a lookup table with the quantization parameters of the output.
         gates: number of gates in the columns of its weights. Each gate has its own scale. With
             several gates, training simulates the gates and the states between steps.
         multiplies_tensors: whether it sums products of two tensors.
         falls_back_to_input_range: whether an output without a quantizer has the range of the
-            inputs, as for means in `recipes.contrib`.
+            inputs. For example, this applies to means in `recipes.contrib`.
         quantizes_constants: whether constant arguments are quantized like inputs.
         inner: returns the ranges of tensors inside the operator by name, given the attributes.
         symmetric: indices of inputs that should have zero point 0, which makes kernels faster.

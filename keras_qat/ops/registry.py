@@ -87,7 +87,7 @@ def find_rows(call: Call) -> list[Op]:
 
 
 def _match_first(rows: list[Op], call: Call) -> Match:
-    """Return the first operator that accepts a call, or the first operator's reason against it."""
+    """Return the first operator that accepts a call, or the reason of the first that refuses it."""
     reason = ""
     for op in rows:
         attributes = op.attributes(call)

@@ -290,7 +290,7 @@ def _emit_masking(e: Emission) -> None:
 
 
 def _emit_mask(e: Emission, index: int, rank: int) -> int:
-    """Return an input as a boolean mask with `rank` axes, True where the input is not 0."""
+    """Return a boolean mask with `rank` axes, which is True if the value of an input is not 0."""
     mask, params = e.inputs[index], e.node.inputs[index].params
     sizes, dtype = e.shape(mask), e.dtype(mask)
     if dtype != "bool":

@@ -31,7 +31,7 @@ FULL_SLICE = dict.fromkeys(("start", "stop", "step"))
 
 
 def items_for_axes(indices: Any, rank: int) -> list[Any]:
-    """Returns the `indices` of `x[indices]`, completed to one item for each axis or new axis."""
+    """Returns `indices` of `x[indices]` as a list with one item for each axis and each new axis."""
     items = list(indices) if isinstance(indices, (list, tuple)) else [indices]
     missing = rank - sum(item is not None and item is not Ellipsis for item in items)
     position = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))

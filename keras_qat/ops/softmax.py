@@ -287,10 +287,10 @@ SOFTMAX = Op(
 
 
 MANY = 511
-"""Above this number of values, the mean of softmax's results is at most half a step of 8 bits."""
+"""For more values than this, the mean result of softmax is at most half an 8-bit step."""
 SOME, FEW_IN_ALL = 63, 2**13
-"""Above `SOME` values, the mean of softmax's results is at most four steps of 8 bits. In a tensor
-of up to `FEW_IN_ALL` values, 16 bits cost at most 0.1 ms."""
+"""For more than `SOME` values, the mean result of softmax is at most four 8-bit steps. For a tensor
+of up to `FEW_IN_ALL` values, using 16 bits costs at most 0.1 ms."""
 
 SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 """Quantization parameters of the 16-bit kernel's output."""
@@ -299,7 +299,7 @@ SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 def _compute_shares(
     m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
-    """Run the operators up to the 16-bit results. 8-bit inputs are multiplied by 128."""
+    """Run the operators up to the 16-bit results. 8-bit quantized values are multiplied by 128."""
     (x,) = inputs
     if x[1].bits < 16:
         is_prepared = output.scale is None

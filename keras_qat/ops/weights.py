@@ -15,7 +15,7 @@ from keras_qat.io.inputs import split_rows
 
 
 def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
-    """Applies a function to blocks of a table's rows, which needs little memory for large tables.
+    """Applies a function to a table in blocks of rows, to save memory for large tables.
 
     Returns:
         An array, or a tensor if the table is a tensor of a graph.

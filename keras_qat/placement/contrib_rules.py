@@ -1,7 +1,7 @@
 """Applies the placement rules of `tf.contrib.quantize` (the original) in the same order.
 
 The original matches operations. In this module, a *layer* is a weighted operator with its bias or
-its folded BatchNormalization, and `biased` is the output of both. The first rule that fits is used.
+its folded BatchNormalization, and `biased` is the layer's output. The first rule that fits is used.
 """
 
 from __future__ import annotations

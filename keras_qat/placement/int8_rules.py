@@ -258,7 +258,7 @@ class Int8Placement:
     def is_index(self, value: Value) -> bool:
         """Returns whether a float tensor contains indices, such as token ids.
 
-        All consumers convert them to integers, or compare them for a mask.
+        All consumers convert the indices to integers, or compare the indices to compute a mask.
         """
         readers = [call for call in self.consumers[value] if type(call.layer) is not WeightTensor]
         if any(map(is_table, readers)):

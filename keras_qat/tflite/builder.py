@@ -158,7 +158,7 @@ class Builder:
         return self._constants[key]
 
     def similar(self, index: int, shape: tuple[int | None, ...], name: str) -> int:
-        """Adds a tensor with the type and scales of another tensor, and returns its index."""
+        """Adds a tensor with the type and scales of the tensor `index`. Returns the new index."""
         source = self.graph.tensors[index]
         new_index = self.tensor(name, shape, TYPE_NAMES[source.type])
         self.graph.tensors[new_index].quantization = source.quantization
@@ -252,7 +252,7 @@ class Builder:
         self.operator("QUANTIZE", [source], [target])
 
     def copy(self, source: int, target: int) -> None:
-        """Adds a RESHAPE that copies a tensor into a tensor of any shape."""
+        """Adds an operator that copies `source` to `target`, which may have another shape."""
         sizes = self.sizes(target)
         if sizes.count(-1) > 1:  # RESHAPE infers only one size.
             begin = self.constant("begin", np.zeros(len(sizes), np.int32))
@@ -288,7 +288,7 @@ class Builder:
         rewrite: Callable[[Builder], None] | None = None,
         **metadata: object,
     ) -> bytes:
-        """Returns the file's contents with named inputs and outputs and metadata.
+        """Names the inputs and outputs, adds metadata, and returns the file's contents.
 
         `rewrite` is a function that may change the operators at the end.
         """

@@ -121,7 +121,7 @@ class FileGraph:
         return [FileGraph(self._model, index) for index in indices]
 
     def get_input_ranges(self) -> dict[str, tuple[float, float]]:
-        """Returns the range of each input that is quantized or that a QUANTIZE reads."""
+        """Returns the range of each input that is quantized, or that a QUANTIZE converts."""
         quantized = {x.inputs[0]: x.outputs[0] for x in self.operations if x.kernel == "QUANTIZE"}
         tensors = {
             name: tensor if tensor.is_quantized else self.tensors[quantized[tensor.index]]

@@ -147,7 +147,7 @@ def _convert_option(
 
 
 def _convert_object(layer: Keras3Layer, module: str, value: dict[str, Any]) -> Any:
-    """Create an initializer (zeros if Keras 2 lacks it), a regularizer or a constraint."""
+    """Create an initializer, regularizer or constraint. Zeros replace unknown initializers."""
     make = getattr(getattr(keras, module), value["class_name"], None)
     if make is None or not str(value["module"]).startswith("keras"):
         if module == "initializers":

@@ -56,7 +56,7 @@ class StateVariable:
         self.variable = e.builder.variable(e.temporary("kept", column, wide))
 
     def read(self) -> int:
-        """Adds operators that read the state of the previous run, which is 0 in the first run."""
+        """Adds operators that read the state after the previous run. In the first run, it is 0."""
         column = self.e.temporary("before", self.e.shape(self.variable), self.params)
         self.e.add("QUANTIZE", [self.variable], [column])
         return self.e.make_reshaped(column, self.shape, "begun")

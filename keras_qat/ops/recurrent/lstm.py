@@ -256,7 +256,7 @@ def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], li
 
 
 def _count_sequences(e: Emission, x: int) -> int:
-    """Return the number of sequences per example, above 1 if time was folded into the batch."""
+    """Return the number of sequences per example: several if time was folded into the batch."""
     sequences, examples = e.shape(x)[0], e.shape(FIRST)[0]
     if sequences and examples:
         return sequences // examples
@@ -332,7 +332,7 @@ def _cast_to_int16(e: Emission, source: int) -> int:
 
 
 def _emit_first_values(e: Emission, source: int, batch: int | None) -> int:
-    """Add a slice with the first value of each example, and return it."""
+    """Add operators that slice the first value of each example, and return the slice."""
     rank = len(e.shape(source))
     if rank == 1:
         return e.make_reshaped(source, (batch, 1), "some")
