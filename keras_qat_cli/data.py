@@ -29,8 +29,8 @@ class Source(NamedTuple):
     """The location of a user's data, and options for reading it.
 
     Args:
-        path: an `.npy`, `.npz` or `.csv` file, a directory of images, or `module:name` of an array,
-            a dataset or a function that returns batches.
+        path: an `.npy`, `.npz` or `.csv` file; a directory of images; or `module:name`, which names
+            an array, a dataset or a function that returns batches.
         key: name of an array in an `.npz` file.
         drop: columns of a table that are not inputs: names, or indices from 0.
         pixels: one of `PIXELS`, or None.

@@ -220,7 +220,7 @@ def _fake_quantize_plainly(
 def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tensor:
     """Returns the largest magnitude in each output channel, in a shape that broadcasts.
 
-    For a channel of zeros, the result is 1, because any scale can represent zeros.
+    The result is 1 for a channel that contains only zeros, because any scale represents zeros.
     """
     weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)

@@ -52,8 +52,8 @@ def export_c(
 ) -> bytes:
     """Exports a trained model to C++ source for TFLite Micro's interpreter.
 
-    The header beside `path` declares the array, its size, and the scale, zero point and number of
-    values of each input and output. Its function `AddOperators` adds the operators of the file to a
+    The header beside `path` declares the array and its size. For each input and output, it declares
+    scale, zero point and number of values. Its function `AddOperators` adds all operators to a
     `MicroMutableOpResolver`. The namespace is the file's name. The array is aligned to 16 bytes,
     and the batch size is 1. A warning lists operators without a kernel in TFLite Micro.
 

@@ -1,6 +1,6 @@
 """Quantizes the weights of recurrent layers for exported files.
 
-An LSTM has one scale per gate. Layers that are unrolled have one scale per channel.
+The weights of an LSTM have one scale per gate, and the weights of unrolled layers one per channel.
 """
 
 from __future__ import annotations

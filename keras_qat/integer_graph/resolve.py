@@ -66,8 +66,8 @@ def resolve_in_graph(
 ) -> ResolvedGraph:
     """Resolves a model's calls to a graph that reads the current ranges and weights at each run.
 
-    The graph has no `origin`. `packing` is the kernel family for which weights are packed into 4
-    bits, or None to pack nothing.
+    The graph has no `origin`. If `packing` is a kernel family, weights are packed into 4 bits for
+    this family. If it is None, no weights are packed.
     """
     graph = resolve_calls(calls, in_graph=True)
     return _fix_batch(graph if packing is None else pack_int4(graph, packing), target)

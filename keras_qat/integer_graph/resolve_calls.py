@@ -182,8 +182,8 @@ class _Resolver:
     ) -> None:
         """Add a node of an operator, or a float node if a tensor has no range.
 
-        `inner` is the call of the layer inside a wrapper. The wrapper may determine `params`, the
-        output's quantization parameters, and `maximum`, the maximum of its ReLU.
+        `inner` is the call of the layer inside a wrapper. `params`, the quantization parameters of
+        the output, and `maximum`, the maximum of a ReLU, come from the wrapper if it has them.
         """
         op, attributes, _ = matched
         assert op is not None

@@ -101,7 +101,7 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
 def find_missing_config(layer: keras.layers.Layer) -> dict[str, Any]:
     """Returns entries that Keras omits from a configuration: `synchronized`, name, `trainable`.
 
-    Keras omits the name if the layer's constructor has no argument `**kwargs`.
+    Name and `trainable` are returned only if the layer's constructor has an argument `**kwargs`.
     """
     if isinstance(layer, keras.layers.BatchNormalization):
         return {"synchronized": True} if getattr(layer, "synchronized", False) else {}

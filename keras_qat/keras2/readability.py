@@ -1,4 +1,4 @@
-"""Checks whether models can be read, describes errors in models, and reads subclassed models."""
+"""Checks whether models can be read, describes their errors, and wraps subclassed models."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _get_padding(a: Attributes) -> str:
 
 
 def _for_sequences(function: Callable[..., Any]) -> Callable[[Attributes, Any, Any], Any]:
-    """Return a convolution of images that also accepts sequences, as images of height 1."""
+    """Return a convolution that also accepts sequences, which it computes as images of height 1."""
 
     @functools.wraps(function)
     def compute(a: Attributes, x: Any, kernel: Any) -> Any:

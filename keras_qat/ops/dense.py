@@ -127,7 +127,7 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 
 
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
-    """Accept an equation if, of the weight axes, the output has exactly the last `count`, in order.
+    """Accept an equation if the weight axes in its output are the last `count` axes, in order.
 
     The operator `einsum_dense_per_tensor`, with one scale for all weights, computes the rest.
     """

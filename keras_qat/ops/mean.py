@@ -23,7 +23,7 @@ MOST_WIDE = 2**16
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Return the parameters for `_mean`. Known counts of values are included in float factors."""
+    """Return the parameters for `_mean`. If known, the count of values is in the float factors."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)

@@ -58,7 +58,7 @@ FINE = 2048
 """Each variance below this limit has its own table entry. Above, 16 variances share an entry."""
 
 LEAST_WEIGHTS = 200.0
-"""Gamma has at least this many steps. The remaining bits become fractional bits of the mean."""
+"""Gamma spans at least this many steps. Remaining bits are used for fractional bits of the mean."""
 
 
 def _tabulate_inverses() -> np.ndarray:
@@ -130,7 +130,7 @@ class _Stages:
     Args:
         mean: parameters of negated means and of differences from the mean.
         variance: parameters of the sums of squared differences, in 16 bits.
-        shared: parameters with a 16 times larger scale than `variance`, for shared table entries.
+        shared: parameters for shared table entries. Their scale is 16 times `variance`'s.
         epsilon: the layer's epsilon in units of `variance`, and in units of `shared`.
         scaled: parameters of the result in 32 bits.
         gamma, beta: the weights as integers; None if the layer has no such weight.

@@ -124,10 +124,10 @@ def get_held_dtype(params: QuantParams) -> tf.DType:
 
 
 Prepare = Callable[[Arguments], Any]
-"""A function that computes all parameters that depend only on ranges and weights, as any structure.
-In its `Arguments`, `q` holds a `tf.TensorSpec` for each input. Equal tensors are the same object.
-The function runs in TensorFlow, eagerly or in a graph. `compute` receives its result as `prepared`,
-but neither weights nor scales."""
+"""A function that computes all parameters that depend only on ranges and weights. They may have any
+structure. In its `Arguments`, `q` holds a `tf.TensorSpec` for each input. Equal tensors are the
+same object. The function runs in TensorFlow, eagerly or in a graph. `compute` receives its result
+as `prepared`, but receives neither weights nor scales."""
 
 Compute = Callable[[Arguments], Any]
 """A function that computes the quantized values of the output relative to its zero point, or a

@@ -52,7 +52,7 @@ RESHAPE = make_movement(
 
 
 def _is_of_one(call: Call) -> bool:
-    """Whether all reduced axes have size 1, so the call only reshapes."""
+    """Whether all reduced axes have size 1. The call then only reshapes its input."""
     before, after = get_source(call).shape, call.output.shape
     if not before or not after or before[0] != after[0]:
         return False

@@ -18,7 +18,7 @@ FINDS_NUMBER = (
     "compares with its mask_value before rounding, unless recipe.override('Masking', open=True) "
     "asks for integers"
 )
-"""The reason why a Masking, and the calls that compute its mask, stay in float."""
+"""The reason why a Masking stays in float, and the calls that compute its mask do as well."""
 
 
 def find_index_calls(

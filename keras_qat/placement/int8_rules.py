@@ -122,7 +122,7 @@ class Int8Placement:
     # Which calls compute in integers
 
     def has_kernel(self, op: Op | None) -> bool:
-        """Returns whether the kernel family has a kernel for an operator with these bits."""
+        """Returns whether the kernel family computes an operator with the activations' bits."""
         return op is not None and op.has_kernel_for(self.bits, self.settings.family)
 
     def get_op(self, call: Call) -> Op | None:

@@ -14,7 +14,7 @@ def center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
 
 
 def find_symmetric(graph: Graph) -> set[Value]:
-    """Returns the values that need a symmetric range, and all values that share the range.
+    """Returns the values that need a symmetric range, and all values that share such a range.
 
     XNNPACK only multiplies two matrices if the second has zero point 0. In TensorFlow's
     interpreter, XNNPACK accepts other zero points, but computes as if they were 0.

@@ -23,7 +23,7 @@ def splice_model(
 
     Args:
         builder: the file that is being built.
-        model: the other file, unpacked. Its objects are moved into the new file.
+        model: the other file, unpacked. Its objects are moved into `builder`.
         inputs, outputs: tensors of `builder` that replace the main graph's inputs and outputs.
         params: parameters for int8 or int16 tensors without parameters.
         prefix: prefix for the names of tensors, subgraphs and variables.

@@ -27,7 +27,7 @@ class Products:
         kernel, bias: the quantized weights.
         factor: fixed-point multipliers that convert sums of products to the scale of the gates.
         in_float: the same multipliers for `fixed_point.multiply_floats`.
-        is_small: whether sums are small enough for exact results with `in_float`.
+        is_small: whether sums are so small that `in_float` has exact results.
     """
 
     kernel: Any
