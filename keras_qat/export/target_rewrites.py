@@ -74,7 +74,7 @@ def _add_reshape(builder: Builder, source: int, shape: Shape) -> int:
 def _add_similar_constant(
     builder: Builder, index: int, values: NDArray, scales: NDArray | None = None
 ) -> int:
-    """Add a constant like another constant, with new values, and with new scales if not None."""
+    """Add a constant like the constant `index`, with new values, and new scales if not None."""
     source = builder.graph.tensors[index]
     params = source.quantization
     return builder.constant(

@@ -190,7 +190,7 @@ class PreparedStore:
         """Assigns new parameters with the same structure to the variables.
 
         Returns:
-            Whether graphs that were traced with `read` are still valid: their conditions are equal.
+            Whether graphs traced with `read` are still valid, because their conditions are equal.
         """
         packed = self._pack(_list_tensors(prepared))
         for variable, value in zip(self._variables, packed, strict=True):

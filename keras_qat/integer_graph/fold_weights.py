@@ -57,7 +57,7 @@ Ends = tuple[QuantParams, QuantParams]
 
 
 def has_quantized_weights(wrapper: QuantizeWrapper) -> bool:
-    """Whether all weights of a wrapper are quantized. Exact factors per channel count as such."""
+    """Whether all weights of a wrapper are quantized, or are exact factors per channel."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 

@@ -23,7 +23,7 @@ def compute_fingerprint(model: keras.Model) -> dict[str, str]:
     The digests do not depend on names, on the order of weights, or on counters of training steps.
 
     Returns:
-        A dict: `weights` is a digest of all values, and `shapes` is a digest of their shapes.
+        A dict with `weights`, a digest of the values, and `shapes`, a digest of their shapes.
     """
     weights = [weight for weight in list_weights(model) if weight.dtype.is_floating]
     arrays = [np.asarray(weight.value()) for weight in weights]

@@ -101,7 +101,7 @@ class MicroInterpreter(FileInterpreter):
         self._interpreter.reset()
 
     def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
-        """Runs the file on a multiple of its batch size, without showing the progress."""
+        """Runs the file on a multiple of its batch size. It does not show progress."""
         # The first axis of a segment's input is not always the batch.
         if any(np.shape(inputs[name]) != tensor.shape for name, tensor in self.inputs.items()):
             count, size = len(next(iter(inputs.values()))), self.batch_size
