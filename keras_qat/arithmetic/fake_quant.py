@@ -237,8 +237,8 @@ def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tens
 def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
     """Return the largest magnitude in each column of a large kernel.
 
-    TensorFlow reduces a few columns at a time over all rows. Small blocks of rows stay in the CPU's
-    cache until all of their columns are reduced.
+    TensorFlow reduces a few columns at a time over all rows, which is slow for large kernels. So
+    this first reduces small blocks of rows, which fit in the CPU's cache.
     """
     *outer, columns = weights.shape
     rows = math.prod(outer)

@@ -191,7 +191,7 @@ def get_argument(call: Call, name: str) -> Any:
 
 
 def bind_arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:
-    """Returns ([first argument], {TensorFlow 2 name: other argument}) of an operation.
+    """Returns an operation's first argument in a list, and the others by their TensorFlow 2 names.
 
     The argument `name`, and arguments that equal their defaults, are omitted.
     """

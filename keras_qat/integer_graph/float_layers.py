@@ -1,4 +1,4 @@
-"""Computes float layers in a file with operations that TFLite's converter supports."""
+"""Replaces Keras layers in float by operations that TFLite's converter supports."""
 
 from __future__ import annotations
 

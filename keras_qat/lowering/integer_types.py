@@ -162,7 +162,7 @@ def _find_token_ids(graph: Graph) -> set[Value]:
 
 
 def _moves(call: Call) -> bool:
-    """Return whether a call only moves values, or shifts one tensor by an integer."""
+    """Return whether a call only rearranges values, or combines a tensor with one integer."""
     if get_kind(call) in SHIFTS:
         return _reads_one_integer(call)
     return moves_elements(call)

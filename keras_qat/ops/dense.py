@@ -166,7 +166,7 @@ def _find_result_sizes(axes: Axes, kernel: np.ndarray | tf.Tensor) -> tuple[int,
 
 
 def _expand_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
-    """Return the weights. Their bias is broadcast to all weight axes that occur in the output."""
+    """Broadcast the bias of weights to all axes of the kernel that occur in the output."""
     if weights.bias is None:
         return weights
     make = np if isinstance(weights.bias, np.ndarray) else tf

@@ -1,4 +1,4 @@
-"""Finds the layers in a scope, and the settings of a recipe and its overrides for a call."""
+"""Finds the layers that a scope selects, and the settings that a recipe has for a call."""
 
 from __future__ import annotations
 

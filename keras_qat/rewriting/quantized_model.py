@@ -188,9 +188,9 @@ class QuantizedModel(
         check_settings(self)
         if backend.is_in_converter():
             raise ValueError(
-                f"TFLiteConverter cannot convert '{self.name}', because it computes like the int8 "
-                f"kernels. Call keras_qat.export_tflite(model, path): it writes the TFLite file "
-                f"itself."
+                f"TFLiteConverter cannot convert '{self.name}', which imitates int8 kernels with "
+                f"other operations. Call keras_qat.export_tflite(model, path), which writes the "
+                f"TFLite file itself."
             )
         phase = backend.resolve_training(training)
         with tf.name_scope(CONVERTS):
@@ -216,7 +216,7 @@ class QuantizedModel(
         return self._recipe.fold == "correction"
 
     def exact_inference(self) -> Inference | None:
-        """Returns the integer inference; None for recipe `contrib`, which has none."""
+        """Returns the object that computes in integers, or None for the recipe `contrib`."""
         if self._inference is None and not self.simulates:
             self.set_untracked(_inference=Inference(self, self._family))
         return self._inference

@@ -192,8 +192,8 @@ class _Visitor:
             reason = self.plan.float_layers.get(call.name, "it computes in float")
             raise ValueError(
                 f"'{call.name}' cannot be copied, because {explain_missing_config(call.layer)}. "
-                f"Write a get_config, or let keras_qat trace the layer, which needs none. It was "
-                f"not traced, because: {reason}."
+                f"Write a get_config. Traced layers do not need it, but this layer was not traced: "
+                f"{reason}."
             ) from error
 
     def _wrap(self, group: Group) -> QuantizeWrapper:

@@ -228,7 +228,7 @@ class Trace:
         self, value: object, name: str | None = None, aggregation: str = "mean"
     ) -> None:
         if not is_symbolic(value) or name is None:
-            raise CannotTrace("it calls add_metric with a metric of Keras")
+            raise CannotTrace("it calls add_metric with a Metric object, or without a name")
         self.added.append(lambda model: model.add_metric(value, name, aggregation=aggregation))
 
     @property

@@ -40,7 +40,7 @@ Count = TypeVar("Count")
 
 
 def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Count]:
-    """Returns the thresholds by name, given the weights `quantize_from` and `freeze_from`."""
+    """Returns the three thresholds by name. `freeze_from` encodes two of them in one value."""
     weight: Any = freeze_from
     ranges = weight % NEVER // _RANGES
     return {

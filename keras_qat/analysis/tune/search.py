@@ -266,7 +266,7 @@ def _explain_training(search: Search) -> str:
 def _explain_rounding(search: Search) -> str:
     recipe = search.best.recipe
     bits = [recipe.weights.bits, *(override.weight_bits or 8 for override in recipe.overrides)]
-    return "" if min(bits) < 8 else "weights have 8 bits, which learned rounding hardly improves"
+    return "" if min(bits) < 8 else "learned rounding hardly improves weights of 8 bits"
 
 
 def _explain_float(search: Search) -> str:

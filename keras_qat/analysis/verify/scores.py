@@ -40,7 +40,7 @@ class Score:
         measure: the quantity: "accuracy", "accuracy of the nearest neighbour", or an error.
         value: the file's accuracy or error.
         float_value: the float model's accuracy or error.
-        guess: the accuracy or error of a model that always returns the same, best possible answer.
+        guess: the accuracy or error of the best constant answer, which ignores the input.
         perfect: the accuracy or error of a model that is always right; None if unknown.
         chance: the largest difference between file and float model that may be due to chance.
         examples: number of examples with labels.

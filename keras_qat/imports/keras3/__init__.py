@@ -65,9 +65,9 @@ def as_keras_2(model: Any) -> Any:
         return model
     converted = from_keras_3(model)
     warn_caller(
-        f"'{model.name}' is a model of Keras 3. keras_qat.from_keras_3 converts it to Keras 2 "
-        f"before it is quantized. Compile and fit the result with {keras.__name__}; "
-        f"keras_qat.to_keras_3 copies its weights back."
+        f"'{model.name}' is a model of Keras 3. keras_qat.from_keras_3 has converted it to "
+        f"Keras 2. Compile and fit the result with {keras.__name__}; keras_qat.to_keras_3 copies "
+        f"its weights back."
     )
     return converted
 

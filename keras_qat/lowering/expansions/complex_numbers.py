@@ -91,7 +91,7 @@ def _list_complex_calls(end: Call) -> list[Call]:
 
 
 def _is_complex(value: Value) -> bool:
-    """Return whether a call computes a value that is complex, or zeros for an imaginary part."""
+    """Return whether a value is complex, or comes from `zeros_like`, as imaginary parts do."""
     return value.producer is not None and (
         value.is_complex or get_kind(value.producer) == "zeros_like"
     )

@@ -114,10 +114,10 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return how many rows belong to one copy, in the tensor whose shape determines `counts`.
+    """Return how many rows of the tensor that determines `counts` belong to one copy of a table.
 
-    The result is 1, or the `size` of the copied table if examples and heads are merged. It is None
-    if it is unknown.
+    This is 1, or, if the first axis merges examples and attention heads, `size`, the number of rows
+    of the table. It is None if it is unknown.
     """
     like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):
