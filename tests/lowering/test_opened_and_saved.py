@@ -49,7 +49,7 @@ def test_classes_without_get_config_are_opened(tmp_path):
     with pytest.raises(ValueError, match="without get_config"):
         keras_qat.strip_quantization(qat)
     closed = model_of(lambda x: WithoutConfig(closed_function)(x))
-    with pytest.raises(ValueError, match=r"WithoutConfig has no get_config.*because: "):
+    with pytest.raises(ValueError, match=r"WithoutConfig has no get_config.*traced: "):
         keras_qat.quantize_model(closed)
 
 
