@@ -22,7 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 
 LIMITS = {
-    "lines of keras_qat": 49_590,
+    "lines of keras_qat": 49_589,
     "lines of tests": 42_696,
     "longest file, lines": 400,
     "parameters typed Any, %": 8.0,

@@ -226,7 +226,6 @@ def find_divisor(bits: int) -> int:
 
 
 _VECTOR = tf.TensorSpec([None], tf.float64)
-QuantizeColumns = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 
 
 @functools.cache
