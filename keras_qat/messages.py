@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 KERAS = frozenset(("keras", "tf_keras"))
 KNOWN = KERAS | {"keras_qat"}
-"""Packages of layers that are read without tracing, because they contain no user code."""
+"""Packages without user code. Their layers are read without tracing."""
 LIBRARIES = KNOWN | {"tensorflow", "builtins"}
-"""Packages of Keras and TensorFlow. Their callbacks and models may change counters and frozen
-ranges when training or an epoch begins or ends, but never during a step."""
+"""Packages that never change counters or frozen ranges during a training step. Their callbacks and
+models may do so when training or an epoch begins or ends."""
 
 Value = TypeVar("Value")
 
@@ -27,17 +27,17 @@ _IS_SILENT: ContextVar[bool] = ContextVar("is silent", default=False)
 
 
 def get_package(item: object) -> str:
-    """Returns the package that defines a class or function, or the class of any other object."""
+    """Returns the name of the package that defines `item`, or that defines the class of `item`."""
     module = getattr(item, "__module__", None) or type(item).__module__
     return str(module).split(".")[0]
 
 
 def show_once(message: str, key: str = "") -> None:
-    """Logs a message, unless this process has logged a message with the same key before.
+    """Logs a message once per process. Messages with the same `key` count as one message.
 
-    Use it for facts that the user may intend. Use a warning for probable mistakes. The message
-    appears on the standard error stream; `logging.getLogger("keras_qat").setLevel("ERROR")` hides
-    it.
+    Use this function for facts that the user may intend. Use a warning for probable mistakes. The
+    message appears on the standard error stream. `logging.getLogger("keras_qat").setLevel("ERROR")`
+    hides it.
     """
     key = key or message
     if key not in _SHOWN and not _IS_SILENT.get():
@@ -56,7 +56,7 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
 
 @contextlib.contextmanager
 def set_within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
-    """Returns a context manager that sets a context variable to a value."""
+    """Sets a context variable to `value` within a `with` block."""
     token = variable.set(value)
     try:
         yield
@@ -65,7 +65,7 @@ def set_within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
 
 
 def silent() -> AbstractContextManager[None]:
-    """Returns a context manager that silences `show_once`, for trial models."""
+    """Silences `show_once` within a `with` block. It is used while trial models are built."""
     return set_within(_IS_SILENT, True)
 
 
@@ -75,13 +75,13 @@ def pluralize(number: int, noun: str, plural: str = "") -> str:
 
 
 def suggest(name: object, names: Iterable[str]) -> str:
-    """Returns " Did you mean ...?" with the most similar name, or "" if none is similar."""
+    """Returns " Did you mean ...?" with the most similar name. Returns "" if no name is similar."""
     near = difflib.get_close_matches(str(name), names, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def describe_unknown(noun: str, name: object, names: Collection[str]) -> str:
-    """Returns the error message for an unknown name, with similar names or the first names."""
+    """Returns the error message for an unknown name. It lists similar names, or the first names."""
     near = difflib.get_close_matches(str(name), names, n=3)
     shown = near or list(names)[:8]
     more = ", ..." if len(names) > len(shown) else ""

@@ -1,4 +1,4 @@
-"""Provides `QuantizedModel` for model files of version 0.1.0, which import it from this module."""
+"""Keeps the import path of `QuantizedModel` that model files of version 0.1.0 contain."""
 
 from keras_qat.rewriting.quantized_model import QuantizedModel
 

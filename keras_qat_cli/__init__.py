@@ -1,7 +1,7 @@
 """The command line `keras-qat`, which runs the library's functions on files.
 
-It is a separate package because importing keras_qat imports TensorFlow, which takes seconds. Help
-and completion do not need it, so commands import keras_qat only when they run.
+Importing keras_qat imports TensorFlow, which needs seconds. Help and completion are faster, because
+this package imports keras_qat only when a command runs.
 """
 
 from __future__ import annotations

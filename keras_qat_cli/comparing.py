@@ -50,7 +50,7 @@ def verify(
     kernels: Any,
     as_json: bool,
 ) -> None:
-    """Run MODEL and its TFLite FILE on DATA; compare them with each other and the float model."""
+    """Compare MODEL, its TFLite FILE and the float model on DATA."""
     expected, data = read_labels(data, labels) if labels else ([], data)
     with settings.library() as keras_qat:
         qat = settings.load(model)
@@ -78,7 +78,7 @@ def verify(
 
 
 def get_label_values(model: Any, labels: Sequence[Labels]) -> dict[str, np.ndarray] | None:
-    """Returns labels as the argument `y` of `verify`."""
+    """Returns labels as the argument `y` of `verify`. Returns None without labels."""
     return {name: one.values for name, one in match_outputs(model, labels).items()} or None
 
 
@@ -139,7 +139,7 @@ def evaluate(
     kernels: str | None,
     as_json: bool,
 ) -> None:
-    """Measure MODEL on DATA with labels, both in float and with the integers of its file.
+    """Measure MODEL on DATA with labels, in float and in integers.
 
     Measures accuracy for classes, and the mean absolute error for other labels.
     """
@@ -207,7 +207,6 @@ def diagnose(settings: Settings, model: Path, data: Source, as_json: bool) -> No
 
 
 def _predict(settings: Settings, model: Any, data: Source) -> dict[str, np.ndarray]:
-    """Return the outputs of a model by name."""
     import tensorflow as tf
 
     from keras_qat.io.data import show_progress

@@ -22,15 +22,16 @@ PIXELS: dict[str, tuple[float, float]] = {
     "0..1": (1 / 255, 0.0),
     "-1..1": (2 / 255, -1.0),
 }
-"""Range of a model's inputs -> factor and offset that scale pixels of 0 to 255 to this range."""
+"""Maps the range of a model's inputs to the factor and the offset that scale pixels to the
+range."""
 
 
 class Source(NamedTuple):
     """The location of a user's data, and options for reading it.
 
     Args:
-        path: an `.npy`, `.npz` or `.csv` file; a directory of images; or `module:name`, which names
-            an array, a dataset or a function that returns batches.
+        path: an `.npy`, `.npz`, `.csv` or `.tsv` file, a directory of images, or `module:name`. The
+            name belongs to an array, a dataset or a function that returns batches.
         key: name of an array in an `.npz` file.
         drop: columns of a table that are not inputs: names, or indices from 0.
         pixels: one of `PIXELS`, or None.
@@ -46,7 +47,7 @@ class Source(NamedTuple):
     limit: int | None = None
 
     def check(self, model: Path) -> None:
-        """Raises a `ValueError` if the data does not exist. Does not need TensorFlow."""
+        """Raises a `ValueError` if the data does not exist. Does not import TensorFlow."""
         path = Path(self.path)
         if path.is_dir():
             self.images()
@@ -99,7 +100,7 @@ class Source(NamedTuple):
         return open_array(self.path, mmap_mode="r")
 
     def arrays(self, model: Any) -> Any:
-        """Reads the arrays of an .npz file that are the model's inputs."""
+        """Reads the model's inputs from an .npz file."""
         with open_array(self.path) as file:
             names = set(file.files)
         if self.key is None and set(model.input_names) <= names:
@@ -127,7 +128,7 @@ class Source(NamedTuple):
                 return {name: file[name] for name in names}
 
     def columns(self) -> tuple[list[str], bool]:
-        """Returns the names of a table's columns, and whether the first line contains the names."""
+        """Returns the names of a table's columns, and whether the first line contains names."""
         with open(self.path, encoding="utf-8-sig") as file:
             first = [cell.strip().strip('"') for cell in file.readline().split(self.separator)]
         has_names = not all(map(_is_number, first))
@@ -182,7 +183,7 @@ class Source(NamedTuple):
         return files
 
     def for_images(self, model: Any) -> _Images:
-        """Reads the images of a directory for a model."""
+        """Returns the images of a directory as the input of a model."""
         if len(model.inputs) != 1 or len(model.inputs[0].shape) != 4:
             raise ValueError(
                 f"{self.path} is a directory of images, but the model does not have exactly one "
@@ -197,11 +198,11 @@ READERS: dict[str, Callable[[Source, Any], Any]] = {
     ".csv": Source.table,
     ".tsv": Source.table,
 }
-"""Suffix of a file -> the function that reads it."""
+"""Maps the suffix of a file to the function that reads the file."""
 
 
 class Batches:
-    """Batches of a model's inputs: arrays in the model's order.
+    """Batches of a model's inputs. A batch has an array for each input, in the model's order.
 
     Args:
         source: location of the data.
@@ -215,7 +216,7 @@ class Batches:
         self.examples = 0
 
     def __iter__(self) -> Iterator[list[np.ndarray]]:
-        """Yields the batches and counts their examples."""
+        """Yields the batches, and counts the examples."""
         from keras_qat.io.data import read_batches
 
         left = self.source.limit
@@ -237,7 +238,7 @@ def open_array(path: str, mmap_mode: Literal["r"] | None = None) -> Any:
     """Opens an `.npy` or `.npz` file.
 
     Raises:
-        ValueError: if it is damaged, or contains Python objects.
+        ValueError: if the file is damaged, or contains Python objects.
     """
     with _explain_errors(path):
         return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)

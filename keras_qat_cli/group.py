@@ -1,4 +1,4 @@
-"""The group of all commands and its options. It reports errors as a message and an exit code."""
+"""The group of all commands, with common options. Errors become messages and exit codes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from keras_qat_cli.options import Quantizing
 __all__ = ["FAILED", "TROUBLE", "Commands", "Settings", "cli", "fail", "show"]
 
 FAILED, TROUBLE = 1, 2
-"""Exit codes: a check failed; arguments or files are not usable."""
+"""Exit codes. `FAILED`: a check failed. `TROUBLE`: arguments or files are not usable."""
 
 LONGEST = 1500
 """Maximum number of characters in a message. Some messages of Keras contain configurations."""
 
 
 def fail(message: str) -> None:
-    """Prints a message and exits because a check failed."""
+    """Prints a message, and exits with `FAILED`."""
     click.secho(message, fg="red", err=True)
     sys.exit(FAILED)
 
 
 @contextlib.contextmanager
 def quiet(debug: bool) -> Iterator[None]:
-    """Hides TensorFlow's C++ messages unless `debug`, and moves Python's output to stderr."""
+    """Moves Python's output to stderr. Hides TensorFlow's C++ messages unless `debug`."""
     with contextlib.ExitStack() as stack:
         errors = sys.stderr
         if not debug:
@@ -47,7 +47,7 @@ def quiet(debug: bool) -> Iterator[None]:
             stack.callback(os.close, terminal)
             stack.callback(os.dup2, terminal, 2)
             if _writes_to_terminal(errors):
-                # It stays open, because logging keeps it.
+                # The stream stays open, because logging keeps a reference.
                 errors = os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 2)
@@ -66,7 +66,7 @@ def _writes_to_terminal(stream: TextIO) -> bool:
 
 @contextlib.contextmanager
 def step(title: str) -> Iterator[None]:
-    """Returns a context manager that prints a title, then the duration of the block."""
+    """Prints a title before a `with` block, and the duration of the block afterwards."""
     start = time.monotonic()
     click.echo(f"{title} ...", err=True, nl=False)
     try:
@@ -85,7 +85,7 @@ OTHER_OPTIONS = {
     "--samples": "--limit",
     "--epochs": "only data, because commands do not train; in Python, use quantize_model and fit",
 }
-"""Options of other tools -> what to use instead. Click's own suggestions would mislead."""
+"""Maps options of other tools to alternatives. Click's own suggestions would mislead."""
 
 
 OTHER_COMMANDS = {
@@ -98,7 +98,7 @@ OTHER_COMMANDS = {
     "test": "verify",
     "train": "keras_qat.quantize_model and fit in Python",
 }
-"""Commands of other tools -> what to use instead."""
+"""Maps commands of other tools to alternatives."""
 
 
 class Command(click.Command):
@@ -218,16 +218,16 @@ class Settings(NamedTuple):
             yield keras_qat
 
     def step(self, title: str) -> contextlib.AbstractContextManager[None]:
-        """Prints a title, and the time of the block when it ends, unless progress is hidden."""
+        """Prints a title and the duration of a `with` block, unless progress is hidden."""
         return step(title) if self.verbose else contextlib.nullcontext()
 
     def load(self, path: Path, compiled: bool = False) -> Any:
-        """Loads a model, and with `compiled` its loss and metrics."""
+        """Loads a model. With `compiled`, also loads the loss and metrics."""
         with self.step(f"Loading {path}"):
             return models.load(path, self.trust, compiled)
 
     def load_quantized(self, path: Path, quantizing: Quantizing) -> Any:
-        """Loads a quantization-aware model, or quantizes a float model."""
+        """Loads a quantization-aware model. Quantizes a float model."""
         import keras_qat
 
         model = self.load(path)

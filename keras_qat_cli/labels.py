@@ -17,9 +17,9 @@ class Labels(NamedTuple):
     """Labels of one output.
 
     Args:
-        output: the output's name; "" for the only output of a model.
+        output: the output's name, or "" for the only output of a model.
         values: a label for each example.
-        source: their location, for messages.
+        source: location of the labels, for messages.
     """
 
     output: str
@@ -28,15 +28,15 @@ class Labels(NamedTuple):
 
 
 def read_labels(data: Source, labels: Sequence[str]) -> tuple[list[Labels], Source]:
-    """Splits data into labels and inputs. Does not need TensorFlow.
+    """Splits data into labels and inputs. Does not import TensorFlow.
 
     Args:
         data: the data.
-        labels: locations of labels, as for `_read`, or `OUTPUT=SOURCE` for several outputs. Empty
-            for images, whose subdirectories are the classes.
+        labels: locations of labels, as for `_read`, or `OUTPUT=SOURCE` for several outputs. It is
+            empty for images. Their subdirectories are the classes.
 
     Raises:
-        ValueError: if labels are missing, or given twice for an output.
+        ValueError: if labels are missing, or if an output has two sources.
     """
     sources = []
     for text in labels or ("",):
@@ -58,8 +58,7 @@ def match_outputs(model: Any, labels: Sequence[Labels]) -> dict[str, Labels]:
     """Returns labels by the name of their output.
 
     Raises:
-        ValueError: if labels name an output that does not exist, or name no output although the
-            model has several.
+        ValueError: if labels name an unknown output, or no output of a model with several outputs.
     """
     names = list(model.output_names)
     listed = ", ".join(names)
@@ -79,12 +78,12 @@ def match_outputs(model: Any, labels: Sequence[Labels]) -> dict[str, Labels]:
 
 
 def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
-    """Return the labels of one output, and the data without them.
+    """Return the labels of one output, and the data without the labels.
 
     Args:
         data: the data.
         labels: an `.npy` file, the name of an array beside the data in an `.npz` file, or a column
-            of a table. None for images, whose subdirectories are the classes, sorted by name.
+            of a table. None for images: their subdirectories are the classes, sorted by name.
 
     Raises:
         ValueError: if labels are missing.
@@ -114,7 +113,7 @@ def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
 
 
 def _convert_to_numbers(values: np.ndarray) -> np.ndarray:
-    """Convert names of classes to their indices in the sorted list of names."""
+    """Convert text to numbers. Names of classes become indices in the sorted list of names."""
     if values.dtype.kind != "U":
         return values
     try:
@@ -126,12 +125,12 @@ def _convert_to_numbers(values: np.ndarray) -> np.ndarray:
 def measure_accuracy(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[str, float]:
     """Returns the name of a metric and its value.
 
-    The metric is accuracy for classes, which are integers or one-hot vectors. Outputs with a single
-    entry are compared with 0.5 if all entries are between 0 and 1, and with 0 otherwise. For other
-    labels the metric is the mean absolute error.
+    Classes are integers or one-hot vectors. Their metric is accuracy. Outputs with a single entry
+    are compared with 0.5 if all entries are between 0 and 1, and with 0 otherwise. For other
+    labels, the metric is the mean absolute error.
 
     Raises:
-        ValueError: if the labels have another shape, or their number is not the number of examples.
+        ValueError: if the number or the shape of the labels does not match the predictions.
     """
     if len(labels) != len(predictions):
         raise ValueError(

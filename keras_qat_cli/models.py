@@ -37,7 +37,7 @@ class ModelFile(click.Path):
     """A saved model, checked without importing TensorFlow.
 
     Args:
-        quantized: whether it must be quantization-aware; None for any model.
+        quantized: whether the model must be quantization-aware. None allows any model.
     """
 
     def __init__(self, quantized: bool | None = None) -> None:
@@ -59,12 +59,12 @@ class ModelFile(click.Path):
 
 
 def is_quantized(path: Path) -> bool:
-    """Returns whether a file holds a quantization-aware model."""
+    """Returns True if a file holds a quantization-aware model."""
     return "keras_qat>" in _configuration(path)
 
 
 def takes_pixels(path: Path) -> bool:
-    """Returns whether a saved model has a layer that scales pixels of 0 to 255."""
+    """Returns True if a saved model has a layer that scales pixels from 0 to 255."""
     scales = re.findall(
         r'"Rescaling"(?:[^{}]|\{[^{}]*?)*?"scale": ([\d.e-]+)', _configuration(path)
     )

@@ -19,7 +19,7 @@ TARGETS = (
     *("xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65", "ethos_u85"),
     *("edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn", "coral_npu"),
 )
-"""Names of `keras_qat.targets`, repeated here because importing it loads TensorFlow."""
+"""Names of `keras_qat.targets`. They are repeated here, because keras_qat imports TensorFlow."""
 
 SOURCES = (".cc", ".cpp", ".cxx")
 
@@ -101,7 +101,7 @@ min_agreement = click.option(
 
 
 def labels(text: str) -> Callable[[Any], Any]:
-    """Returns the option `--labels`, for one output or for each of several outputs."""
+    """Returns the option `--labels`. It can be repeated for several outputs."""
     return click.option("--labels", multiple=True, metavar="[OUTPUT=]SOURCE", help=text)
 
 
@@ -111,7 +111,7 @@ accept_data = click.option(
 
 
 class TargetName(click.Choice[str]):
-    """A target. Modules of `--import` can register more."""
+    """The name of a target. Modules of `--import` can register more targets."""
 
     def __init__(self) -> None:
         super().__init__(TARGETS)

@@ -44,7 +44,7 @@ def tune(
 ) -> None:
     """Find the best FILE for the float MODEL within an accuracy budget.
 
-    Quantizes with DATA, trains on it if that is needed, and judges each attempt on VALIDATION. The
+    Quantizes with DATA, and trains on DATA if necessary. Judges each attempt on VALIDATION. The
     best attempt is always written. The exit status is 1 if no attempt is within the budget.
     """
     held_out = data._replace(path=validation)

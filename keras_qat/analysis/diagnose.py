@@ -1,4 +1,4 @@
-"""`diagnose`: measures the error of quantization and of each layer, and tries remedies."""
+"""`diagnose`: measures the quantization error of a model and its layers, and tries remedies."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ FITTED = 256
 """Maximum number of examples for the ranges and biases of remedies."""
 CALIBRATE = "calibrate(qat, x)"
 SUSPECTS = 3
-"""Number of layers to try with more precision. They are the layers where the SQNR drops most."""
+"""Number of layers to try with more precision: the layers where the SQNR drops most."""
 GAIN = 3.0
-"""Minimum gain of a listed remedy in dB. 3 dB are half of the noise."""
+"""Minimum gain of a listed remedy in dB. A gain of 3 dB halves the noise."""
 BEYOND, USED = 0.01, 0.5
-"""A range is reported if more than the share `BEYOND` of an input's values lies outside, or if the
-values use less than the share `USED` of the range."""
+"""Two shares of an input. A range is reported if more than `BEYOND` of the values lie outside. It
+is also reported if the values use less than `USED` of the range."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +56,9 @@ class Quality:
     """How close the quantized model is to the float model.
 
     Args:
-        sqnr: signal-to-quantization-noise ratio in dB, averaged over all outputs; None if the
+        sqnr: signal-to-quantization-noise ratio in dB, averaged over all outputs. None if the
             outputs are the same for all examples.
-        agreement: share of rows with the same argmax in both models; None if rows have one entry.
+        agreement: share of rows with the same argmax in both models. None if rows have one entry.
     """
 
     sqnr: float | None
@@ -78,8 +78,8 @@ class Diagnosis:
         examples: number of examples that were measured.
         now: quality of the unchanged model.
         problems: sentences about wrong ranges or data.
-        layers: layer -> SQNR in dB before and after it, for the layers with the largest drops.
-        remedies: code of a remedy -> quality with the remedy, the best first. But the remedy
+        layers: maps the layers with the largest drops to the SQNR in dB before and after the layer.
+        remedies: maps the code of a remedy to the quality with the remedy, the best first.
             `calibrate(qat, x)` comes first if it has at least half of the best gain.
     """
 
@@ -119,12 +119,12 @@ class Diagnosis:
 def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
     """Finds problems of a quantized model, and measures which remedies help.
 
-    Half of the examples are used to try remedies, such as new ranges and biases. The other half is
-    used to compare the integer outputs of the file with the float model. The model does not change.
+    Half of the examples determine the ranges and biases of remedies. The other half compares the
+    integer outputs of the file with the float model. The model does not change.
 
     Args:
         model: a quantization-aware model with ranges, from `quantize_model`.
-        x: inputs, as in `calibrate`: a few hundred, prepared as for training. No labels.
+        x: a few hundred inputs without labels, prepared as for training.
         examples: maximum number of examples to measure.
         verbose: 1 shows progress.
 
@@ -134,7 +134,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 
     Raises:
         ValueError: if the model is not quantized, has no ranges or keeps states, or the data does
-            not match it.
+            not match the model.
 
     Example:
         >>> print(keras_qat.diagnose(qat, x_train[:200]))
@@ -156,7 +156,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
     is_tested = np.arange(len(arrays[0])) // size % 2 == 1
 
     def select(rows: NDArray[Any], count: int) -> Any:
-        """Returns at most `count` examples. If the batch size is fixed, it returns full batches."""
+        """Return at most `count` examples. A fixed batch size requires full batches."""
         count = max(count // size, 1) * size
         return pack_inputs(inputs, [array[rows][:count] for array in arrays])
 
@@ -195,7 +195,8 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
     """Return remedies with enough gain, the best first.
 
-    Calibration comes first if it has half of the best gain, because it is free on the device.
+    Other remedies must gain `GAIN` more than calibration, which is free on the device. Calibration
+    comes first if it has half of the best gain.
     """
     gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
     calibration = gain.get(CALIBRATE, 0.0)
@@ -211,7 +212,7 @@ def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Q
 def _list_remedies(
     model: keras.Model, x: Any, suspects: list[str]
 ) -> dict[str, Callable[[], keras.Model]]:
-    """Return the remedies to try: code -> function that returns a model with this remedy."""
+    """Map the code of each remedy to a function that returns a model with the remedy."""
     recipe: Recipe = get_recipe(model)
 
     def recalibrate(**options: Any) -> keras.Model:
@@ -261,7 +262,7 @@ def _list_remedies(
 def _compute_in_float(
     graph: ResolvedGraph, arrays: list[NDArray]
 ) -> tuple[list[NDArray], dict[Tensor, NDArray]]:
-    """Compute the outputs, and the inner tensors that have a range, without quantization."""
+    """Compute the outputs, and all tensors with a range, without quantization."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
     outputs = flatten_values(calls.outputs)
@@ -273,7 +274,6 @@ def _compute_in_float(
 
 
 def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
-    """Compare the outputs of a simulation with the float outputs."""
     ratios, same = [], []
     for in_float, output in zip(exact, simulation.outputs.values(), strict=True):
         values = output.values if isinstance(output, QuantizedArray) else output
@@ -287,7 +287,7 @@ def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
 def _find_falls(
     model: keras.Model, graph: ResolvedGraph, simulation: Simulation, exact: dict[Tensor, NDArray]
 ) -> dict[str, tuple[float, float]]:
-    """Return the SQNR before and after each of the layers with the largest drops."""
+    """Map the layers with the largest drops of the SQNR to the SQNR before and after them."""
     ratios: dict[object, float | None] = {
         tensor: compute_sqnr(values, computed)
         for tensor, values in exact.items()
@@ -310,7 +310,7 @@ def _find_falls(
 
 
 def _find_unfit_ranges(graph: ResolvedGraph, arrays: list[NDArray]) -> list[str]:
-    """Return a sentence for each input with a range that is too narrow or too wide for the data."""
+    """Return a sentence for each input if its range is too narrow or too wide for the data."""
     problems = []
     for (name, tensor), x in zip(graph.inputs.items(), arrays, strict=True):
         params = tensor.params

@@ -44,22 +44,23 @@ def plan(
 ) -> Plan:
     """Shows how `quantize_model` would quantize each tensor and why, before any training.
 
-    For a `target`, it also explains which operators would not run there, and suggests remedies.
+    With a `target`, the plan also lists operators that would not run there, with advice.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
-        recipe: a recipe or its name. The default is the target's, or "int8" without a target.
+        recipe: a recipe or its name. The default is the target's recipe, or "int8" without a
+            target.
         scope: the layers to quantize: a name, a prefix of names before a `_`, `/`, `.` or `-`, a
             pattern with `*`, a class name, a list of these, or a function of a layer.
         target: the device or runtime: a name such as "tflm", or a `keras_qat.targets.Target`.
-        inputs: for a subclassed model that was not called yet: its inputs, such as
-            `keras.Input(shape)`, or a structure of them.
+        inputs: inputs of a subclassed model that was not called yet, such as `keras.Input(shape)`,
+            or a structure of inputs.
         outputs: names of the tensors that exported files return, by default the model's outputs.
         show_passes: whether to print how each pass of lowering changes the model's graph. The
             environment variable `KERAS_QAT_SHOW_PASSES=1` does so for every function.
 
     Returns:
-        The plan; print it, or read its `rows`, `float_layers` and `problems`.
+        The plan. Print it, or read its `rows`, `float_layers` and `problems`.
 
     Raises:
         ValueError: if the model cannot be read or quantized, an entry of the scope matches no
@@ -98,7 +99,7 @@ def plan(
 
 
 def _add_obstacles(planned: Plan) -> Plan:
-    """If a float layer cannot be copied or exported, add the cause to its reason in the plan."""
+    """Extend the reasons of float layers that cannot be copied or exported."""
     reasons, refusals = dict(planned.float_layers), dict[Hashable, str]()
     for call in planned.graph.calls:
         if reasons.get(call.name, NOT_IN_FILE) == NOT_IN_FILE:

@@ -25,28 +25,28 @@ FLOAT = 4
 
 @dataclasses.dataclass(frozen=True)
 class LayerSummary:
-    """An operator of the model. Sizes are for one example, None if unknown.
+    """An operator of the model. Sizes are for one example. Unknown sizes are None.
 
     Args:
         name: name of the layer in the float model.
         operator: the operator's name, or "float".
         reason: why the layer computes in float, or "".
-        shape: shape of its output.
-        bits: bits of its output, None if the layer computes in float.
-        minimum, maximum: the float values of the lowest and the highest quantized value; None in
+        shape: shape of the output.
+        bits: bits of the output. None if the layer computes in float.
+        minimum, maximum: the float values of the lowest and the highest quantized value. None in
             float, and before calibration or training.
-        scale: float value of one step (LSB); None if there is no range.
-        zero_point: the quantized value of 0; None if there is no range.
-        weight_bits: bits of the weights in training; None if the layer has no weights.
-        per_channel: whether each output channel has a separate scale; None without weights.
+        scale: float value of one step (LSB). None if there is no range.
+        zero_point: the quantized value of 0. None if there is no range.
+        weight_bits: bits of the weights in training. None if the layer has no weights.
+        per_channel: whether each output channel has a separate scale. None without weights.
         weight_bytes: bytes of weights and biases in the file, one byte for each 4-bit weight. It is
             0 for a later call of the same layer.
         float_weight_bytes: bytes of the same weights in float32.
         activation_bytes: bytes of the output.
-        multiply_accumulates: number of products in a convolution or matrix product; 0 for other
-            operators.
-        granularity: how many weights share a scale: "per channel", "per gate" or "per tensor";
-            None without weights.
+        multiply_accumulates: number of products in a convolution or matrix product. It is 0 for
+            other operators.
+        granularity: how many weights share a scale: "per channel", "per gate" or "per tensor". None
+            without weights.
     """
 
     name: str
@@ -74,9 +74,9 @@ class Summary:
     Args:
         model: the model's name.
         layers: the operators, in the order of computation.
-        peak_activation_bytes: peak memory of the tensors of one example, if each is stored until
-            its last consumer has run. An interpreter allocates about as much, plus scratch memory
-            for its kernels. None if sizes are unknown.
+        peak_activation_bytes: peak memory of the tensors of one example. Each tensor is stored
+            until its last consumer has run. An interpreter also needs scratch memory for its
+            kernels. None if sizes are unknown.
         peak_layer: the layer that runs at the peak.
         float_peak_activation_bytes: `peak_activation_bytes` of the float model.
         target: name of the target that the model was quantized for, or None.
@@ -108,14 +108,14 @@ class Summary:
 
     @property
     def integer_share(self) -> float | None:
-        """Share of the multiply-accumulates computed in integers; None if some are unknown."""
+        """Share of the multiply-accumulates that use integers. None if a count is unknown."""
         return integer_share(
             (layer.operator != "float", layer.multiply_accumulates) for layer in self.layers
         )
 
     @property
     def float_layers(self) -> dict[str, str]:
-        """The reason for each layer that computes in float, by name."""
+        """Maps each layer that computes in float to the reason."""
         return {layer.name: layer.reason for layer in self.layers if layer.operator == "float"}
 
     @property
@@ -125,7 +125,7 @@ class Summary:
         return self.float_layers
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the summary as JSON data, totals included."""
+        """Returns the summary, with totals, as JSON data."""
         totals = {
             "weight_bytes": self.weight_bytes,
             "float_weight_bytes": self.float_weight_bytes,
@@ -173,12 +173,12 @@ def summary(model: keras.Model, *, input_range: tuple[float, float] | None = Non
 
     Args:
         model: the result of `quantize_model`. Ranges are set by training or calibration. For a
-            float model use `keras_qat.plan`.
+            float model, use `keras_qat.plan`.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
-            Without it, these inputs and their consumers are float.
+            Without `input_range`, these inputs and the layers that read them are float.
 
     Returns:
-        The summary; print it, or read its `layers`.
+        The summary. Print it, or read its `layers`.
 
     Raises:
         ValueError: if the model is not quantization-aware, or `resolve` fails.
@@ -232,20 +232,19 @@ def _summarize_node(node: Node, unset: set[int], seen: set[int]) -> LayerSummary
 
 
 def _count_products(node: Node) -> int | None:
-    """Return the multiply-accumulates of a node, which may be one of several nodes of a call."""
     if node.op is None:
         return count_products(node.call)
     return None if node.call is None else node.op.products(node.call)
 
 
 def _has_known_sizes(node: Node) -> bool:
-    """Return whether all sizes except the batch size are known."""
+    """Return True if all sizes except the batch size are known."""
     tensors = [x for x in (*node.inputs, *node.outputs) if isinstance(x, Tensor)]
     return not any(None in tensor.shape[1:] for tensor in tensors)
 
 
 def _count_weight_bytes(node: Node) -> tuple[int, int]:
-    """Return the bytes of a node's weights and constants, in the file and in float."""
+    """Return the bytes of a node's weights and constants in the file, and in float32."""
     constants = [np.asarray(x.q) for x in node.inputs if isinstance(x, Constant)]
     count = sum(q.size for q in constants)
     held = sum(q.nbytes for q in constants)
@@ -284,11 +283,11 @@ def _count_float_bytes(tensor: Tensor) -> int:
 def _find_peak(
     graph: ResolvedGraph, size: Callable[[Tensor], int]
 ) -> tuple[int | None, str | None]:
-    """Return the peak memory of all tensors in bytes, and the layer that runs at the peak."""
+    """Return the peak memory in bytes, and the layer that runs then. None if sizes are unknown."""
     if not all(map(_has_known_sizes, graph.nodes)):
         return None, None
     last: dict[Tensor, int] = dict.fromkeys(graph.inputs.values(), -1)
-    aliases: dict[Tensor, Tensor] = {}  # Reshapes and the like return their input's memory.
+    aliases: dict[Tensor, Tensor] = {}  # A reshape's result has the memory of its input.
 
     def get_memory(tensor: Tensor) -> Tensor:
         return aliases.get(tensor, tensor)
@@ -311,7 +310,7 @@ def _find_peak(
 
 
 def _count_copies(node: Node, size: Callable[[Tensor], int]) -> int:
-    """Return the bytes that a float node needs for dequantized copies of its inputs."""
+    """Return the bytes of the dequantized copies that a float node needs of its inputs."""
     if node.op is not None:
         return 0
     read = {x: _count_float_bytes(x) for x in node.inputs if isinstance(x, Tensor)}
@@ -323,7 +322,7 @@ COLUMNS = (
     *("weights", "bytes", "activation", "MACs"),
 )
 RIGHT = (3, 5, 6, 8, 9, 10)
-"""Columns of the table that are aligned right."""
+"""Indices of the columns that are aligned right."""
 
 
 def _format_cells(layer: LayerSummary) -> Iterator[str]:

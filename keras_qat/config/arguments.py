@@ -8,7 +8,7 @@ import numpy as np
 
 
 def read_input_range(input_range: Any) -> tuple[float, float] | None:
-    """Returns the minimum and maximum of inputs, widened to include zero.
+    """Checks `input_range`, and widens it to include zero. Returns None for None.
 
     Raises:
         ValueError: if `input_range` is not a finite minimum and maximum.
@@ -26,10 +26,10 @@ def read_input_range(input_range: Any) -> tuple[float, float] | None:
 
 
 def switch(name: str, value: object) -> bool:
-    """Returns an argument, which must be a bool.
+    """Checks that an argument is a bool, and returns the bool.
 
     Raises:
-        TypeError: if it is not a bool. For example, Python treats the string "off" as True.
+        TypeError: if `value` is not a bool. For example, Python treats the string "off" as True.
     """
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r}: pass True or False.")

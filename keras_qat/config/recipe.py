@@ -20,10 +20,11 @@ class Override:
         layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
         weight_bits: 2 to 8, or None for the recipe's bits.
         activation_bits: 2 to 8, or None for the recipe's bits.
-        quantize: False to keep the layers in float. True reverts an earlier False, and quantizes
-            layers that stay in float by default: LayerNormalization and GroupNormalization.
-        open: whether to trace custom layers, to quantize their operations. False keeps them in
-            float. True also traces layers that normalize; the default, None, does not.
+        quantize: False keeps the layers in float. True reverts an earlier False. True also
+            quantizes LayerNormalization and GroupNormalization, which stay in float by default.
+        open: whether to trace custom layers and quantize their operations. False keeps custom
+            layers in float. None traces them, except layers that normalize. True traces all of
+            them.
     """
 
     layers: str
@@ -63,25 +64,26 @@ class Recipe:
 
     Args:
         name: the name in reports.
-        placement: the rules that decide which tensors are quantized: "int8" or "contrib".
+        placement: the rules that choose the quantized tensors: "int8" or "contrib".
         weights: specification of weights.
         activations: specification of activations.
         fold: how training folds BatchNormalization into quantized weights: "per_channel",
-            "per_tensor", or "correction", as `tf.contrib.quantize` does.
-        folded_weights: specification of weights with a folded BatchNormalization, if it differs.
-        quant_delay: first training step, counted from 1, that quantizes; `callbacks.QuantDelay`
+            "per_tensor", or "correction". `tf.contrib.quantize` uses "correction".
+        folded_weights: specification of weights with a folded BatchNormalization. None means
+            `weights`.
+        quant_delay: first training step that quantizes, counted from 1. `callbacks.QuantDelay`
             overrides it.
-        freeze_bn_delay: first training step that freezes BatchNormalization, or None;
+        freeze_bn_delay: first training step that freezes BatchNormalization, or None.
             `callbacks.FreezeBatchNorm` overrides it.
-        overrides: settings that differ for some layers; later overrides win. See `override`.
-        end_bits: bits of the weights, inputs and outputs of the first and last layers, and of
-            activations that are not multiplied, such as the terms of a sum. No activation has fewer
-            bits than `activations`. None for the same bits as elsewhere.
+        overrides: settings that differ for some layers. Later overrides win. See `override`.
+        end_bits: bits of the first and last layers: of weights, inputs and outputs. Activations
+            that are not multiplied, such as the terms of a sum, also have these bits. No activation
+            has fewer bits than `activations`. None means the same bits as elsewhere.
         unpacked_bits: bits of weights that files cannot pack: the weights of all layers except
-            convolutions and dense layers. None for the same bits as other weights.
-        without_float: whether normalization layers and computed indices also use integers. This is
-            slower on targets with float, and rounding may change indices. Targets without float and
-            `strict=True` set it.
+            convolutions and dense layers. None means the same bits as for other weights.
+        without_float: whether normalization layers and computed indices also use integers. Integers
+            are slower on targets with float, and rounding may change indices. `strict=True` and
+            targets without float set this.
     """
 
     name: str
@@ -126,16 +128,17 @@ class Recipe:
     ) -> Recipe:
         """Returns a copy of the recipe with other settings for some layers. Later calls win.
 
-        The recipe itself does not change: assign the result, or pass it to `quantize_model`.
+        The recipe itself does not change. Assign the result, or pass it to `quantize_model`.
 
         Args:
             layers: a layer's name, a prefix of names, a pattern with `*`, or a class name.
             weight_bits: 2 to 8, or None for the recipe's bits.
             activation_bits: 2 to 8, or None for the recipe's bits.
-            quantize: False keeps the layers in float. True reverts an earlier False, and quantizes
-                layers that stay in float by default: LayerNormalization and GroupNormalization.
-            open: whether to trace custom layers, to quantize their operations. False keeps them in
-                float. True also traces layers that normalize; the default, None, does not.
+            quantize: False keeps the layers in float. True reverts an earlier False. True also
+                quantizes LayerNormalization and GroupNormalization, which stay in float by default.
+            open: whether to trace custom layers and quantize their operations. False keeps custom
+                layers in float. None traces them, except layers that normalize. True traces all of
+                them.
 
         Raises:
             ValueError: on bits outside 2 to 8, or if no setting is passed.
@@ -153,9 +156,9 @@ class Recipe:
         """Returns a copy of the recipe that preserves zeros or clusters of weights in training.
 
         Args:
-            what: "zeros" keeps zero weights at zero, so a pruned model stays pruned. "clusters"
-                also keeps equal weights of a layer equal, as in a clustered model. The file only
-                keeps weights of the same output channel equal, because each channel has its own
+            what: "zeros" keeps zero weights at zero. A pruned model then stays pruned. "clusters"
+                also keeps equal weights of a layer equal, as in a clustered model. In the file,
+                only weights of the same output channel stay equal, because each channel has its own
                 scale. Preserving clusters slows down training.
 
         Raises:
@@ -193,12 +196,12 @@ _SPECS = ("weights", "activations", "folded_weights")
 
 
 _USED, _LOST = "_is_used", "_lost"
-"""Names of two attributes of a recipe: a list that is empty until the recipe is used, and the
-layers of overrides whose results were never used."""
+"""Names of two attributes of a recipe. `_is_used` is a list that is empty until the recipe is used.
+`_lost` lists the layers of unused overrides."""
 
 
 def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:
-    """Remember that `recipe.override(layers, ...)` returned `result`, to warn if it is unused."""
+    """Record the result of `recipe.override(layers, ...)`. `note_use` warns if it is unused."""
     _note_use(recipe)
     is_used: list[bool] = []
     vars(result)[_USED] = is_used
@@ -206,7 +209,7 @@ def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:
 
 
 def note_use(recipe: Recipe) -> None:
-    """Records that a recipe is used, and warns if results of its `override` were never used."""
+    """Records that a recipe is used. Warns if the result of a `recipe.override` is unused."""
     _note_use(recipe)
     lost = vars(recipe).pop(_LOST, None)
     if lost:
@@ -221,7 +224,7 @@ def _note_use(recipe: Recipe) -> None:
 
 
 def _forget(recipe: weakref.ref[Recipe], is_used: list[bool], layers: str) -> None:
-    """Record that the result of a recipe's override was deleted, unless it was used."""
+    """Record that an unused result of `recipe.override(layers, ...)` was deleted."""
     parent = recipe()
     if parent is not None and not is_used:
         vars(parent).setdefault(_LOST, []).append(layers)

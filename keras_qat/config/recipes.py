@@ -1,4 +1,4 @@
-"""The recipes, and `get`, which returns a recipe by its name."""
+"""Functions that create recipes, and `get`, which returns a recipe by name."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def int8(
 ) -> Recipe:
     """Returns the default recipe, for TFLite's int8 kernels.
 
-    Weights have one symmetric range per output channel, given by their current values. With 8 bits,
+    Weights have one symmetric range per output channel, from the current weights. With 8 bits,
     quantized weights are -127 to 127. Activations, inputs and outputs have one asymmetric range per
-    tensor: moving averages of the minimum and the maximum of batches.
+    tensor. This range is the moving average of the minimum and the maximum of batches.
 
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
-        ema_decay: decay per step of the moving averages. 0.999 spans about 1,000 batches. During
-            the first 10,000 batches, an average spans the last tenth of all batches so far, because
-            weights change quickly at first.
-        per_channel: False for one range per weight tensor, with BatchNormalization folded in. Some
-            NPUs require this, and others then run several times as fast. Train such a model,
+        ema_decay: decay per step of the moving averages. 0.999 spans about 1,000 batches. Early
+            averages are shorter, because weights change quickly at first. Before batch 10,000, they
+            span the last tenth of all batches.
+        per_channel: False for one range per weight tensor, after BatchNormalization is folded in.
+            Some NPUs require this, and others then run several times as fast. Train such a model,
             because `calibrate` alone loses accuracy.
         ranges: how ranges are found. "moving_average" averages observed extremes. "learned" trains
             the ranges of activations and per-channel weights (LSQ), for 4 bits and fewer.
             "learned_clipping" trains only the ranges of activations, with the clipping error
-            (PACT). If ranges are trained, first call `calibrate(qat, x, method="mse")`.
+            (PACT). Before you train ranges, call `calibrate(qat, x, method="mse")`.
 
     Raises:
         ValueError: on bits outside 2 to 8 or unknown `ranges`.
@@ -81,13 +81,12 @@ def int8(
 def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") -> Recipe:
     """Returns a recipe with symmetric int8 activations: all zero points are 0.
 
-    TensorRT supports only such files. Tensors after a ReLU use half of the 256 levels, so `int8` is
-    more accurate on other runtimes.
+    TensorRT supports only such files. On other runtimes, `int8` is more accurate, because symmetric
+    tensors after a ReLU use half of the 256 levels.
 
     Args:
         ema_decay: decay per step of the moving averages that set the ranges of activations.
-        ranges: how ranges are found: "moving_average", "learned" or "learned_clipping", as in
-            `int8`.
+        ranges: "moving_average", "learned" or "learned_clipping". See `int8`.
 
     Raises:
         ValueError: on unknown `ranges`.
@@ -101,10 +100,10 @@ def symmetric(ema_decay: float = 0.999, *, ranges: Ranges = "moving_average") ->
 
 
 def power_of_two(ema_decay: float = 0.999) -> Recipe:
-    """Returns a recipe with power-of-two scales, one for each tensor, and zero points of 0.
+    """Returns a recipe with one power-of-two scale per tensor, and zero points of 0.
 
     It is for chips that rescale with shifts, such as Espressif's chips with ESP-DL. Weights and
-    activations have 8 bits. Scales are rounded up, by up to a factor of two. This costs up to one
+    activations have 8 bits. Scales are rounded up to the next power of two. This costs up to one
     bit of precision, so train the model, or call `calibrate(qat, x, method="mse")`. Exported files
     are ordinary int8 files. Inside LSTM, GRU, PReLU and normalization layers, other scales occur.
 
@@ -128,14 +127,14 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool
 
     Use it for models whose activations need more than 256 levels, such as audio, regression or
     super-resolution. Activations have 65,536 levels, symmetric around zero. Files are hardly larger
-    than with int8, but slower, and XNNPACK has no 16x8 kernels. A few layers, such as PReLU, stay
-    in float. Inference computes in float64, and returns the file's quantized values.
+    than with int8, but slower. XNNPACK has no 16x8 kernels. A few layers, such as PReLU, stay in
+    float. `predict` computes in float64, and returns the same quantized values as the file.
 
     Args:
         weight_bits: 2 to 8.
         ema_decay: decay per step of the moving averages that set the ranges of activations.
-        per_channel: False for one range per weight tensor, with BatchNormalization folded in, which
-            some NPUs need.
+        per_channel: False for one range per weight tensor, after BatchNormalization is folded in.
+            Some NPUs need this.
 
     Raises:
         ValueError: on bits outside 2 to 8.
@@ -159,21 +158,20 @@ def int4_weights(
 ) -> Recipe:
     """Returns a recipe with 4-bit weights and int8 activations: half the size of `int8`.
 
-    `export_tflite` writes the weights as int8, which all kernels run at full speed. After
-    `qat.pack_int4 = True`, it packs two in a byte. It can only pack convolutions and dense layers.
-    Weights of other layers, such as depthwise convolutions, have 8 bits, because 4 bits would need
-    the same space (`int8(weight_bits=4)` uses 4 bits for all weights). The model needs
-    `learn_rounding` or training. To give sensitive layers more bits, use `end_bits`
+    By default, `export_tflite` writes the weights as int8, which all kernels run at full speed.
+    After `qat.pack_int4 = True`, it writes two weights into a byte. It can only pack weights of
+    convolutions and dense layers. All other weights, such as depthwise kernels, have 8 bits,
+    because unpacked 4-bit weights save no space. `int8(weight_bits=4)` uses 4 bits for all weights.
+    The model needs `learn_rounding` or training. To give sensitive layers more bits, use `end_bits`
     or `override(name, weight_bits=8)`.
 
     Args:
         activation_bits: 2 to 8.
         ema_decay: decay per step of the moving averages that set the ranges of activations.
-        per_channel: False for one range per weight tensor, with BatchNormalization folded in, which
-            some NPUs need.
-        ranges: how ranges are found: "moving_average", "learned" or "learned_clipping", as in
-            `int8`.
-        end_bits: bits of the first and last layers, such as 8; by default 4, as elsewhere.
+        per_channel: False for one range per weight tensor, after BatchNormalization is folded in.
+            Some NPUs need this.
+        ranges: "moving_average", "learned" or "learned_clipping". See `int8`.
+        end_bits: bits of the first and last layers, such as 8. The default is 4, as elsewhere.
 
     Raises:
         ValueError: on bits outside 2 to 8.
@@ -193,18 +191,17 @@ def low_bits(
 ) -> Recipe:
     """Returns a recipe for few bits, with learned ranges and 8 bits in the first and last layers.
 
-    Activations that are not multiplied, such as the terms of a sum, also have 8 bits, because fewer
-    bits would save little. The recipe is for hardware with low-bit kernels, and for research: files
+    Activations that are not multiplied, such as the terms of a sum, also have 8 bits. Fewer bits
+    would save little there. The recipe is for research and for hardware with low-bit kernels. Files
     store activations as int8, but use only 2^bits values. Call `calibrate(qat, x, method="mse")`,
     then train the model.
 
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
-        ranges: how ranges are found: "learned", "learned_clipping" or "moving_average", as in
-            `int8`.
-        end_bits: bits of the first and last layers, and of activations that are not multiplied;
-            None for the same bits as elsewhere.
+        ranges: "learned", "learned_clipping" or "moving_average". See `int8`.
+        end_bits: bits of the first and last layers, and of activations that are not multiplied.
+            None means the same bits as elsewhere.
         weights, activations: deprecated names of `weight_bits` and `activation_bits`.
 
     Raises:
@@ -233,24 +230,25 @@ def contrib(
 ) -> Recipe:
     """Returns a recipe that quantizes like `tf.contrib.quantize` of TensorFlow 1.15.
 
-    BatchNormalization is folded into weights, and each weight tensor has one range, from the last
-    batch. The recipe quantizes the same activations as the original, but not the inputs.
+    BatchNormalization is folded into weights. Each weight tensor has one range, from the last
+    batch. The recipe quantizes the same activations as TensorFlow 1.15. It does not quantize
+    inputs.
 
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
         symmetric: whether ranges are symmetric, except after Add and Multiply layers.
         ema_decay: decay per step of the activations' moving averages.
-        quant_delay: the first training step, counted from 1, that quantizes. Earlier steps only
+        quant_delay: the first training step that quantizes, counted from 1. Earlier steps only
             observe ranges.
         freeze_bn_delay: first training step that uses BatchNormalization's moving statistics, or
             None.
-        weight_narrow_range: whether weights leave the lowest quantized value unused. It is False in
-            the first version of `tf.contrib.quantize`.
-        quantize_folded_weights_use_ema: whether the range of folded weights is a moving average, as
-            in an option of the first version. `quant_delay` then applies to them, too.
+        weight_narrow_range: whether weights leave the lowest quantized value unused. The first
+            version of `tf.contrib.quantize` passes False.
+        quantize_folded_weights_use_ema: whether the range of folded weights is a moving average.
+            The first version has this option. `quant_delay` then also applies to folded weights.
         delay_weights: whether `quant_delay` applies to all weights. In the first version, it only
-            applied to folded weights with a moving average.
+            applies to folded weights with a moving average.
 
     Raises:
         ValueError: on bits outside 2 to 8 or a decay outside 0 to 1.

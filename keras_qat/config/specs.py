@@ -33,26 +33,25 @@ class QuantSpec:
     Args:
         bits: 2 to 8, or 16 for activations with a symmetric range that is not narrow.
         symmetric: whether the range is symmetric around zero.
-        narrow_range: whether the lowest quantized value is unused, which leaves 2^bits - 1 values.
-            TFLite expects this for weights.
-        per_channel: one range for each output channel instead of one for the tensor.
+        narrow_range: whether the lowest quantized value is unused. TFLite expects this for weights.
+        per_channel: whether each output channel has a range. Otherwise, the tensor has one range.
         observer: how the range is found. `moving_average` averages the extremes of batches. Early
-            in training, these are the last tenth of all batches. `shadowed_moving_average` averages
-            all batches like TensorFlow 1, with its shadow variables. `last_value` uses the extremes
-            of the last training batch. `current_value`, for weights, uses the tensor's current
+            averages span the last tenth of all batches. `shadowed_moving_average` averages all
+            batches, with the shadow variables of TensorFlow 1. `last_value` uses the extremes of
+            the last training batch. `current_value`, for weights, uses the tensor's current
             extremes and stores nothing. `learned` trains the range with the rounding and clipping
-            error (LSQ), `learned_clipping` only with the clipping error (PACT).
+            error (LSQ). `learned_clipping` trains the range with the clipping error only (PACT).
         ema_decay: decay per step of the moving averages.
-        lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. Then the minimum is not
-            observed.
+        lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. It replaces the
+            observed minimum.
         delayed: whether quantization waits until the layer's step `quantize_from`.
         initial_range: range before any data. By default, a quantizer without data does not
             quantize.
         preserve: property of weights that training preserves: "zeros", or "clusters" of equal
             values.
-        off_ties: whether to widen the observed range by 1/1019, or by up to 1 % if `calibrate`
-            finds that values need more. Without this, all pixels scaled by `x / 127.5 - 1` lie
-            halfway between two quantized values (ties), which kernels round differently.
+        off_ties: whether to widen the observed range by 1/1019. If values need more, `calibrate`
+            widens it by up to 1 %. Without widening, all pixels scaled by `x / 127.5 - 1` lie
+            halfway between two quantized values. Kernels round these ties differently.
         power_of_two: whether scales are powers of two, for chips that rescale with shifts. Scales
             are rounded up to avoid clipping.
 
@@ -136,8 +135,8 @@ class SharedSpec:
 
     Args:
         source: name of the tensor with the range.
-        rounds: whether results can lie between quantized values and are rounded, as for average
-            pooling. Max pooling and reshapes only move values.
+        rounds: True if the operator computes new values and rounds them, like average pooling. Max
+            pooling and reshapes only move values.
     """
 
     source: str
@@ -151,7 +150,7 @@ Spec = QuantSpec | FixedSpec | SharedSpec
 
 
 def check_bits(bits: Any, wide: bool = False) -> int:
-    """Returns bits as an `int`; raises a `ValueError` unless they are 2 to 8, or 16 with `wide`."""
+    """Returns `bits` as an `int`. Raises a `ValueError` unless it is 2 to 8, or 16 if `wide`."""
     number = as_integer(bits)
     if number is None or not (2 <= number <= 8 or (wide and number == 16)):
         raise ValueError(f"bits={bits!r}: quantization needs an integer from 2 to 8.")

@@ -36,7 +36,7 @@ ADDED = {
     "PADV2": "PadV2",
     "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
 }
-"""Operator of TFLite -> its name in TFLite Micro, if `_get_resolver_name` has no rule for it."""
+"""Maps operators to their names in TFLite Micro if `_get_resolver_name` has no rule for them."""
 
 
 @one_at_a_time
@@ -52,31 +52,32 @@ def export_c(
 ) -> bytes:
     """Exports a trained model to C++ source for TFLite Micro's interpreter.
 
-    The header beside `path` declares the array and its size. For each input and output, it declares
-    scale, zero point and number of values. Its function `AddOperators` adds all operators to a
-    `MicroMutableOpResolver`. The namespace is the file's name. The array is aligned to 16 bytes,
-    and the batch size is 1. A warning lists operators without a kernel in TFLite Micro.
+    The source contains the TFLite file as an array, aligned to 16 bytes. The header beside the
+    source declares the array and its size. It also declares scale, zero point and number of values
+    of each input and output. The header's function `AddOperators` adds all operators to a
+    `MicroMutableOpResolver`. The namespace is the file's name. The batch size is 1. A warning lists
+    operators without a kernel in TFLite Micro.
 
     Args:
         model: the model.
         path: the path of the source, such as "model.cc". The header is then "model.h". Existing
             files are replaced.
-        examples: a few inputs, as for `model.predict`. The source contains the examples and TFLite
-            Micro's outputs, as a test for the device. Default: none.
+        examples: a few inputs, as for `model.predict`. The source then contains a test for the
+            device: the examples and TFLite Micro's outputs. By default, there is no test.
         input_dtype: type of the model's inputs on the device: "int8", "uint8" or "float32" (with
-            16-bit activations "int16" or "float32"). The default is the type of its activations.
-            `examples` requires integers.
+            16-bit activations "int16" or "float32"). The default is the type of the model's
+            activations. `examples` requires integers.
         output_dtype: type of the model's outputs, as for inputs.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
-            Without it, such inputs and the layers that read them are float.
-        rescaling: for uint8 inputs that are pixels from 0 to 255, the scale and offset that convert
-            pixels to training data, such as `(1 / 255, 0)`. See `export_tflite`.
+            Without `input_range`, these inputs and the layers that read them are float.
+        rescaling: the scale and offset that convert pixels to training data, such as `(1 / 255,
+            0)`. It is for uint8 inputs that are pixels from 0 to 255. See `export_tflite`.
 
     Returns:
         The contents of the TFLite file in the array.
 
     Raises:
-        ValueError: if `export_tflite` or `simulate` raises it, or `path` has another ending.
+        ValueError: if `path` does not name a C++ source, or if `export_tflite` or `simulate` fails.
         OSError: if a file cannot be written.
 
     Example:
@@ -119,7 +120,7 @@ def export_c(
 
 
 def _find_identifiers(graph: FileGraph) -> dict[str, str]:
-    """Return a unique identifier for each input and output, used in the names of constants."""
+    """Return a dict from each input and output to a unique identifier for C++ constants."""
     words: dict[str, str] = {}
     used = {"File", "Examples"}  # Reserved for kFileSize and kGoldenExamples.
     for name in (*graph.inputs, *graph.outputs):
@@ -138,7 +139,7 @@ def _make_golden(
     rescaled: dict[str, tuple[Any, Any]],
     words: dict[str, str],
 ) -> dict[str, NDArray]:
-    """Return a dict: name of a C++ constant -> quantized values of the examples or outputs."""
+    """Return quantized examples and outputs by the names of their C++ constants."""
     ends = {**graph.inputs, **graph.outputs}
     in_float = [name for name, tensor in ends.items() if tensor.dtype.kind == "f"]
     if in_float:
@@ -151,7 +152,7 @@ def _make_golden(
     arrays = {}
     infos = describe_tensors(graph.inputs, rescaled)
     for name, x in zip(graph.inputs, read_arrays(resolved.origin.inputs, examples), strict=True):
-        # The model would read integers as float values.
+        # Integers in `examples` stand for float values, as in `predict`.
         values = x.astype(np.float32) if infos[name].is_quantized else x
         arrays[name] = infos[name].quantize(values)
     for name, output in simulation.outputs.items():
@@ -238,13 +239,13 @@ def _declare(name: str, array: NDArray) -> str:
 
 
 def _make_identifier(name: str) -> str:
-    """Return a name for a C++ constant: capitalized words, without the prefix `k`."""
+    """Return capitalized words for the name of a C++ constant: "my/layer" becomes "MyLayer"."""
     words = [word for word in re.split(r"[^0-9A-Za-z]+", name) if word]
     return "".join(word[0].upper() + word[1:] for word in words) or "Tensor"
 
 
 def _get_resolver_name(kernel: str) -> str:
-    """Return the name of an operator in TFLite Micro's resolver."""
+    """Return an operator's name in TFLite Micro's resolver: "CONV_2D" becomes "Conv2D"."""
     return ADDED.get(kernel) or "".join(
         part if part[0].isdigit() else part.capitalize() for part in kernel.split("_")
     )

@@ -41,18 +41,19 @@ def write_float_subgraph(
     indices: dict[Tensor, int],
     dequantized: dict[Tensor, int],
 ) -> None:
-    """Writes float nodes, which need not be connected, with one run of the converter.
+    """Writes float nodes with one run of TFLite's converter. The nodes need not be connected.
 
     Args:
         builder: the file.
         graph: the graph of the nodes.
         nodes: the nodes, in order.
-        ends: the outputs of these nodes that other nodes or the caller read.
-        indices: tensor -> its index in the file. The function adds the outputs.
-        dequantized: quantized tensor -> index of its float values, shared by all float subgraphs.
+        ends: the outputs of the nodes that other nodes or the caller read.
+        indices: maps tensors to their indices in the file. The function adds `ends`.
+        dequantized: maps quantized tensors to the indices of their float values. All float
+            subgraphs share this dict.
 
     Raises:
-        ValueError: if the converter refuses layers; the message names them.
+        ValueError: if the converter refuses layers. The message names the layers.
     """
     inputs = _find_inputs(graph, nodes)
     try:
@@ -65,7 +66,7 @@ def write_float_subgraph(
     starts, results = (list(map(int, end)) for end in (main.inputs, main.outputs))
     read = {int(index) for operator in main.operators for index in operator.inputs}
     index_here: dict[int, int] = {}
-    """Index in the converter's file -> index in this file."""
+    """Maps indices in the converter's file to indices in this file."""
     for start, tensor in zip(starts, inputs, strict=True):
         if start in read or start in results:
             index_here[start] = _add_dequantized(builder, indices, dequantized, tensor)
@@ -83,7 +84,7 @@ def write_float_subgraph(
 
 
 def _rename(file: schema.ModelT, nodes: Sequence[Node]) -> None:
-    """Rename all constants, and all tensors in loops, after their node and index.
+    """Name constants and the tensors of loops after their node and index.
 
     The converter's names contain counters of the process. With the new names, the same model always
     produces the same file.
@@ -102,7 +103,7 @@ def _rename(file: schema.ModelT, nodes: Sequence[Node]) -> None:
 def _add_dequantized(
     builder: Builder, indices: dict[Tensor, int], dequantized: dict[Tensor, int], tensor: Tensor
 ) -> int:
-    """Return the index of a tensor's float values. All float subgraphs share one DEQUANTIZE."""
+    """Return the index of a tensor's float values. Add a DEQUANTIZE if there is none yet."""
     if tensor.params is None:
         return indices[tensor]
     if tensor not in dequantized:
@@ -113,7 +114,7 @@ def _add_dequantized(
 
 
 def _find_inputs(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
-    """Return the tensors of other nodes that these nodes read, including the sources of masks."""
+    """Return the tensors that `nodes` read but do not compute. Sources of masks are included."""
     computed = {tensor for node in nodes for tensor in node.outputs}
     read = dict.fromkeys(tensor for node in nodes for tensor in list_inputs(graph, node))
     return [tensor for tensor in read if tensor not in computed]
@@ -136,7 +137,7 @@ ASSIGNMENTS = "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 
 
 class _Converter(tf.lite.TFLiteConverter):
-    """TFLite's converter. It is changed to freeze variables only if the function has variables."""
+    """TFLite's converter with clearer errors. It freezes variables only if there are any."""
 
     def _freeze_concrete_function(self) -> Any:
         (function,) = self._funcs
@@ -185,7 +186,7 @@ def _convert(
 def _compute(
     tensors: Mapping[Value, Tensor], nodes: Sequence[Node], values: dict[Tensor, tf.Tensor]
 ) -> None:
-    """Compute nodes, name operations after the nodes, and add the outputs to `values`."""
+    """Compute nodes, and add their outputs to `values`. Name operations after the nodes."""
     masks = KerasMasks(lambda value: values.get(tensors.get(value)))  # type: ignore[arg-type]
     for node in nodes:
         layer = _unwrap(node.call.layer)
@@ -203,9 +204,9 @@ def _cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
 
 
 def _explain(error: Exception, graph: ResolvedGraph) -> str:
-    """Explain which layers the converter refuses, and why.
+    """Return an error message that names the layers that the converter refuses.
 
-    The converter's error does not name layers, so each layer is converted separately.
+    The converter's own error does not name them, so each layer is converted separately.
     """
     causes: dict[str, str] = {}
     for node in graph.nodes:
@@ -225,7 +226,7 @@ def _explain(error: Exception, graph: ResolvedGraph) -> str:
 
 
 def explain_refusal(call: Call) -> str:
-    """Return why a float call cannot be exported; "" if it can."""
+    """Returns the reason why a float call cannot be exported. Returns "" if it can be exported."""
     values = dict.fromkeys([*call.inputs, *flatten_values(call.outputs)])
     tensors = {
         value: Tensor(str(index), value.shape, value.inference_dtype, None)

@@ -37,8 +37,8 @@ from keras_qat.training.recurrent import simulate_lstm, simulate_steps
 def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
     """Writes the inference function as a SavedModel, with the same results as `predict`.
 
-    TensorFlow loads it without keras_qat. Its signature `serving_default` has the model's inputs
-    and outputs by name, in float.
+    TensorFlow loads the SavedModel without keras_qat. The signature `serving_default` has the
+    model's inputs and outputs by name, in float.
 
     Args:
         model: a trained quantization-aware model.
@@ -75,14 +75,14 @@ def make_exact_module(graph: ResolvedGraph) -> tf.Module:
 
 
 def make_inference_module(graph: ResolvedGraph) -> tf.Module:
-    """Returns a module with a function `serve`: the folded model with fake quantization."""
+    """Returns a module with a function `serve` that computes with fake quantization."""
     return _make_module(graph, lambda inputs: _simulate(graph, inputs))
 
 
 def _make_module(
     graph: ResolvedGraph, compute: Callable[[list[tf.Tensor]], dict[str, tf.Tensor]]
 ) -> tf.Module:
-    """Return a module that holds the weights, and has a function `serve` that calls `compute`."""
+    """Return a module with the weights, and a function `serve` that calls `compute`."""
     if graph.origin.states:
         raise ValueError(
             f"'{graph.name}' keeps states (stateful=True), which a SavedModel does not "
@@ -97,7 +97,7 @@ def _make_module(
         return compute(list(inputs))
 
     module = tf.Module()
-    # Saves the weights that are not folded, but not their layers, which Keras would trace.
+    # Keras would trace layers, so only their weights are saved. Folded weights are constants.
     in_float = {node.call.layer for node in graph.nodes if node.op is None}
     module.weights = [
         weight
@@ -136,14 +136,14 @@ def _compute_node(node: Node, inputs: list[tf.Tensor]) -> Any:
 
 
 def _clips_like_relu(params: QuantParams, maximum: float) -> bool:
-    """Whether clipping to the range has the same results as a ReLU with this maximum."""
+    """Return True if clipping to the range equals a ReLU with this maximum."""
     levels = params.highest - params.lowest
     reaches = maximum != 6 or round(maximum / float(params.scale)) >= levels
     return params.zero_point == params.lowest and reaches
 
 
 def _call_layer(node: Node, inputs: list[tf.Tensor]) -> Any:
-    """Call a node's layer in float, with the folded weights of files after dequantization."""
+    """Call a node's layer in float, with the dequantized weights of the file."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
         return _call_recurrent(node, weights, inputs)

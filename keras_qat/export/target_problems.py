@@ -32,7 +32,7 @@ CHANGES = {
     "GATHER": "index before the model",
     "WHILE": "unroll the layer, or leave it out of the model",
 }
-"""Operator -> advice for targets without this operator."""
+"""Maps operators to advice for targets without the operator."""
 
 IN_FLOAT = "keras_qat.plan explains why it stays float"
 
@@ -46,7 +46,7 @@ def problems(
         model: a result of `quantize_model`, before or after training, or a file's contents.
         target: the target: a name, such as "ethos_u55", or a `keras_qat.targets.Target`.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
-            Without it, such inputs and the layers that read them are float.
+            Without `input_range`, these inputs and the layers that read them are float.
 
     Returns:
         One entry for each operator that the target does not run, in the order of computation.
@@ -88,9 +88,10 @@ def write_planned_file(graph: ResolvedGraph, target: Target) -> bytes:
 def find_batch_size(
     graph: ResolvedGraph, requested: int | None, target: Target | None
 ) -> int | None:
-    """Returns the batch size of a file: the requested size, or the target's.
+    """Returns the batch size of a file: `requested`, the target's size, or the model's size.
 
-    A model with states, or with a fixed batch size, determines the batch size.
+    Models that keep states or mix the rows of a batch need their fixed batch size. None means that
+    the file accepts any batch size.
 
     Raises:
         ValueError: if two of these batch sizes differ.
@@ -158,7 +159,7 @@ def _get_name(site: Site) -> str:
 
 
 def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
-    """Return why a target does not run an operator, and advice; None if the target runs it."""
+    """Return a reason and advice if a target does not run an operator, otherwise None."""
     name = site.operation.kernel
     if target.operators is None:
         return _run_checks(target.checks, site) or _find_fault(target, site)
@@ -197,12 +198,12 @@ def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
 
 
 def _find_fault(target: Target, site: Site) -> tuple[str, str] | None:
-    """Return the reason and the advice of the first fault that affects an operator, or None."""
+    """Return reason and advice of the first fault that affects an operator, or None."""
     fault = target.fault(site)
     return None if fault is None else (fault.reason, fault.change)
 
 
 def _run_checks(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
-    """Return (reason, "") of the first check that refuses an operator; None if no check does."""
+    """Return `(reason, "")` of the first check that refuses an operator, or None."""
     reasons = (check(site) for check in checks)
     return next(((reason, "") for reason in reasons if reason is not None), None)

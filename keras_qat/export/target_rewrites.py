@@ -1,4 +1,4 @@
-"""Replaces operators that a target would compute incorrectly by equivalent operators."""
+"""Replaces operators that have a fault on a target by equivalent operators."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_AXES = 4
 
 
 def rewrite_for(target: Target) -> Callable[[Builder], None]:
-    """Returns a function that replaces the operators of a file that a target computes wrongly."""
+    """Returns a function that replaces the operators of a file if they have a fault on `target`."""
 
     def rewrite(builder: Builder) -> None:
         graph, operators = FileGraph(builder.model), builder.graph.operators
@@ -61,7 +61,7 @@ def _get_constant(site: Site, index: int) -> NDArray:
 
 
 def _add_similar(builder: Builder, index: int, shape: tuple[int | None, ...], suffix: str) -> int:
-    """Add a tensor with the type and parameters of another tensor, and a suffix to its name."""
+    """Add a tensor like the tensor `index`, with another shape and a suffix to its name."""
     return builder.similar(index, shape, f"{builder.graph.tensors[index].name.decode()}/{suffix}")
 
 
@@ -74,7 +74,7 @@ def _add_reshape(builder: Builder, source: int, shape: Shape) -> int:
 def _add_similar_constant(
     builder: Builder, index: int, values: NDArray, scales: NDArray | None = None
 ) -> int:
-    """Add a constant like the constant `index`, with new values, and new scales if not None."""
+    """Add a constant like the constant `index`, with new values. None keeps the scales."""
     source = builder.graph.tensors[index]
     params = source.quantization
     return builder.constant(
@@ -86,7 +86,10 @@ def _add_similar_constant(
 
 
 def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape) -> None:
-    """Add the operator with new inputs, and restore the shape of its result."""
+    """Add the operator with new inputs, and restore the shape of its result.
+
+    `shape` is the shape of the operator's result before that.
+    """
     (end,) = site.outputs
     result = _add_similar(builder, end.index, shape, "reshaped")
     builder.operator(site.operation.kernel, inputs, [result], **_get_options(site))
@@ -94,7 +97,7 @@ def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape)
 
 
 def multiply_matrix(builder: Builder, site: Site) -> None:
-    """Replaces a product of tensors by a product of two matrices: merges the input's first axes."""
+    """Merges all axes of a FULLY_CONNECTED's input except the last. The product is a matrix."""
     x, *weights = _get_inputs(site)
     (end,) = site.outputs
     rows = math.prod(end.shape[:-1])
@@ -115,7 +118,7 @@ def flatten(builder: Builder, site: Site) -> None:
 
 
 def drop_batch_axis(builder: Builder, site: Site) -> None:
-    """Runs an operator without the first axis of its tensors, which has size 1."""
+    """Removes the first axis of an operator's tensors, which has size 1."""
     inputs, (end,) = _get_inputs(site), site.outputs
     for index, tensor in enumerate(site.tensors[:-1]):
         if len(tensor.shape) == len(end.shape):
@@ -126,7 +129,7 @@ def drop_batch_axis(builder: Builder, site: Site) -> None:
 
 
 def convolve_column(builder: Builder, site: Site) -> None:
-    """Swaps height and width of a convolution's tensors, and restores the shape of its result."""
+    """Swaps height and width of a convolution's tensors, and restores the shape of the result."""
     x, weights, *bias = _get_inputs(site)
     (end,) = site.outputs
 
@@ -146,7 +149,7 @@ def convolve_column(builder: Builder, site: Site) -> None:
 
 
 def average_column(builder: Builder, site: Site) -> None:
-    """Adds a last axis of size 1, to compute a mean over a column instead of a row."""
+    """Adds a last axis of size 1. The mean is then computed over a column instead of a row."""
     x, axes = _get_inputs(site)
     (end,) = site.outputs
 
@@ -188,13 +191,12 @@ def split_groups(builder: Builder, site: Site) -> None:
 
 
 def split_concatenation(builder: Builder, site: Site) -> None:
-    """Concatenates many tensors in several steps."""
+    """Concatenates many tensors in several steps of at most `MOST_INPUTS` tensors."""
     (end,) = site.outputs
     _concatenate(builder, _get_inputs(site), end, site.option("axis") % len(end.shape))
 
 
 def _concatenate(builder: Builder, tensors: list[int], end: Tensor, axis: int) -> None:
-    """Concatenate tensors, in several steps if there are many."""
     while len(tensors) > MOST_INPUTS:
         first, tensors = tensors[:MOST_INPUTS], tensors[MOST_INPUTS:]
         size = sum(builder.sizes(tensor)[axis] for tensor in first)
@@ -250,7 +252,7 @@ def crop_transpose_conv(builder: Builder, site: Site) -> None:
     """Computes a transposed convolution without padding, and slices its result.
 
     If the result is too small, zeros are appended to the input. If the kernel is smaller than the
-    stride, zeros are added around it.
+    stride, zeros are appended to the kernel.
     """
     _, weights, x, *bias = _get_inputs(site)
     (end,) = site.outputs
@@ -311,4 +313,4 @@ REWRITES: dict[str, Callable[[Builder, Site], None]] = {
         *(split_bytes, split_concatenation),
     )
 }
-"""Name of a rewrite, as in `Fault(form=...)` -> its function."""
+"""Maps the name of a rewrite, as in `Fault(form=...)`, to its function."""

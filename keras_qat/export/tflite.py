@@ -58,38 +58,38 @@ def export_tflite(
 ) -> bytes:
     """Exports a trained quantization-aware model to an int8 TFLite file.
 
-    The file has the model's inputs and outputs by name (as tensors and in its signature
-    `serving_default`) and in the model's order. It accepts batches of any size, and `read_metadata`
-    returns how it was made. The same model always produces the same bytes.
+    The file's inputs and outputs have the model's names and order, as tensors and in the signature
+    `serving_default`. The file accepts batches of any size. `read_metadata` returns how the file
+    was made. The same model always produces the same bytes.
 
     Args:
         model: the model, or a model built from layers of quantization-aware models.
         path: the path of the file, or None. An existing file is only replaced at the end.
         input_dtype: type of the file's inputs: "int8", "uint8" or "float32" (with 16-bit
             activations "int16" or "float32"). The default is the type of the activations. Integer
-            inputs must be quantized with the scale and zero point in the file. With "uint8", inputs
-            of a model that starts with `Rescaling` or `Normalization` are pixels. For targets
-            without float, float inputs that are token ids are int32 by default.
+            inputs must be quantized with the scale and zero point in the file. If the model starts
+            with `Rescaling` or `Normalization`, "uint8" inputs are pixels. For targets without
+            float, float inputs that are token ids are int32 by default.
         output_dtype: type of the file's outputs, as for inputs. By default, outputs of layers that
             stay in float are float32, without rounding.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
-            Without it, such inputs and the layers that read them are float. The range is widened
-            to include zero.
-        rescaling: for uint8 inputs that are pixels from 0 to 255, how training data were computed
-            from pixels. Pass (scale, offset) for `scale * pixel + offset`, as scalars or one value
-            per channel, or pass the `Rescaling` or `Normalization` layer. For several inputs, pass
-            a dict by name. For training data from -1 to 1, pass `(1 / 127.5, -1)`.
+            Without `input_range`, these inputs and the layers that read them are float. The range
+            is widened to include zero.
+        rescaling: how training data were computed from pixels, if uint8 inputs are pixels from
+            0 to 255. Pass (scale, offset) for `scale * pixel + offset`, as scalars or
+            one value per channel, or pass the `Rescaling` or `Normalization` layer. For several
+            inputs, pass a dict by name. For training data from -1 to 1, pass `(1 / 127.5, -1)`.
         pack_int4: whether weights of at most 4 bits are packed, two in a byte. Weights of depthwise
             convolutions are not packed, because few runtimes support this. The default is
-            `model.pack_int4`. Packing halves the file, but is slower, because kernels unpack the
-            weights first (docs/export.md has figures). Kernels round sums of packed weights more
-            coarsely, so about 2 % of a layer's quantized values are off by one. With
+            `model.pack_int4`. Packing halves the file. Inference is slower, because kernels unpack
+            the weights first (docs/export.md has figures). Kernels round sums of packed weights
+            more coarsely, so about 2 % of a layer's quantized values are off by one. With
             `model.pack_int4 = True`, `predict` computes like the packed file.
         batch_size: fixed batch size of the file. Microcontrollers and NPUs require batch size 1.
-            The default is the target's batch size, or without a target any batch size. For a
+            The default is the target's batch size. Without a target, it is any batch size. For a
             stateful model, it is the batch size of the states.
         target: the target of the file, by default the target of `quantize_model`. A warning lists
-            operators that do not run there. `targets.problems` also lists operators that run on
+            operators that do not run anywhere. `targets.problems` also lists operators that run on
             another processor.
 
     Returns:
@@ -136,7 +136,7 @@ def write_file(
     batch_size: int | None = None,
     target: Target | None = None,
 ) -> bytes:
-    """Returns the TFLite file of a resolved graph. The options are as in `export_tflite`."""
+    """Returns the TFLite file of a resolved graph. `export_tflite` describes the arguments."""
     origin = graph.origin
     ends = {"input_dtype": input_dtype, "output_dtype": output_dtype}
     types = [_get_end_type(name, dtype, origin.is_16_bit) for name, dtype in ends.items()]
@@ -241,7 +241,7 @@ def _check_converted(graph: ResolvedGraph, contents: bytes) -> None:
 
 
 def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
-    """Return the type of an input or output; None for the type of its quantized values."""
+    """Check a data type, and return its name. None means the type of the quantized values."""
     dtype = _get_name(dtype)
     own, *others = ["int16", "float32"] if wide else ["int8", "uint8", "float32"]
     if dtype is not None and dtype not in (own, *others):
@@ -251,7 +251,7 @@ def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
 
 
 def _get_name(dtype: object) -> Any:
-    """Return the name of a type. For example, it is "uint8" for tf.uint8 and np.uint8."""
+    """Return the name of a data type. It is "uint8" for `tf.uint8` and `np.uint8`."""
     return getattr(dtype, "name", getattr(dtype, "__name__", dtype))
 
 

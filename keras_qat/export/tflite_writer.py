@@ -17,7 +17,7 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.schema import SCOPE, TYPES
 
 ZERO_OF_UINT8 = 128
-"""Difference between the uint8 and the int8 value that represent the same float value."""
+"""Difference between the uint8 value and the int8 value of the same float value."""
 
 
 def write_graph(
@@ -29,7 +29,7 @@ def write_graph(
     """Writes all nodes, inputs and outputs.
 
     Padding layers are merged into convolutions. One run of TFLite's converter writes consecutive
-    float nodes. `input_dtype` and `output_dtype` are "uint8", "float32", or None for the type of
+    float nodes. `input_dtype` and `output_dtype` are "uint8" or "float32". None means the type of
     the quantized values.
 
     Returns:
@@ -38,7 +38,7 @@ def write_graph(
     graph = fuse_padding(graph)
     indices: dict[Tensor, int] = {}
     dequantized: dict[Tensor, int] = {}
-    """Quantized tensor -> index of the tensor with its float values."""
+    """Maps quantized tensors to the indices of their float values."""
     pending: list[Node] = []
     """Float nodes that are not written yet."""
     graph_outputs = set(graph.outputs.values())
@@ -93,7 +93,7 @@ def _get_end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantP
 
 
 def _are_token_ids(tensor: Tensor, consumers: list[Node]) -> bool:
-    """Return whether all consumers of a float input cast it to integers."""
+    """Return True if all consumers of a float input cast it to integers."""
     casts = [node.op is not None and node.op.is_table and not node.op.weights for node in consumers]
     return tensor.is_float and bool(casts) and all(casts)
 
@@ -130,7 +130,7 @@ def _write_input(
 def _convert(
     builder: Builder, name: str, ends: list[int], tensor: Tensor, converts: bool, clips: bool
 ) -> None:
-    """Add the operators that convert values to a tensor's range and clip them to its bits."""
+    """Add operators that convert values to a tensor's range if `converts`, and clip if `clips`."""
     params = tensor.params
     assert params is not None
     source, target = ends
@@ -151,7 +151,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Return the tensor of an output. If another output has the same value, it is a new tensor."""
+    """Return the tensor of an output. Copy tensors that already are an input or output."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""
@@ -170,7 +170,7 @@ def _write_output(
 
 
 def get_tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tensor) -> int:
-    """Returns the index of a tensor in the file, and adds the tensor if it is missing."""
+    """Returns the index of a tensor in the file. Adds the tensor if it is missing."""
     if tensor not in indices:
         dtype = tensor.dtype if tensor.params is None else tensor.params.dtype.name
         name = f"{SCOPE}/{tensor.name}"
@@ -179,10 +179,10 @@ def get_tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tenso
 
 
 def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None:
-    """Writes an operator, and the conversion of its result to the output's parameters.
+    """Writes an operator, and converts its result to the output's parameters.
 
-    It adds a QUANTIZE if the TFLite kernel requires other output parameters. For fewer than 8 bits,
-    it adds a MINIMUM, because TFLite kernels clip to int8.
+    A QUANTIZE is added if the TFLite kernel requires other output parameters. A MINIMUM is added
+    for fewer than 8 bits, because TFLite kernels clip to int8.
     """
     assert node.op is not None
     inputs = [

@@ -17,12 +17,12 @@ Contents = TypeVar("Contents", str, bytes)
 
 
 def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Path:
-    """Returns a path, or raises an error with advice if it cannot be written.
+    """Raises an error with advice if `path` cannot be written. Returns `path` as a `Path`.
 
     Args:
         path: where to write.
-        directory: whether to write a SavedModel instead of a file. A directory with other files is
-            never replaced.
+        directory: True for a SavedModel, False for a file. A directory with other files is never
+            replaced.
     """
     path = Path(path)
     parent = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
@@ -65,10 +65,10 @@ def check_writable(path: str | os.PathLike[str], directory: bool = False) -> Pat
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path, and moves the file there to `path` if the block succeeds.
+    """Yields a temporary path. If the block succeeds, the file there replaces `path`.
 
-    If the block fails, a file or directory at `path` is unchanged. Links and the permissions of a
-    file are kept.
+    If the block fails, `path` is unchanged. The permissions of a file are kept. If `path` is a
+    symbolic link, the file that it points to is replaced.
 
     Raises:
         OSError: if the disk is full.
@@ -94,7 +94,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_contents(contents: Contents, path: str | os.PathLike[str] | None) -> Contents:
-    """Writes text or bytes to a file, unless `path` is None, and returns the contents."""
+    """Writes text or bytes to `path`, and returns them. If `path` is None, writes nothing."""
     if path is not None:
         with replacing(check_writable(path)) as file:
             file.write_bytes(contents.encode() if isinstance(contents, str) else contents)
@@ -103,15 +103,15 @@ def write_contents(contents: Contents, path: str | os.PathLike[str] | None) -> C
 
 @contextmanager
 def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False) -> Iterator[Any]:
-    """Yields a temporary path, and moves the result to `path` if the block succeeds.
+    """Yields a temporary path. If the block succeeds, the result replaces `path`.
 
-    Yields `path` itself if it cannot be replaced: an open file, a URL, a device, or a folder that
-    is not a SavedModel.
+    Some paths cannot be replaced: open files, URLs, devices, and folders without a SavedModel. For
+    these, the function yields `path` itself.
 
     Args:
         path: the destination.
-        suffixes: suffixes of files that are replaced.
-        saved_model: whether a path without such a suffix is a SavedModel, and is replaced, too.
+        suffixes: endings of paths that are files, such as ".h5".
+        saved_model: True if all other paths are SavedModels. If False, they are not replaced.
     """
     if not isinstance(path, (str, os.PathLike)):
         yield path
@@ -129,14 +129,14 @@ def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False
 
 
 def _is_saved_model(folder: Path) -> bool:
-    """Return whether a folder contains a SavedModel and no other files."""
+    """Return True if a folder contains a SavedModel and no other files."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     known = {"saved_model.pb", "keras_metadata.pb", "fingerprint.pb", "variables", "assets"}
     return "saved_model.pb" in names and names <= known
 
 
 def _explain_error(error: Exception, path: Path) -> Exception:
-    """Return a clear error if the disk is full, and any other error unchanged."""
+    """Return an error with advice if the disk is full. Return other errors unchanged."""
     if getattr(error, "errno", None) != errno.ENOSPC and "No space left" not in str(error):
         return error
     state = "The file there is unchanged" if path.exists() else "Nothing was written"

@@ -12,11 +12,11 @@ def check_count(name: str, count: object, least: int = 1) -> int:
 
     Args:
         name: the argument's name.
-        count: its value.
+        count: the argument's value.
         least: the smallest accepted value.
 
     Raises:
-        ValueError: if it is not an integer, or less than `least`.
+        ValueError: if `count` is less than `least`, or is no integer.
     """
     number = as_integer(count)
     if number is None or number < least:
@@ -28,14 +28,14 @@ def check_count(name: str, count: object, least: int = 1) -> int:
 
 
 def check_counts(**counts: object) -> None:
-    """Raises a `ValueError` if an argument is neither None nor an integer of at least 1."""
+    """Raises a `ValueError` unless each argument is None or a positive integer."""
     for name, count in counts.items():
         if count is not None:
             check_count(name, count)
 
 
 def as_integer(value: object) -> int | None:
-    """Returns an integer of any type as an `int`; None for other values, and for bools."""
+    """Returns an integer of any type as an `int`. Returns None for bools and other values."""
     if isinstance(value, (bool, np.bool_)):
         return None
     try:

@@ -1,6 +1,6 @@
 """Reads a user's data as batches of arrays, and shows the progress.
 
-Data can be anything that `predict` or (as representative data) TFLite's converter accepts.
+All data that `predict` accepts can be read, and the representative data of TFLite's converter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BATCH_SIZE = 32
 """Default batch size, as in Keras."""
 
 MANY, MOST = 1_000, 100_000
-"""Data without a length cause a warning after `MANY` batches, and an error after `MOST`."""
+"""Data without a length cause a warning after `MANY` batches, and an error after `MOST` batches."""
 
 _Item = TypeVar("_Item")
 
@@ -44,24 +44,23 @@ def read_batches(
     *,
     finite: bool = False,
 ) -> Iterator[list[NDArray]]:
-    """Yields batches of data: a list with an array for each model input, in the model's order.
+    """Yields batches: lists with one array for each input, in the order of `model.inputs`.
 
-    The arrays have the data's types. Labels and sample weights are left out.
+    The arrays keep the types of the data. Labels and sample weights are dropped.
 
     Args:
         model: the model, or its `Inputs`.
-        data: arrays, as `model.predict` accepts them, or `(x, y)` or `(x, y, weights)`; or a source
-            of batches or single examples: a `tf.data.Dataset`, a `keras.utils.Sequence`, a list,
-            a generator, or a function that returns one.
-        batch_size: batch size for arrays and single examples; by default the fixed batch size of
-            the model's inputs, or 32. Data in batches keep their batch size.
-        steps: the maximum number of batches to read; all by default. Data without a length causes a
-            warning after 1,000 batches, and an error after 100,000.
-        finite: whether to refuse infinity. NaN is always refused.
+        data: arrays as for `model.predict`, or a tuple `(x, y)` or `(x, y, weights)`. It can also
+            be a source of batches or single examples: a `tf.data.Dataset`, a
+            `keras.utils.Sequence`, a list, a generator, or a function that returns such a source.
+        batch_size: batch size for arrays and single examples. Data in batches keep their batch
+            size. The default is the model's fixed batch size, or 32.
+        steps: the maximum number of batches to read. By default, all are read. Data without a
+            length cause a warning after 1,000 batches, and an error after 100,000.
+        finite: whether to refuse infinity, too. NaN is refused unless the model handles NaN.
 
     Raises:
-        ValueError: if the data does not match the model, or seems to be endless; the message
-            names the input.
+        ValueError: if the data does not match the model, or seems to be endless.
     """
     check_counts(batch_size=batch_size, steps=steps)
     inputs = get_inputs(model)
@@ -93,9 +92,9 @@ def read_batches(
 
 
 def read_arrays(model: keras.Model | Inputs, data: Any) -> list[NDArray]:
-    """Reads all examples of the data. Returns an array for each model input, in the model's order.
+    """Reads all examples. Returns one array for each input, in the order of `model.inputs`.
 
-    Args and errors: as for `read_batches`.
+    `read_batches` describes the arguments and errors.
     """
     inputs = get_inputs(model)
     columns = list(zip(*read_batches(inputs, data, batch_size=1 << 20), strict=True))
@@ -139,7 +138,7 @@ def pad_batch(array: NDArray, size: int) -> NDArray:
 
 
 def _open_source(inputs: Inputs, data: Any, is_limited: bool) -> Any:
-    """Check the type of data. If it is a function, return its result."""
+    """Check the type of `data`. If `data` is a function, return its result."""
     if data is None:
         raise ValueError(f"The data for '{inputs.model}' is None. Pass examples of its inputs.")
     is_file = isinstance(data, (str, bytes)) or hasattr(data, "__fspath__")
@@ -166,14 +165,14 @@ def _open_source(inputs: Inputs, data: Any, is_limited: bool) -> Any:
 
 
 def _is_structure(data: object) -> bool:
-    """Return whether data is a dict, a tuple or a list of arrays."""
+    """Return True for a dict, a tuple, or a list of arrays or structures."""
     if isinstance(data, list):
         return any(is_array(item) or _is_structure(item) for item in data[:1])
     return isinstance(data, (dict, tuple))
 
 
 def _is_series(inputs: Inputs, data: object) -> bool:
-    """Return whether data is a source of batches or examples, not a batch itself."""
+    """Return True if `data` is a source of batches or examples, instead of one batch."""
     if is_array(data) or isinstance(data, (dict, tuple, tf.RaggedTensor, tf.SparseTensor)):
         return False
     if not isinstance(data, list):
@@ -193,14 +192,14 @@ def _is_series(inputs: Inputs, data: object) -> bool:
 
 
 def is_read_once(data: object) -> bool:
-    """Returns whether data is an iterator, which yields its items only once."""
+    """Returns True for iterators, which yield their items only once."""
     return hasattr(data, "__next__") and not _has_indices(data)
 
 
 def _has_indices(data: object) -> bool:
-    """Return whether data supports `len` and indices, like a `keras.utils.Sequence`.
+    """Return True if `data` supports `len(data)` and `data[index]`, like a `keras.utils.Sequence`.
 
-    Some sequences, such as the results of `ImageDataGenerator.flow`, never end when iterated.
+    Indices are safer than iteration, because `ImageDataGenerator.flow` yields batches forever.
     """
     return hasattr(data, "__getitem__") and _has_length(data)
 
@@ -226,7 +225,7 @@ def _read_arrays(
 def _read_series(
     inputs: Inputs, data: Any, batch_size: int, finite: bool
 ) -> Iterator[list[NDArray]]:
-    """Yield the batches in the data, and collect single examples into batches."""
+    """Yield batches of the data unchanged. Collect single examples into batches."""
     examples: list[list[NDArray]] = []
 
     def collect() -> list[NDArray]:
@@ -263,7 +262,7 @@ def show_progress(
         items: the items, one for each unit of work.
         title: title of the bar, a few words.
         verbose: 0 for no bar.
-        total: number of items, if they have no length.
+        total: number of items, if `items` has no length.
         unit: name of an item.
     """
     if not verbose:

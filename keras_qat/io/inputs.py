@@ -1,4 +1,4 @@
-"""Checks batches of arrays against the inputs of a model or a file, and sorts them."""
+"""Matches arrays to the inputs of a model or a file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import get_nested_inputs
 
 SLIGHT = 0.1
-"""A value is outside if it exceeds the range by more than this share of the range's width."""
+"""Excess over a range that is ignored, as a share of the range's width."""
 BEYOND = 0.25
-"""This share of an input's values may be outside. With a wrong scale, most values are outside."""
+"""Maximum share of an input's values outside its range. A wrong scale exceeds this share."""
 FAR = 0.01
-"""This share of an example's values may be further from the range than the range is wide."""
+"""Maximum share of an example's values that exceed the range by more than its width."""
 FEW_VALUES = 1 << 20
 """Maximum number of values of a temporary array."""
 
@@ -28,7 +28,7 @@ Shape = tuple[int | None, ...]
 
 
 class Input(NamedTuple):
-    """An input of a model or a file. If the model accepts a dict, `key` is the input's key."""
+    """An input of a model or a file. `key` is the key of the input in a dict of inputs."""
 
     name: str
     key: str
@@ -41,11 +41,11 @@ class Inputs(NamedTuple):
 
     Args:
         model: name of the model or the file.
-        all: its inputs.
-        nested: the structure of inputs that the model or file accepts.
+        all: the inputs, in order.
+        nested: the structure of inputs that the model or file accepts, such as a dict.
         find_nan_inputs: function that returns the names of the inputs that may contain NaN. It is
             only called if any input contains NaN.
-        parent: inputs of the complete model, if this is a part of it. Data may match them instead.
+        parent: inputs of the complete model, if `model` is a part of it. Data may match `parent`.
     """
 
     model: str
@@ -61,7 +61,7 @@ class Inputs(NamedTuple):
 
 
 def get_inputs(model: keras.Model | Inputs) -> Inputs:
-    """Returns the inputs of a model. `Inputs` are returned unchanged."""
+    """Returns the inputs of a model. Returns `Inputs` unchanged."""
     if isinstance(model, Inputs):
         return model
     nested = get_nested_inputs(model)
@@ -80,17 +80,17 @@ def get_inputs(model: keras.Model | Inputs) -> Inputs:
 
 
 def pack_inputs(inputs: Inputs, arrays: Sequence[ArrayLike]) -> Any:
-    """Packs a list of arrays, one for each input, into the structure that the model accepts."""
+    """Packs a list with one array per input into the structure that the model accepts."""
     return tf.nest.pack_sequence_as(inputs.nested, arrays)
 
 
 def is_array(data: object) -> bool:
-    """Returns whether data is an array, or a tensor that can be converted to one."""
+    """Returns True for arrays, and for tensors that NumPy can convert to arrays."""
     return hasattr(data, "__array__")
 
 
 def has_structure(inputs: Inputs, data: object) -> bool:
-    """Returns whether data has the structure of the model's inputs."""
+    """Returns True if `data` has the structure of the model's inputs."""
     if isinstance(data, dict) and not (
         isinstance(inputs.nested, dict) and set(data) == set(inputs.nested)
     ):
@@ -147,14 +147,14 @@ def split_columns(inputs: Inputs, data: Any) -> list[NDArray]:
 
 
 def is_example(array: NDArray, shape: Shape) -> bool:
-    """Returns whether an array is one example of an input and cannot be a batch."""
+    """Returns True if an array is a single example of an input instead of a batch."""
     if as_batch(array[np.newaxis], shape) is None:
         return False
     return array.ndim == len(shape) - 1 or as_batch(array, shape) is None
 
 
 def as_batch(array: NDArray, shape: Shape) -> NDArray | None:
-    """Reshapes an array to an input's shape; None if impossible. A last axis of 1 is optional."""
+    """Adds or removes a last axis of size 1 to match `shape`. Returns None if sizes differ."""
     if array.ndim == len(shape) - 1 and shape[-1] == 1:
         array = array[..., np.newaxis]
     elif array.ndim == len(shape) + 1 and array.shape[-1] == 1:
@@ -168,14 +168,14 @@ def as_batch(array: NDArray, shape: Shape) -> NDArray | None:
 def check_batch(
     inputs: Inputs, arrays: list[NDArray], shaped: list[NDArray | None], finite: bool, item: str
 ) -> list[NDArray]:
-    """Returns a batch of arrays, or raises an error if they do not match the inputs.
+    """Raises an error if arrays do not match the inputs. Returns the reshaped arrays.
 
     Args:
         inputs: the inputs.
         arrays: the original arrays.
         shaped: the results of `as_batch`.
         finite: whether to refuse infinity, too.
-        item: the position in the data, for messages.
+        item: the position in the data, for messages, such as " in item 3 of the data".
     """
     batch = []
     for one, original, array in zip(inputs.all, arrays, shaped, strict=True):
@@ -244,7 +244,7 @@ def _join(names: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def explain_batch_size(model: str, fixed: int | None, count: int) -> Iterator[None]:
-    """Returns a context manager that explains the error if a batch does not have the fixed size."""
+    """Explains errors in a `with` block if `count` differs from the fixed batch size `fixed`."""
     try:
         yield
     except (TypeError, ValueError, tf.errors.OpError) as error:
@@ -257,19 +257,20 @@ def explain_batch_size(model: str, fixed: int | None, count: int) -> Iterator[No
 
 
 def split_rows(array: NDArray) -> Iterator[slice]:
-    """Yields slices of an array's rows, small enough for temporary arrays of the same size."""
+    """Yields slices of rows with at most `FEW_VALUES` values, to keep temporary arrays small."""
     rows = max(1, FEW_VALUES * len(array) // max(array.size, 1))
     for start in range(0, len(array), rows):
         yield slice(start, start + rows)
 
 
 def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
-    """Returns a sentence if data does not match the range of an input, otherwise "".
+    """Returns a sentence if data does not match the range of an input. Returns "" if it matches.
 
-    An example is pixels of 0 to 255 for a range of 0 to 1. Data does not match if more than
-    `BEYOND` of all values are outside by more than `SLIGHT`. It also does not match if, in most
-    examples, more than `FAR` of the values are further from the range than the range is wide.
-    Single outliers are allowed.
+    An example is pixels from 0 to 255 for a range from 0 to 1. Single outliers are allowed. Data
+    does not match in two cases:
+
+    - More than `BEYOND` of all values exceed the range by more than `SLIGHT` of its width.
+    - In most examples, more than `FAR` of the values exceed the range by more than its width.
     """
     width = high - low
     if not width > 0 or not x.size:
@@ -295,12 +296,12 @@ def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
 
 
 def get_range(dtype: DTypeLike, scale: float, zero_point: int) -> tuple[float, float]:
-    """Returns the smallest and the largest value that an integer type represents."""
+    """Returns the smallest and the largest float value that a quantized type represents."""
     limits = np.iinfo(dtype)
     return (limits.min - zero_point) * scale, (limits.max - zero_point) * scale
 
 
 def get_pixel_range(scale: ArrayLike, offset: ArrayLike) -> tuple[float, float]:
-    """Returns the smallest and the largest value of an input that is `scale * pixel + offset`."""
+    """Returns the minimum and the maximum of `scale * pixel + offset` for pixels from 0 to 255."""
     ends = np.asarray(offset) + np.multiply.outer([0.0, 255.0], scale)
     return float(ends.min()), float(ends.max())

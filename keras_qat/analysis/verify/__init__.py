@@ -64,52 +64,52 @@ def verify(
     float_examples: int | None = None,
     verbose: int = 0,
 ) -> Report:
-    """Runs the quantization-aware model and its TFLite file on `x` and compares them.
+    """Runs a quantization-aware model and its TFLite file on `x`, and compares the outputs.
 
     Args:
         model: the model that was exported to the file.
         tflite: path or contents of the file.
-        x: inputs, as `model.predict` or TFLite's converter accept them: an array, a list or dict of
-            arrays, a `tf.data.Dataset`, a generator, or a function that returns one. Labels in the
-            data are ignored: pass them as `y`. All inputs are held in memory. A model with states
-            (`stateful=True`) and its file start from zeros and keep their states between batches.
-        y: labels: class indices, one-hot vectors, or targets of the output's shape; for several
-            outputs a dict or a list. With labels, the verdict compares the accuracy or the error of
-            the file with the float model's. The error is the loss that the model was compiled
-            with.
-        per_layer: whether to compare every tensor that file and model have in common. The entire
-            file runs once. Each of its layers also runs separately on the model's values, to find
-            the layer that differs. This requires memory for all tensors of one batch.
-        kernels: the kernels that run the file: "xnnpack" (of this machine; "xnnpack_arm64" on
-            64-bit ARM only), "optimized" (TFLite's own), "reference" (TFLite's portable kernels),
-            or "tflm" (TFLite Micro, as on microcontrollers, for files exported with
-            `batch_size=1`). By default the kernels of the model's target, or "xnnpack" without a
-            target. If TFLite Micro emulates the target, as for Ethos-U, and lacks an operator, the
-            file runs with "reference", which the report mentions.
-        runtime: the package whose interpreter runs the file: "ai-edge-litert", "tensorflow" or
-            "tflite-runtime", by default the first that is installed. Some versions compute some
-            operators differently (docs/measurements.md). `report.runtime` is the package that ran.
-        batch_size: number of examples per batch, unless the model or the file has a fixed batch
-            size. Then the last batch is padded with its last example.
+        x: inputs: an array, a list or dict of arrays, a `tf.data.Dataset`, a generator, or a
+            function that returns such inputs. All inputs are held in memory. Labels in `x` are
+            ignored: pass labels as `y`. A stateful model and its file start from zeros, and keep
+            states between batches.
+        y: labels: class indices, one-hot vectors, or targets of the output's shape. For several
+            outputs, pass a dict or a list. With labels, the verdict compares the accuracy or the
+            error of the file and the float model. The error is the loss of `model.compile`.
+        per_layer: whether to compare every tensor that file and model have in common. Each layer of
+            the file also runs alone on the model's values, to find the layer that differs. This
+            requires memory for all tensors of one batch.
+        kernels: the kernels that run the file: "xnnpack" (of this machine), "xnnpack_arm64" (only
+            on 64-bit ARM), "optimized" (TFLite's own), "reference" (TFLite's portable kernels), or
+            "tflm" (TFLite Micro). "tflm" needs a file with `batch_size=1`. The default is the
+            kernels of the model's target, or "xnnpack" without a target. For targets such as
+            Ethos-U, this is "tflm". If TFLite Micro lacks an operator, the file then runs with
+            "reference", which the report mentions.
+        runtime: the package that runs the file: "ai-edge-litert", "tensorflow" or "tflite-runtime".
+            The default is the first package that is installed. Some versions compute some operators
+            differently (docs/measurements.md). `report.runtime` names the package that ran.
+        batch_size: number of examples per batch. A fixed batch size of the model or the file comes
+            first. Its last batch is padded with copies of the last example.
         float_examples: number of evenly spread examples that are also computed in float, to check
-            whether the model is good. The default is 32, or more for small inputs, and four times
-            as many if the result is unclear. With labels or a fixed batch size, all are computed.
+            whether the model is good. The default is 32, or more for small inputs. If the result is
+            unclear, four times as many are computed. With labels or a fixed batch size, all
+            examples are computed.
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table. Its `verdict` states whether file and model have the same
-        outputs, and whether the model is good. If it is not good, the verdict names the weakest
-        layer and the cause. A file with weights packed in 4 bits is compared with
-        `simulate(pack_int4=True)` unless `model.pack_int4` is set. The report's `notes`, which are
-        also warnings, list reasons for differences other than rounding: quantization has not begun,
-        the file has other weights or belongs to another model, or inputs are outside the ranges. If
-        the file accepts pixels, `x` is rounded to pixels for both, with a note.
+        A report that prints as a table. `report.verdict` states whether file and model have the
+        same outputs, and whether the model is good. The verdict on a poor model names the weakest
+        layer and the cause. `report.notes`, which are also warnings, list reasons for differences
+        other than rounding. For example, the file has other weights, or inputs are outside the
+        ranges. A file with weights packed in 4 bits is compared with `simulate(pack_int4=True)`
+        unless `model.pack_int4` is set. If the file accepts pixels, file and model read `x` rounded
+        to pixels.
 
     Raises:
         ValueError: if the model is not quantized, the file is damaged or belongs to another model,
             inputs or labels do not match the model, or the number of an output's rows depends on
             the batch size.
-        ImportError: for "tflm" without the package `tflite-micro`; if `runtime` is not installed.
+        ImportError: if `runtime` is not installed, or the package `tflite-micro` for "tflm".
 
     Example:
         >>> print(keras_qat.verify(qat, "model.tflite", x_test, per_layer=True))
@@ -152,7 +152,7 @@ def verify(
     packed_inputs = pack_inputs(graph.origin.inputs, list(inputs.values()))
 
     def compute(size: int) -> list[NDArray]:
-        """Returns the outputs that the file should compute, in batches of `size`."""
+        """Return the outputs that the file should compute, in batches of `size`."""
         if packed_weights or refused:
             return out.simulate_values(graph, packed_inputs, size, verbose)
         return out.predict(model, packed_inputs, size, verbose)
@@ -202,7 +202,7 @@ def verify(
     tensors, merged = look_inside(None, True) if per_layer else ((), ())
 
     def find_tensors() -> tuple[TensorReport, ...]:
-        """Compares the layers on a few examples, unless this was done or names are unknown."""
+        """Compare the layers on a few examples, unless `per_layer` has compared them."""
         if not tensors:
             with contextlib.suppress(UnknownLayers):
                 return look_inside(math.ceil(out.FEW / full_batches) * full_batches, False)[0]
@@ -233,10 +233,10 @@ def verify(
 def _open(
     contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
-    """Open a file with the requested kernels, or with the model's kernels if they support it.
+    """Open a file with `kernels`, or with the model's kernels, or with a substitute for them.
 
     Returns:
-        The file; the kernel family used instead of the model's, or None; the missing operators.
+        The file, the substitute or None, and the operators that the model's kernels lack.
     """
     try:
         name = kernels or graph.origin.file_family.name

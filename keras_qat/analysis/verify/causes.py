@@ -1,4 +1,4 @@
-"""Explains why file, model and float model differ, and what to do about it."""
+"""Explains why file, model and float model differ, and gives advice."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ IDEAL = 50.0
 """SQNR, in dB, of an 8-bit tensor with a good range."""
 
 CLIPPED = 0.02
-"""A range is wrong if a larger share of values is outside. Outliers alone are a smaller share."""
+"""Maximum share of values outside a good range. Outliers alone are a smaller share."""
 
 COARSE = 4.0
-"""A tensor's values must vary by at least this many steps; 4 steps are 23 dB."""
+"""Minimum spread of a tensor's values, in steps of its range. 4 steps are 23 dB."""
 
 SMALL_PART = 1 / 8
-"""Values are too small for a range if they use a smaller share of it than this."""
+"""Minimum share of a good range that the values use."""
 
 LOW_SQNR = 12.0
 """A channel of an output is lost below this SQNR in dB."""
 
 MOST_CHANNELS = 100
-"""Outputs with more channels are not searched for small channels, because they are classes."""
+"""Maximum number of channels to search for small channels. More channels are classes."""
 
 FEW_VALUES = 32
 """Channels with fewer values are not judged."""
 
 LOST_PART = 1 / 32
-"""Values are lost if they use a smaller share of a range than this, 8 of 256 levels."""
+"""Values are lost if they use less than this share of a range, which is 8 of 256 levels."""
 
 
 # Before the comparison
@@ -84,7 +84,7 @@ def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes
 def find_excess(
     file_graph: FileGraph, inputs: Mapping[str, NDArray], rescaled: Mapping[str, Rescaling]
 ) -> list[str]:
-    """Returns a sentence for each input with many values outside its range in the file."""
+    """Returns a sentence for each input if many values are outside its range in the file."""
     sentences = []
     for name, ends in file_graph.get_input_ranges().items():
         dtype, x = file_graph.inputs[name].dtype, inputs[name]
@@ -99,7 +99,7 @@ def find_excess(
 
 
 def are_equal(outputs: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
-    """Returns whether all outputs are equal. NaN equals NaN."""
+    """Returns True if all outputs are equal. NaN equals NaN."""
     return all(map(functools.partial(np.array_equal, equal_nan=True), outputs, others))
 
 
@@ -121,7 +121,7 @@ def describe_mixing(name: str, batch_size: int) -> str:
 
 
 def find_float_faults(calls: Graph, inputs: list[NDArray], exact: list[NDArray]) -> list[str]:
-    """Returns problems that the float model has even without quantization."""
+    """Returns problems of the float model itself."""
     inner = {layer.name: layer for call in calls.calls for layer in list_layers(call.layer)}
     fresh = [name for name, layer in inner.items() if _is_untrained_norm(layer)]
     if fresh:
@@ -140,7 +140,7 @@ def find_float_faults(calls: Graph, inputs: list[NDArray], exact: list[NDArray])
 
 
 def is_constant(outputs: Iterable[NDArray]) -> bool:
-    """Returns whether all outputs are the same for all examples."""
+    """Returns True if all outputs are the same for all examples."""
     return all(np.ptp(y, 0).max(initial=0) == 0 for y in outputs)
 
 
@@ -152,10 +152,10 @@ def _is_untrained_norm(layer: keras.layers.Layer) -> bool:
 
 
 def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list[str]:
-    """Returns a sentence for each output with channels that are too small for the output's range.
+    """Returns a sentence for each output if some channels are too small for the output's range.
 
-    For example, if an output holds scores and boxes in pixels, the scores are too small. `outputs`
-    are tuples (name, float values, quantized values).
+    For example, an output holds scores and boxes in pixels. The scores are then too small.
+    `outputs` are tuples (name, float values, quantized values).
     """
     sentences = []
     for name, in_float, quantized in outputs:
@@ -183,12 +183,12 @@ def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list
 
 
 def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
-    """Returns the tensor whose quantization loses the largest share of its inputs' signal.
+    """Returns the tensor with the lowest SQNR relative to its inputs.
 
     Args:
         tensors: the tensors, in the order of computation.
-        all_vary: whether all outputs differ between examples. If so, a tensor that is the same for
-            all examples, such as a positional embedding, is not a problem.
+        all_vary: whether all outputs differ between examples. A tensor that is the same for all
+            examples, such as a positional embedding, is then no problem.
     """
     sqnr_of: dict[str, float | None] = {}
     losses: list[tuple[float, TensorReport]] = []
@@ -204,7 +204,7 @@ def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorRepor
 
 
 def explain_loss(tensor: TensorReport) -> str:
-    """Explains why a tensor loses so much of its signal, and gives advice; "" if unknown."""
+    """Returns the cause of a tensor's low SQNR, with advice. Returns "" if it is unknown."""
     (low, high), (lowest, highest) = tensor.range, tensor.float_range
     ends, values = f"{low:.4g} to {high:.4g}", f"{lowest:.4g} to {highest:.4g}"
     if tensor.sqnr is None:

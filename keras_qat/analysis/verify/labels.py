@@ -1,4 +1,4 @@
-"""Determines the use of a model's outputs, such as classes, and the meaning of labels."""
+"""Determines what a model's outputs are for, such as classes, and what labels mean."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ EXACT = 1e-3
 """Tolerance for the sum of probabilities and the length of a unit vector. Both should be 1."""
 
 MOST_NEIGHBOURS = 512
-"""Number of examples to search for the nearest neighbour."""
+"""Maximum number of examples to search for the nearest neighbour."""
 
 NEARER = 0.2
-"""An output is an embedding if the nearest neighbour's class is right more often than the argmax.
-The difference must be at least this share of the examples."""
+"""In embeddings, the nearest neighbour's class is right more often than the argmax. This is the
+minimum difference, as a share of the examples."""
 
 RARER_KEPT = 0.75
-"""Only rare decisions (all except the most frequent) are compared if less than this share of them
-stays the same. For rare events, most decisions are "no"."""
+"""If less than this share of the rare decisions stays the same, only rare decisions are compared.
+All decisions except the most frequent one are rare."""
 
 FEW_RARER = 8
 """Minimum number of rare decisions for comparing only these."""
@@ -58,7 +58,7 @@ def find_use(
 
 
 def are_probabilities(exact: NDArray) -> bool:
-    """Returns whether the entries along the last axis are probabilities, which sum to 1."""
+    """Returns True if entries along the last axis are probabilities with a sum of 1."""
     has_entries = exact.ndim > 1 and exact.shape[-1] > 1
     is_valid = has_entries and bool(np.isfinite(exact).all()) and exact.min() >= -EXACT
     return is_valid and _are_ones(exact.sum(-1))
@@ -69,7 +69,7 @@ def _are_ones(values: NDArray) -> bool:
 
 
 def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Returns whether a sigmoid or a similar function from 0 to 1 computes a tensor."""
+    """Returns True if a function with results from 0 to 1, such as a sigmoid, computes a tensor."""
     producers = {output: node for node in graph.nodes for output in node.outputs}
     while (node := producers.get(tensor)) is not None and node.op is not None:
         if isinstance(node.op.output, FixedRange):
@@ -81,11 +81,11 @@ def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
 
 
 def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bool) -> float | None:
-    """Returns the share of decisions that stay the same, 0 to 1; None if there are none.
+    """Returns the share of decisions that stay the same, 0 to 1. Returns None without decisions.
 
-    For classes, a decision is the index of the largest entry. For embeddings, it is the nearest
-    example. For yes-or-no decisions, it is whether a value is above the middle. For rare decisions,
-    see `RARER_KEPT`.
+    The class is the index of the largest entry. A yes-or-no decision is whether a value is above
+    the middle. For embeddings, a decision is the nearest example. `RARER_KEPT` describes how rare
+    decisions count.
     """
     if use in ("signals", "values") or not exact.size:
         return None
@@ -113,7 +113,7 @@ def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bo
 
 
 def count_most_frequent(answers: NDArray) -> int:
-    """Returns the number of answers that equal the most frequent answer of their column."""
+    """Returns how many answers equal the most frequent answer of their column."""
     positions = answers[0].size if len(answers) > 1 else 1
     _, kinds = np.unique(answers, return_inverse=True)
     kinds = kinds.reshape(-1, positions)
@@ -124,12 +124,12 @@ def count_most_frequent(answers: NDArray) -> int:
 
 
 def _compute_distances(vectors: NDArray, others: NDArray) -> NDArray:
-    """Return the squared distances from each vector to `others`, minus a constant per vector."""
+    """Return the squared distances from each vector to `others`, without a constant per vector."""
     return np.square(others).sum(-1) - 2 * vectors @ others.T
 
 
 def find_nearest_labels(vectors: NDArray, labels: NDArray) -> NDArray:
-    """Returns, for each example, the label of the nearest other example."""
+    """Returns the label of the nearest other example for each example."""
     distances = _compute_distances(vectors, vectors)
     np.fill_diagonal(distances, np.inf)
     return labels[distances.argmin(-1)]
@@ -141,11 +141,11 @@ class Labels:
 
     Args:
         kind: "classes" (an index for each row), "decisions" (0 or 1 for each entry), "neighbours"
-            (a class for each vector), "values" (targets for each entry), or "custom" (whatever a
-            custom loss accepts).
+            (a class for each vector), "values" (targets for each entry), or "custom" (anything that
+            a custom loss accepts).
         values: the labels. Classes lack the last axis of the output.
         loss: the loss of the output.
-        is_counted: for classes, which rows have a label; None for all.
+        is_counted: whether each row has a label, for classes. None means that all rows have labels.
     """
 
     kind: str
@@ -194,7 +194,7 @@ def match_labels(
 def _check_labels(
     name: str, labels: NDArray, shape: tuple[int | None, ...], loss: CompiledLoss | None
 ) -> None:
-    """Raise a `ValueError` if labels are neither classes nor targets of an output."""
+    """Raise a `ValueError` unless labels are classes or targets of an output."""
     if loss is not None and loss.kind == "custom":
         return
     sizes = tuple(size or 0 for size in shape)
@@ -240,7 +240,7 @@ def interpret_labels(
 
 
 def _are_vectors(exact: NDArray, labels: NDArray) -> bool:
-    """Return whether an output is an embedding: the nearest neighbour beats the argmax."""
+    """Return True if the nearest neighbour predicts labels better than the argmax does."""
     if labels.max(initial=0) + 1 >= exact.shape[-1] or len(labels) < 2:
         return False
     vectors, classes = exact[:MOST_NEIGHBOURS].astype(np.float64), labels[:MOST_NEIGHBOURS]

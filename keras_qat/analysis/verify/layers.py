@@ -23,7 +23,7 @@ from keras_qat.training.calibration.lost_values import find_outliers
 from keras_qat.training.recurrent import Stream
 
 SAMPLE, SAMPLED = 4096, 8
-"""Number of values per batch, and number of batches, to search for outliers."""
+"""Outliers are searched in `SAMPLE` random values of each of the first `SAMPLED` batches."""
 
 MOST_VALUES = 1 << 25
 """Maximum number of values in all tensors of a batch together, 128 MB in float."""
@@ -32,7 +32,7 @@ UNTRACED = 8
 """For up to this many runs, running all layers eagerly is faster than tracing them."""
 
 SIMULATED = 8
-"""Number of examples to compute with the kernels' rounding, to tell rounding from errors."""
+"""Number of examples that are also computed with the rounding of the file's kernels."""
 
 
 def compare_layers(
@@ -49,8 +49,8 @@ def compare_layers(
     """Runs model and file batch by batch, and compares their tensors.
 
     The file runs with every tensor as an output (free run). With `in_pieces`, each layer of the
-    file also runs separately, with the model's quantized values as inputs. Without it, the free run
-    is only compared with the float model, to find the layer that loses most.
+    file also runs alone on the model's quantized values. Otherwise, the free run is only compared
+    with the float model, to find the layer that loses most.
 
     Returns:
         The reports of all common tensors, and the layers without a tensor in the file.
@@ -112,7 +112,7 @@ def compare_layers(
 def _make_simulation(
     resolved: ResolvedGraph, pairs: list[Pair]
 ) -> Callable[[list[NDArray]], list[NDArray]]:
-    """Return a function: inputs of the model -> quantized values of its tensors."""
+    """Return a function that computes the quantized values of `pairs` from the model's inputs."""
     origin = resolved.origin
     if origin.simulates:
         simulate = make_evaluator(origin.calls, [pair.value for pair in pairs], None)
@@ -132,10 +132,9 @@ def _make_simulation(
 def _round_like_file(
     resolved: ResolvedGraph, file: FileGraph, pairs: list[Pair], kernels: str, arrays: list[NDArray]
 ) -> dict[str, NDArray]:
-    """Compute some examples with the rounding of the file's kernels; {} if it is unknown.
+    """Compute some examples with the rounding of `kernels`. Return {} if it is unknown.
 
-    Returns:
-        A dict: index of a tensor, as text -> its quantized values.
+    The keys of the result are the indices of the file's tensors, as text.
     """
     family, states = FAMILIES.get(kernels), resolved.origin.states
     if family is None:
@@ -148,7 +147,7 @@ def _round_like_file(
 
 
 def _convert(tensor: Tensor, values: NDArray) -> NDArray:
-    """Convert values to the type of a tensor in the file; float values are quantized."""
+    """Convert values to the type of a tensor in the file. Quantize float values."""
     if values.dtype.kind == "f":
         return np.asarray(tensor.quantize(values))
     offset = 128 if tensor.dtype == np.uint8 else 0
@@ -156,7 +155,7 @@ def _convert(tensor: Tensor, values: NDArray) -> NDArray:
 
 
 Figures = tuple[int, int, int, int]
-"""Of a batch: number of values, number of identical values, sum and maximum of differences."""
+"""Figures of a batch: number of values, identical values, sum and maximum of differences."""
 
 
 def _compare(expected: NDArray, q: NDArray) -> Figures:
@@ -190,7 +189,7 @@ class _Sums:
         self.range = float(low), float(high)
 
     def add(self, run: NDArray, exact: NDArray) -> None:
-        """Adds a batch: the values of the free run, and the values of the float model."""
+        """Add a batch: the values of the free run and of the float model."""
         if len(self.sample) < SAMPLED:
             drawn = np.random.default_rng(0).integers(0, exact.size, SAMPLE)
             self.sample.append(exact.ravel()[drawn])
@@ -205,19 +204,18 @@ class _Sums:
         self.noise.add(exact, run, self.pair.tensor.dequantize)
 
     def compare(self, expected: NDArray, fed: NDArray | None, run: NDArray) -> None:
-        """Adds a batch: the values of the model, of the separate layer, and of the free run."""
+        """Add a batch: the values of the model, of the layer alone, and of the free run."""
         if fed is not None:
             self.fed.append(_compare(expected, fed))
         self.run.append(_compare(expected, run))
 
     def compare_with_simulation(self, simulated: NDArray, run: NDArray) -> None:
-        """Compares the free run of the first examples with a simulation of the file's kernels."""
+        """Compare the free run with a simulation of the file's kernels on the first examples."""
         if self.pair.params is not None:
             q = simulated.ravel()
             self.simulated = float(np.mean(run.ravel()[: q.size] == q))
 
     def report(self, file: FileGraph, names: dict[int, str]) -> TensorReport:
-        """Returns the tensor's report. `names` holds the names of all tensors by index."""
         pair, count = self.pair, self.count
         known = {*names, *(tensor.index for tensor in file.inputs.values())}
         operations = file.find_operations(pair.tensor.index, known)

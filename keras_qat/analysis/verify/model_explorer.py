@@ -12,9 +12,9 @@ from keras_qat.io.atomic_files import write_contents
 
 RED, ORANGE, YELLOW, GREEN = "#f28b82", "#fcc28c", "#fff475", "#a8dab5"
 IDENTICAL = ((99, RED), (99.9, ORANGE), (99.9999, YELLOW), (100, GREEN))
-"""Ends of intervals, in percent, and their colours: only 100 % is green."""
+"""Upper ends of intervals in percent, with their colours. Only 100 % is green."""
 SIGNAL = ((10, RED), (20, ORANGE), (30, YELLOW), (1000, GREEN))
-"""Ends of intervals of the SQNR, in dB, and their colours."""
+"""Upper ends of intervals of the SQNR in dB, with their colours."""
 
 
 def write_node_data(tensors: Sequence[TensorReport], folder: Path) -> list[Path]:
@@ -50,7 +50,7 @@ def write_node_data(tensors: Sequence[TensorReport], folder: Path) -> list[Path]
 
 
 def show_in_model_explorer(tflite: str | os.PathLike[str], node_data: Iterable[Path]) -> None:
-    """Opens a TFLite file in Model Explorer; returns when its server is stopped.
+    """Opens a TFLite file in Model Explorer. Returns when Model Explorer's server is stopped.
 
     Raises:
         ImportError: without the package `ai-edge-model-explorer`.

@@ -46,13 +46,13 @@ FEW = 32
 """Number of examples for the verdict, and to find the weakest layer of a poor model."""
 
 MORE = 4
-"""If the first examples are inconclusive, this many times as many are computed in float."""
+"""If the first examples are inconclusive, `MORE` times as many are computed in float."""
 
 QUICK = 1 << 19
-"""More than `FEW` examples are computed in float if `FEW` examples have fewer values than this."""
+"""Examples with this many input values together are quick to compute in float."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
-"""If an output has one of these uses, channels of small values are as important as others."""
+"""Uses of outputs for which channels of small values are as important as other channels."""
 
 SAME_PIXEL = 1e-3
 """Largest distance from a pixel value that float32 arithmetic can cause."""
@@ -82,7 +82,7 @@ def check_signature(file: FileInterpreter, graph: ResolvedGraph) -> None:
 def check_rows(
     graph: ResolvedGraph, quantized: Mapping[str, NDArray], expected: Sequence[NDArray]
 ) -> None:
-    """Raises a `ValueError` if an output of the file has more or fewer rows than the model's.
+    """Raises a `ValueError` if an output has different numbers of rows in file and model.
 
     For example, a layer may return only the first example of each batch.
     """
@@ -97,7 +97,7 @@ def check_rows(
 
 
 def find_input_range(graph: ResolvedGraph, file: FileInterpreter) -> tuple[float, float] | None:
-    """Returns the file's range for an input that has no quantizer in the model, or None."""
+    """Returns the file's range of the first input without a quantizer in the model, or None."""
     for name, tensor in graph.inputs.items():
         in_file = file.inputs[name]
         if tensor.params is None and tensor.is_float and in_file.scale:
@@ -114,8 +114,7 @@ def round_to_pixels(
     """Rounds inputs to pixels if the file accepts pixels. The model then reads the same values.
 
     Returns:
-        The inputs of the file; the inputs of the model for the same pixels; a sentence for each
-        input that was changed.
+        The inputs of the file, the inputs of the model, and a sentence for each changed input.
     """
     file_inputs, model_inputs, notes = dict(inputs), dict(inputs), []
     for name, tensor in file.inputs.items():
@@ -155,9 +154,10 @@ def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling
 def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
     """Returns the model's outputs.
 
-    For a model that computes integers, this calls the function that `predict` calls. A model with
-    fake quantization is called directly if a custom class changes `predict`, or if there are
-    several workers, because `predict` would wait for the other workers.
+    A model that computes integers is run by the function that `model.predict` calls. A model with
+    fake quantization is run by `model.predict`, with two exceptions. It is called directly if a
+    custom class changes `predict`. With several workers, it is called directly because `predict`
+    would wait for the other workers.
     """
     inference = getattr(model, "exact_inference", lambda: None)()
     is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -178,7 +178,7 @@ def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[N
 
 
 def simulate_values(graph: ResolvedGraph, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
-    """Returns the outputs of a graph, computed in integers, as float values."""
+    """Computes a graph in integers. Returns the outputs as float values."""
     outputs = run_examples(graph, x, graph.origin.family, batch_size, verbose).outputs
     return [y.values if isinstance(y, QuantizedArray) else y for y in outputs.values()]
 
@@ -193,13 +193,13 @@ class OutputFigures(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class OutputComparison:
-    """Compares a file's outputs with the quantized model's and the float model's.
+    """Compares the outputs of a file, the quantized model and the float model.
 
     Args:
         evaluate: function that computes the float model for a batch of inputs.
         graph: the model's resolved graph.
         file: the file.
-        inputs: an array for each input; the last batch is padded.
+        inputs: an array for each input. The last batch is padded.
         quantized: the file's outputs by name.
         expected: the model's outputs, in order.
         examples: number of examples to compare. Further examples are padding.
@@ -221,8 +221,8 @@ class OutputComparison:
         """Computes the figures of all outputs.
 
         Args:
-            count: number of examples to compute in float; by default `FEW`, or as many as are
-                quick. If these are inconclusive, `MORE` times as many are computed.
+            count: number of examples to compute in float. The default is `FEW`, or more if they are
+                quick. If the result is inconclusive, `MORE` times as many are computed.
         """
         rows_in_batch = len(self.inputs[0])
         quick = QUICK * rows_in_batch // sum(x.size for x in self.inputs)
@@ -301,10 +301,10 @@ class OutputComparison:
         )
 
     def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
-        """Return whether the examples can show the cost of quantization.
+        """Return True if the examples can show the cost of quantization.
 
-        They cannot if all examples are similar, or if the model returns nearly equal probabilities
-        for all of them, as for rare events.
+        Nearly equal outputs cannot, if the examples are alike or the outputs are probabilities.
+        Probabilities are nearly equal for rare events.
         """
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True
@@ -331,5 +331,5 @@ def _compare_values(
 
 
 def _spread(count: int, examples: int) -> NDArray:
-    """Return the indices of `count` examples that are evenly spread."""
+    """Return `count` evenly spread indices of examples."""
     return np.linspace(0, examples - 1, count).astype(int)

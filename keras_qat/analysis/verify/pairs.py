@@ -18,12 +18,12 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.readiness import list_some
 
 NEAR = 8
-"""Scales are considered equal if they differ by at most this many units in the last place of
-float32, because another program may have computed the same scale in another order."""
+"""Maximum difference of equal scales, in units in the last place of float32. Another program may
+compute the same scale in another order."""
 
 
 class UnknownLayers(ValueError):
-    """Raised if a file does not name the model's layers, as in earlier versions."""
+    """Raised if a file does not name the model's layers. Earlier versions wrote such files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Pair:
 
     @property
     def params(self) -> QuantParams | None:
-        """The model's quantization parameters; None if only the file quantizes the tensor."""
+        """The model's quantization parameters. None if only the file quantizes the tensor."""
         return self.ours.params
 
     @property
@@ -60,7 +60,7 @@ class Pair:
 
     @property
     def has_same_range(self) -> bool:
-        """Whether quantized values represent the same float values in file and model."""
+        """Whether a quantized value stands for the same float value in file and model."""
         ulps = self.scale_ulps
         if self.params is None or ulps is None:
             return True
@@ -72,8 +72,7 @@ def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair],
     """Matches the tensors of a quantization-aware model and of its file by their names.
 
     Returns:
-        The common tensors in the order of computation, and the layers whose quantized result is not
-        a tensor of the file.
+        The common tensors in the order of computation, and the quantized layers without one.
 
     Raises:
         UnknownLayers: if the file does not name its layers, or has layers that the model lacks.
@@ -102,7 +101,7 @@ def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair],
 
 
 def find_float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]:
-    """Returns a dict: layer -> its float operators in the file."""
+    """Returns a dict from layers to their float operators in the file, such as "ADD, MUL"."""
     scopes = _list_scopes(resolved)
     kernels_of: dict[str, list[str]] = {}
     for operation in file.operations:
@@ -146,7 +145,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
 
 
 def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
-    """Return the names of the user's layers between a value and the last `known` values."""
+    """Return the names of the user's layers from the last `known` values to `value`."""
     names: list[str] = []
     pending = [value]
     while pending:

@@ -37,20 +37,19 @@ class Report:
         outputs: a report for each output.
         verdict: whether file and model agree, and whether the model is good.
         tensors: a report for each tensor that file and model have in common, in the order of
-            computation; empty without `per_layer`.
-        merged: layers without a separate tensor in the file. Their operator also computes the next
-            layer, or the tensor belongs to another layer. If there are many such layers, the file
-            belongs to another model.
-        float_operations: layer -> the operators of the layer in the file that compute in float.
-        notes: a sentence for each reason, besides arithmetic, why file and model may differ.
-        arena_size: with TFLite Micro, the bytes of its arena that stay in use on this computer.
-            TFLite Micro needs more during start-up, and less on 32-bit chips. None with other
-            kernels.
+            computation. It is empty without `per_layer`.
+        merged: layers without a separate tensor in the file. The operator of such a layer also
+            computes the next layer, or the tensor belongs to another layer. Many such layers show
+            that the file belongs to another model.
+        float_operations: maps layers to their float operators in the file.
+        notes: reasons why file and model may differ, other than rounding.
+        arena_size: bytes of TFLite Micro's arena that stay in use on this computer. TFLite Micro
+            needs more during start-up, and less on 32-bit chips. None with other kernels.
         runtime: the interpreter that ran the file, with its version.
-        packs_int4: whether the file was compared with the model's integers for weights packed in 4
-            bits instead of `model.predict`.
-        refused: operators that TFLite Micro lacks, if it emulates the target but cannot run the
-            file. `kernels` and `runtime` then name the substitute, and the file was compared with
+        packs_int4: whether the file was compared with `simulate(pack_int4=True)` instead of
+            `model.predict`.
+        refused: operators that TFLite Micro lacks, if TFLite Micro emulates the target. Then
+            `kernels` and `runtime` name the substitute. The file was then compared with
             `simulate(kernels=...)` instead of `model.predict`.
     """
 
@@ -69,7 +68,7 @@ class Report:
 
     @property
     def identical(self) -> float:
-        """The share of identical values in the output where it is lowest, 0 to 1."""
+        """The lowest share of identical values of any output, 0 to 1."""
         return min(output.identical for output in self.outputs)
 
     @property
@@ -79,7 +78,7 @@ class Report:
 
     @property
     def accuracy(self) -> float | None:
-        """The lowest accuracy of any output, 0 to 1; None without labels."""
+        """The lowest accuracy of any output, 0 to 1. None without labels."""
         return _find_least(output.accuracy for output in self.outputs)
 
     @property
@@ -89,20 +88,17 @@ class Report:
 
     @property
     def agreement(self) -> float | None:
-        """The share of rows with the same argmax as the float model, 0 to 1.
-
-        If there are several outputs, it is the lowest share. None if no output has several classes.
-        """
+        """The lowest share of rows with the float model's argmax, 0 to 1. None without classes."""
         return _find_least(output.float_argmax_agreement for output in self.outputs)
 
     @property
     def differing(self) -> tuple[TensorReport, ...]:
-        """The tensors that differ even if the file's layers read the model's values."""
+        """The tensors that differ although the file's layers read the model's values."""
         return tuple(tensor for tensor in self.tensors if not tensor.agrees)
 
     @property
     def unexplained(self) -> tuple[TensorReport, ...]:
-        """The tensors whose differences the rounding of the kernels does not explain."""
+        """The tensors that differ by more than the rounding of the kernels."""
         return tuple(tensor for tensor in self.differing if tensor.simulated != 1)
 
     @property
@@ -121,7 +117,7 @@ class Report:
     def to_model_explorer(
         self, folder: str | os.PathLike[str], show: str | os.PathLike[str] | None = None
     ) -> list[Path]:
-        """Writes files that let Model Explorer show each layer's figures on the graph of the file.
+        """Writes each layer's figures to files that Model Explorer shows on the graph of the model.
 
         There are four files: the share of identical values, the SQNR against the float model, the
         range and the bits. Model Explorer loads them with "Add per-node data".
@@ -148,7 +144,7 @@ class Report:
         return paths
 
     def findings(self) -> list[str]:
-        """Lists everything unexpected, with one sentence for each finding."""
+        """Returns one sentence for each unexpected fact."""
         rounding = [tensor for tensor in self.differing if tensor not in self.unexplained]
         sentences = {
             "Ranges differ between the file and the model": [
@@ -209,7 +205,7 @@ class Report:
 
 
 def _format_tensors(tensors: Iterable[TensorReport], width: int) -> Iterable[str]:
-    """Yield a line for each tensor, with names of `width` characters."""
+    """Yield a header, and a line for each tensor. Names have `width` characters."""
     yield f"{'':<{width + 17}}  {'fed':>12} {'free run':>13} {'at':>5} {'SQNR':>5}"
     yield (
         f"{'layer':<{width}} {'kernel':<17} {'same':>8} {'LSB':>4} {'same':>8} {'LSB':>4} "

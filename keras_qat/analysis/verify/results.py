@@ -14,11 +14,11 @@ from keras_qat.io.inputs import split_rows
 from keras_qat.training.calibration.lost_values import Outliers
 
 SAME = 0.999
-"""A layer agrees with the model if at least this share of the values is identical. The remaining
-values may lie halfway between two steps."""
+"""Minimum share of identical values in a layer that agrees with the model. The remaining values may
+lie halfway between two steps."""
 
 MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
-"""Operators that the table omits if another operator of the layer computes the same tensor."""
+"""Operators that move values. Tables omit them if another operator of the layer computes."""
 
 MOST = 150.0
 """The highest signal-to-noise ratio, in dB, that float32 can represent."""
@@ -27,7 +27,7 @@ ROUNDING = 1e-12
 """Variance of a constant tensor due to float32 rounding, relative to its power."""
 
 ALIKE = 0.01
-"""Inputs are alike if at most this share of their variance is variance between examples."""
+"""If inputs are alike, at most this share of their variance is between examples."""
 
 FEW_STEPS = 2.0
 """An output hardly differs if examples differ by at most this many steps of its range."""
@@ -36,19 +36,19 @@ Dequantize = Callable[[NDArray], NDArray]
 
 
 def compute_sqnr(exact: NDArray, values: NDArray) -> float | None:
-    """Returns the signal-to-noise ratio of a tensor in dB; None if there is no signal."""
+    """Returns the signal-to-noise ratio of a tensor in dB. Returns None without a signal."""
     ratio = SignalToNoise()
     ratio.add(exact, values)
     return ratio.in_decibels
 
 
 def are_alike(inputs: Sequence[NDArray]) -> bool:
-    """Returns whether all examples are alike, such as images from a camera that does not move."""
+    """Returns True if all examples are alike, such as images from a camera that does not move."""
     return len(inputs[0]) > 1 and all(_vary(x, 0).mean() <= ALIKE * _vary(x, None) for x in inputs)
 
 
 def _vary(x: NDArray, axis: int | None) -> NDArray:
-    """Return the variance of an array over its first axis or all axes. Uses little memory."""
+    """Return the variance over the first axis, or over all axes for None. Uses little memory."""
     kept = x.shape[1:] if axis == 0 else ()
     sums, squares, mean = np.zeros(kept), np.zeros(kept), x[0].mean(dtype=np.float64)
     for rows in split_rows(x):
@@ -59,15 +59,15 @@ def _vary(x: NDArray, axis: int | None) -> NDArray:
 
 
 def hardly_differs(output: NDArray, step: float) -> bool:
-    """Returns whether the entries of an output differ between examples by only a few steps."""
+    """Returns True if an output varies by at most `FEW_STEPS` steps between examples."""
     return len(output) > 1 and bool(np.var(output, 0).max() ** 0.5 <= FEW_STEPS * step)
 
 
 class SignalToNoise:
     """Measures the ratio of a tensor's signal to its quantization noise over several batches.
 
-    The signal is the variance over the examples, because a constant part, such as the mean of an
-    output, carries no information. For a single example it is the variance over the entries.
+    The signal is the variance over the examples, because a constant carries no information. For a
+    single example, the signal is the variance over the entries.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class SignalToNoise:
         self._power = self._noise = 0.0
 
     def add(self, exact: NDArray, values: NDArray, dequantize: Dequantize = np.asarray) -> None:
-        """Adds a batch of float values and the same values with quantization.
+        """Adds a batch of float values, and the same values with quantization.
 
         A smaller last batch is ignored if the first axis of the tensor is not the batch.
         """
@@ -106,12 +106,12 @@ class SignalToNoise:
 
     @property
     def spread(self) -> float:
-        """The root mean square of all entries' standard deviations over the examples."""
+        """The standard deviation over the examples: the root mean square of all entries."""
         return float((self._signal / self._size) ** 0.5)
 
     @property
     def in_decibels(self) -> float | None:
-        """The ratio, at most 150 dB; None if there is no signal or the ratio is not finite."""
+        """The ratio in dB, at most 150. None without a signal, or if the ratio is not finite."""
         signal = self._signal
         if not signal or not np.isfinite([signal, self._noise]).all():
             return None
@@ -140,24 +140,24 @@ class OutputReport(Agreement):
 
     Args:
         name: the output's name in the model.
-        argmax_agreement: share of examples with the same largest entry along the last axis; None
-            if the last axis has one entry.
+        argmax_agreement: share of examples with the same largest entry along the last axis. None if
+            the last axis has one entry.
         float_sqnr: signal-to-quantization-noise ratio of the file, in dB, at most 150. The signal
             is the variance of the float model's output over the examples. None if the examples
             hardly differ, or if all probabilities are nearly the same.
         float_argmax_agreement: `argmax_agreement` of the file and the float model.
-        accuracy: share of examples that the file classifies correctly; None without labels, and
-            for targets that are not classes.
+        accuracy: share of examples that the file classifies correctly. None without labels, and for
+            targets that are not classes.
         float_accuracy: share of examples that the float model classifies correctly.
-        float_examples: number of examples for `float_sqnr` and `float_argmax_agreement`; None for
-            all of them.
+        float_examples: number of examples for `float_sqnr` and `float_argmax_agreement`. None means
+            all examples.
         use: the purpose of the output: "classes", "decisions" (yes or no), "signals" (like the
             input), "values", "embeddings", or "classes or values" if unknown.
         same_decisions: share of classes, decisions or nearest neighbours that agree with the float
-            model. If some decisions are rare, the share among the rare decisions. None without
-            decisions, or if all decisions are the same.
-        decisions: number of decisions that `same_decisions` is based on.
-        score: how well the file and the float model match the labels; None without labels.
+            model. If many rare decisions change, it is the share of the rare decisions. None
+            without decisions, or if all decisions are the same.
+        decisions: number of decisions for `same_decisions`.
+        score: how well the file and the float model match the labels. None without labels.
     """
 
     name: str
@@ -173,7 +173,7 @@ class OutputReport(Agreement):
     score: Score | None = None
 
     def against_float(self) -> str:
-        """Describes the cost of quantization on the examples in a sentence."""
+        """Returns a sentence about the cost of quantization, or "" if nothing was measured."""
         classes, sqnr = self.float_argmax_agreement, self.float_sqnr
         figures = [] if classes is None else [f"same argmax in {classes:.2%} of rows"]
         figures += [] if sqnr is None else [f"SQNR {sqnr:.1f} dB"]
@@ -189,36 +189,36 @@ class OutputReport(Agreement):
 
 @dataclasses.dataclass(frozen=True)
 class TensorReport:
-    """Comparison of one tensor of the file with the model's.
+    """Comparison of one tensor in the file and in the model.
 
     Args:
         name: the layer of the float model that computes the tensor, with the number of the call
             unless that is 1. If layers are fused, it is the layer with weights.
         layers: all layers between the previous tensors of the report and this tensor.
-        kernels: the file's operators that compute it; none for an input.
-        fed: agreement if these operators receive the model's values as inputs, so earlier operators
-            have no influence; None for an input.
+        kernels: the file's operators that compute the tensor. An input has none.
+        fed: agreement if the operators read the model's values. Earlier operators then have no
+            influence. None for an input.
         run: agreement in a free run of the file.
-        simulated: share of the values of the free run, for the first examples, that equal the
-            result of `keras_qat.simulate` for these kernels. If it is 1, only rounding differs from
-            the model. None with the optimized kernels, and for float tensors.
-        scale: float value of one step in the model; None if only the file quantizes the tensor.
+        simulated: share of the free run's values that equal the result of `keras_qat.simulate` for
+            these kernels. Only the first examples count. If the share is 1, only rounding differs
+            from the model. None with the optimized kernels, and for float tensors.
+        scale: float value of one step in the model. None if only the file quantizes the tensor.
         zero_point: the quantized value of 0 in the model, as int8 or int16.
         file_scale, file_zero_point: the scale and zero point in the file.
         scale_ulps: distance of the scales in units in the last place of float32.
         same_range: whether the zero points are equal, and the scales are equal up to rounding.
-        at_lowest, at_highest: share of the file's values at either end of the range. After a ReLU
+        at_lowest, at_highest: share of the file's values at either end of the range. After a ReLU,
             the lowest value is zero and does not indicate clipping.
-        sqnr: signal-to-quantization-noise ratio of the file's free run against the float model,
-            in dB. None for a tensor that is the same for all examples.
+        sqnr: signal-to-quantization-noise ratio of the file's free run against the float model, in
+            dB. None for a tensor that is the same for all examples.
         tensor: the tensor's name in the file.
-        bits: the bits of its quantized values.
+        bits: the bits of the quantized values.
         reads: names of the tensors that the operator of this tensor reads.
         range: the smallest and the largest float value that the tensor can represent.
         float_range: the smallest and the largest value in the float model.
         spread: standard deviation of an entry over the examples, in the float model.
         clipped: share of the float values outside the range.
-        far: the outliers that take up most of the range; None if there are none.
+        far: the outliers that occupy most of the range, or None.
     """
 
     name: str
@@ -247,7 +247,7 @@ class TensorReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether at least 99.9 % of the values are identical and none differs by 2 LSB or more."""
+        """Whether at least 99.9 % of the values are identical, and the others differ by 1 LSB."""
         if self.fed is None:
             return self.run.identical == 1
         return self.fed.identical >= SAME and self.fed.max_difference <= 1
@@ -276,11 +276,11 @@ class TensorReport:
 
 
 def format_share(share: float) -> str:
-    """Formats a share in percent, rounded down. Only a share of exactly 1 is 100."""
+    """Formats a share in percent, rounded down. Only exactly 1 becomes "100.000%"."""
     return f"{int(share * 100_000) / 1000:.3f}%"
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Joins up to eight names, and counts the rest."""
+    """Joins up to eight names, and counts further names."""
     names = list(names)
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -17,11 +17,11 @@ from keras_qat.analysis.verify.labels import (
 from keras_qat.keras2.losses import CompiledLoss
 
 MOST_CHANNELS = 100
-"""Outputs with more channels have a single score, because all channels are similar."""
+"""Maximum number of channels with separate scores. More channels are similar to each other."""
 
 CLEAR = 0.15
-"""A model guesses if chance may explain its gain, but only if chance explains at most this share
-of the largest possible gain."""
+"""Share of the largest possible gain. If chance explains more than this share, there are too few
+examples to call a model a guess."""
 
 DEVIATIONS = 2.0
 """Chance explains differences of up to this many standard deviations of a mean."""
@@ -29,7 +29,7 @@ DEVIATIONS = 2.0
 MSE = "mean squared error"
 
 Errors = Callable[[NDArray, NDArray], NDArray | None]
-"""A function (labels, predictions) -> error of each example; None if it cannot be computed."""
+"""A function of labels and predictions that returns the error of each example, or None."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,12 +41,12 @@ class Score:
         value: the file's accuracy or error.
         float_value: the float model's accuracy or error.
         guess: the accuracy or error of the best constant answer, which ignores the input.
-        perfect: the accuracy or error of a model that is always right; None if unknown.
+        perfect: the accuracy or error of a model that is always right. None if unknown.
         chance: the largest difference between file and float model that may be due to chance.
         examples: number of examples with labels.
         by_chance: the largest difference between float model and guess that may be due to chance.
-        channel: if channels are measured separately, the index of the channel that loses most.
-        accuracy: the file's share of right answers; None if errors are measured.
+        channel: the channel that loses most. None if channels are not measured separately.
+        accuracy: the file's share of right answers. None if errors are measured.
         float_accuracy: the float model's share of right answers.
     """
 
@@ -78,7 +78,7 @@ class Score:
 
     @property
     def is_guess(self) -> bool:
-        """Whether neither the file nor the float model is better than a constant guess."""
+        """Whether file and float model are both no better than a constant guess."""
         span = 1.0 if self.perfect is None else abs(self.perfect - self.guess)
         best = self.gained - min(self.lost, 0.0)
         return not self.tells and (best <= 0 or self.by_chance <= CLEAR * span)
@@ -96,7 +96,7 @@ class Score:
 
     @property
     def lost_points(self) -> float | None:
-        """`lost` as a share of all answers or, for an error, of the gap from guess to perfect."""
+        """`lost` as a share of all answers. For errors, `lost` as a share of `guess - perfect`."""
         if self.is_share:
             return self.lost
         if self.perfect is None or self.guess <= self.perfect:
@@ -125,7 +125,7 @@ def score_output(
     """Returns how well an output matches its labels, in the float model and in the file.
 
     Raises:
-        ValueError: if labels are neither classes nor targets, nor accepted by the model's loss.
+        ValueError: unless labels are classes, targets, or valid for the model's loss.
     """
     truth = labels.values
     if labels.kind == "classes":
@@ -169,8 +169,8 @@ def _score_decisions(
 ) -> Score:
     """Score yes-or-no answers. The threshold is 0.5 for a sigmoid, or 0 for logits.
 
-    If the loss is unknown, an output without a sigmoid may be a logit, or a value that is trained
-    to be 0 or 1. The threshold that is better for the float model is then used.
+    If the loss is unknown, an output without a sigmoid may be logits or values from 0 to 1. The
+    threshold is then the better one for the float model.
     """
     is_known = has_sigmoid or (loss is not None and loss.kind != "custom")
     limits = [0.5 if has_sigmoid else 0.0] if is_known else [0.0, 0.5]
@@ -200,7 +200,7 @@ def _score_answers(
 
 
 def _bound_chance(differences: NDArray) -> float:
-    """Return the largest mean difference that may be due to chance; infinity for one example."""
+    """Return the largest mean that may be due to chance. It is infinity for one example."""
     if len(differences) < 2:
         return float("inf")
     return float(DEVIATIONS * differences.std(ddof=1) / len(differences) ** 0.5)
@@ -266,7 +266,7 @@ def _score_errors(
 
 
 def _compare_errors(measure: str, in_file: NDArray, in_float: NDArray, guessed: NDArray) -> Score:
-    """Score the errors of the file, the float model and a guess. The perfect error is unknown."""
+    """Score the errors of the file, the float model and a guess. `perfect` stays None."""
     means = float(in_file.mean()), float(in_float.mean()), float(guessed.mean())
     chance, by_chance = _bound_chance(in_file - in_float), _bound_chance(guessed - in_float)
     return Score(measure, *means, None, chance, len(in_file), by_chance)

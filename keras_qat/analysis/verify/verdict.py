@@ -31,20 +31,20 @@ MEANINGS = {
 }
 
 FLIPS = 0.5, 3.0
-"""Allowed mean and maximum difference from the model in LSB, which float layers may cause."""
+"""Allowed mean and maximum difference from the model in LSB. Float layers cause differences."""
 
 OTHER_ROUNDING = 2.0, 12.0
 """Allowed mean and maximum difference if the kernels round differently from the model. Files with
 other weights have mean differences of 14 LSB and more."""
 
 LOST_POINTS = 0.02
-"""The accuracy that a good file may lose, or the error that it may gain relative to a guess."""
+"""Maximum `Score.lost_points` of a good file."""
 
 LOST_GAIN = 0.15
 """Share of the float model's gain over a guess that a good file may lose."""
 
 LOST_CUSTOM = 0.05
-"""`LOST_GAIN` for a custom loss, whose value for perfect answers is unknown."""
+"""`LOST_GAIN` for a custom loss. Its value for perfect answers is unknown."""
 
 FEW_LABELS = 20
 """With fewer labels, even a good model may appear to guess."""
@@ -54,8 +54,8 @@ class Figures(NamedTuple):
     """Limits for the figures of an output without labels, as used in a `Rule`.
 
     Args:
-        sqnr: SQNR against the float model in dB; None for no limit.
-        same: share of decisions that stay the same, 0 to 1; None for no limit.
+        sqnr: SQNR against the float model in dB. None for no limit.
+        same: share of decisions that stay the same, 0 to 1. None for no limit.
         rows: minimum number of decisions for computing `same`.
     """
 
@@ -125,8 +125,9 @@ RULES: dict[Use, Rule] = {
         (Figures(12, 0.8, 10), Figures(5, 0.9)),
     ),
 }
-"""Use of an output -> its rule. With 17 dB, the noise is 2 % of the signal, as `LOST_POINTS` allows
-with labels. Outputs that resemble the input need more dB, because the model changes it little."""
+"""Maps the use of an output to its rule. With 17 dB, the noise is 2 % of the signal, as
+`LOST_POINTS` allows with labels. Outputs that resemble the input need more dB, because the model
+changes little."""
 
 CLEARLY_GOOD = 20.0
 """If the first examples are good and have this SQNR in dB, no further examples are computed."""
@@ -139,8 +140,8 @@ class Verdict:
     Args:
         words: "same and good", "same but poor", "not the same", or "same" if the examples do not
             show whether the model is good.
-        weakest_layer: if the model is poor, the layer whose quantization loses most, or "".
-        likely_cause: if the verdict is not good, the cause and advice; "" if unknown.
+        weakest_layer: the layer that loses most by quantization if the model is poor, or "".
+        likely_cause: the cause with advice if the verdict is not good. It is "" if unknown.
         reason: a sentence with the scores or figures that decided.
     """
 
@@ -170,7 +171,7 @@ class Verdict:
 
 
 def is_same(outputs: Sequence[OutputReport], rounds_alike: bool) -> bool:
-    """Returns whether the outputs of file and model differ only by rounding."""
+    """Returns True if the outputs of file and model differ only by rounding."""
     mean, largest = FLIPS if rounds_alike else OTHER_ROUNDING
     return all(
         output.mean_difference <= mean and output.max_difference <= largest for output in outputs
@@ -181,7 +182,7 @@ class Grade(NamedTuple):
     """The grade of one output.
 
     Args:
-        words: the words of the verdict for this output; None if the output does not vary.
+        words: the words of the verdict for this output. None if the output does not vary.
         reason: a sentence with the score or the figures that decided.
         by_labels: whether labels decided.
         fault: a problem of the float model.
@@ -229,12 +230,12 @@ def _grade_score(name: str, score: Score) -> Grade:
 
 
 def grade_figures(use: Use, sqnr: float | None, same: float | None, rows: int) -> str | None:
-    """Grades an output by its distance from the float model.
+    """Grades an output by its distance from the float model. Returns None without `sqnr`.
 
     Args:
         use: the purpose of the output.
-        sqnr: its SQNR in dB; None if the examples hardly differ.
-        same: share of decisions that stay the same; None if there are none.
+        sqnr: the output's SQNR in dB. None if the examples hardly differ.
+        same: share of decisions that stay the same. None without decisions.
         rows: number of decisions.
     """
     if sqnr is None:
@@ -258,14 +259,14 @@ def grade_figures(use: Use, sqnr: float | None, same: float | None, rows: int) -
 
 
 def is_clearly_good(output: OutputReport) -> bool:
-    """Returns whether an output is so good that more examples would not change its grade."""
+    """Returns True if an output is good and has an SQNR above `CLEARLY_GOOD`."""
     sqnr = output.float_sqnr
     return sqnr is not None and sqnr > CLEARLY_GOOD and grade_output(output).words == GOOD
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What `verify` found besides the figures of outputs: sentences, and names of layers.
+    """Problems that `verify` found besides the figures of outputs.
 
     Args:
         mismatches: reasons why the file may not belong to the model.
@@ -290,7 +291,7 @@ def judge(
     found: Findings,
     look_inside: Callable[[], Sequence[TensorReport]],
 ) -> Verdict:
-    """Returns the verdict. Calls `look_inside` to compare inner tensors if the model is poor."""
+    """Returns the verdict. Unless it is good, calls `look_inside` to compare inner tensors."""
     if not is_same(outputs, rounds_alike) or found.faulty:
         causes = list(found.mismatches)
         causes += [f"the file computes {list_some(list(found.faulty))} differently."] * bool(

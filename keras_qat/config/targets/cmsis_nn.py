@@ -1,8 +1,8 @@
 """TFLite Micro with CMSIS-NN, for Cortex-M: its faults, and the rewrites that avoid them.
 
-Operators without a CMSIS-NN kernel run in TFLite Micro's. The faults were observed with TFLite
-Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2, on emulated boards: Cortex-M4
-(DSP) and Cortex-M55 (Helium). A fault that names no core occurs on both.
+Operators without a CMSIS-NN kernel run in TFLite Micro's kernels. The faults were observed with
+TFLite Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2. They were run on
+emulated boards: Cortex-M4 (DSP) and Cortex-M55 (Helium). A fault that names no core occurs on both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ HIDDEN_STATE = 18
 
 
 def _is(site: Site, dtype: str) -> bool:
-    """Return whether an operator's output has the type `dtype`."""
     return site.outputs[0].type == dtype
 
 
@@ -37,22 +36,22 @@ def _has_over_four_axes(site: Site) -> bool:
 
 
 def _is_elementwise(site: Site) -> bool:
-    """Return whether each operand has as many values as the result, or one value."""
+    """Return True if each operand has one value, or as many values as the result."""
     sizes = {math.prod(tensor.shape) for tensor in site.tensors}
     return sizes <= {math.prod(site.outputs[0].shape), 1}
 
 
 def _has_batch_of_one(site: Site) -> bool:
-    """Return whether a result has five axes, and the first has size 1 and is not transposed."""
+    """Return True for a result with 5 axes if the first has size 1 and is not transposed."""
     shape = site.outputs[0].shape
     order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
     return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)
 
 
 def _rescales(site: Site) -> bool:
-    """Return whether float32 cannot represent an operator's ratio of scales exactly.
+    """Return True if float32 rounds the ratio of an operator's scales.
 
-    Some kernels round this ratio to float32. Kernels in TFLite Micro's Python package do not.
+    Some kernels use the rounded ratio. Kernels in TFLite Micro's Python package do not.
     """
     ratio = site.tensors[0].scale / site.outputs[0].scale
     return float(np.float32(ratio)) != ratio
@@ -76,7 +75,7 @@ def _has_int4(site: Site) -> bool:
 
 
 def _is_uneven_row(site: Site) -> bool:
-    """Return whether Helium pads the last outputs of a row with the wrong number of zeros."""
+    """Return True if Helium pads the end of a row with the wrong number of zeros."""
     (_, high, wide, channels), (_, rows, columns, depth) = site.shape(), site.shape(1)
     stride = site.option("strideW")
     is_row = high == rows == site.option("dilationWFactor", 1) == 1 < columns
@@ -89,10 +88,11 @@ def _is_uneven_row(site: Site) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TransposedAxis:
-    """Height or width of a transposed convolution: stride, kernel size, and sizes of the output.
+    """Sizes along the height or the width of a transposed convolution.
 
-    `before` outputs are removed by padding at the start. `size` is the output's size in the file,
-    `usual` the usual size for this stride and padding, `full` the size without padding.
+    `window` is the size of the kernel. Padding removes the first `before` outputs. `size` is the
+    output's size in the file. `usual` is the usual size for this stride and padding. `full` is the
+    size without padding.
     """
 
     stride: int
@@ -104,7 +104,7 @@ class TransposedAxis:
 
     @property
     def missing(self) -> int:
-        """How many zeros must be appended to the input to make the output large enough."""
+        """Number of zeros to append to the input. Without them, the output would be too small."""
         return max(-(-(self.before + self.size - self.full) // self.stride), 0)
 
 
@@ -126,7 +126,7 @@ def find_transposed_axes(site: Site) -> tuple[TransposedAxis, TransposedAxis]:
 
 
 def _is_transposed_by_rows(site: Site) -> bool:
-    """Return whether the kernel of an int8 transposed convolution sums row by row."""
+    """Return True if the kernel of an int8 transposed convolution sums row by row."""
     strides = max(site.option("strideH"), site.option("strideW"))
     return _is(site, "int8") and (strides > 2 or site.shape(2)[-1] <= 16)
 

@@ -64,8 +64,8 @@ MEDIATEK = Target(
     source="read: the list of LiteRT's plugin for MediaTek (2026); the compiler has more "
     "conditions, but it is in no public registry, and its rounding is not published",
 )
-"""MediaTek's NPUs of phones and tablets, through LiteRT's plugin. The operators and types are those
-that the plugin passes to MediaTek's compiler."""
+"""MediaTek's NPUs of phones and tablets, through LiteRT's plugin. The plugin passes these operators
+and types to MediaTek's compiler."""
 
 STM32_NPU = Target(
     name="stm32_npu",

@@ -1,7 +1,7 @@
 """Arm's Ethos-U NPUs: the operators that the compiler Vela runs on the NPU instead of the CPU.
 
-`vela --supported-ops-report` lists the rules that Vela checks. tests/targets/test_vela.py compares
-this module with Vela, operator by operator.
+`vela --supported-ops-report` lists Vela's rules. tests/targets/test_vela.py compares this module
+with Vela, operator by operator.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def _check_strides(site: Site) -> str | None:
 
 
 def _check_padded_strides(site: Site) -> str | None:
-    """Return why strides are too large for an operator with padding or dilation, or None."""
+    """Check the strides of operators with padding or dilation only."""
     dilation = max(site.option(f"dilation{name}Factor", 1) for name in "HW")
     return None if dilation == 1 and not _is_padded(site) else _check_strides(site)
 
 
 def _is_padded(site: Site) -> bool:
-    """Return whether padding is added at the edges of an image."""
+    """Return True if padding adds values. Padding "same" can add none."""
     if site.option("padding") == VALID:
         return False
     if site.operation.kernel.endswith("POOL_2D"):
@@ -51,7 +51,7 @@ VALID = 1
 
 
 def _check_axes(site: Site) -> str | None:
-    """Return a reason if an operator other than QUANTIZE has a result without axes, or None."""
+    """Refuse results without axes, except the result of a QUANTIZE."""
     is_scalar = any(tensor.shape == () for tensor in site.outputs)
     if site.operation.kernel == "QUANTIZE":
         return None
@@ -59,7 +59,7 @@ def _check_axes(site: Site) -> str | None:
 
 
 def _check_maps(site: Site) -> str | None:
-    """Return a reason unless all tensors are quantized to 16 bits or fewer; otherwise None."""
+    """Refuse operators if the first input or a result is not quantized to at most 16 bits."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
     refused = [dtype for dtype in dtypes if dtype not in MAPS]
@@ -106,7 +106,7 @@ def _get_bits(site: Site) -> int:
 
 
 def _find_factors(site: Site) -> tuple[float, float] | None:
-    """Return the factors of a resize for height and width; None if it only copies pixels."""
+    """Return the resize factors of height and width. Return None if pixels are only copied."""
     before, after = site.shape()[1:3], site.outputs[0].shape[1:3]
     centred = site.operation.kernel == "RESIZE_BILINEAR" and site.option("halfPixelCenters")
     if before == (1, 1) or (before == after and not centred):

@@ -1,4 +1,4 @@
-"""LiteRT on phones and desktops. Operators that XNNPACK lacks run in TFLite's kernels."""
+"""LiteRT on phones and desktops. TFLite's kernels run the operators that XNNPACK lacks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ def _check_fft(site: Site) -> str | None:
 
 
 MOST_IN_ROW = 4127
-"""Maximum number of adjacent int8 values that XNNPACK sums without overflow, with SSE and AVX. The
-limit is 8,255 values with AVX2, 16,511 with AVX-512, and 2^24 with VNNI or on ARM.
-"""
+"""Maximum number of adjacent int8 values that XNNPACK sums without overflow with SSE and AVX. The
+limit is 8,255 values with AVX2, 16,511 with AVX-512, and 2^24 with VNNI or on ARM."""
 
 
 def _is_long_row(site: Site) -> bool:
-    """Return whether a mean may add up too many adjacent values."""
+    """Return True if a mean may add up more than `MOST_IN_ROW` adjacent values."""
     x, axes = site.inputs[0], site.constant(1)
     if x is None or x.type != "int8" or axes is None:
         return False

@@ -17,7 +17,7 @@ LANES = 8
 
 
 def _find_computed_shapes(site: Site) -> list[tuple[int, ...]]:
-    """Return the shapes of all tensors that are not constant."""
+    """Return the shapes of all tensors except constants."""
     return [t.shape for t in site.tensors if site.graph.constant(t.index) is None]
 
 

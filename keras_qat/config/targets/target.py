@@ -1,4 +1,4 @@
-"""Targets as data: the operators that they run, their types and sizes, rounding, and faults."""
+"""Targets as data: the operators that they run, with types, sizes, rounding and faults."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.reader import Site
 
 Check = Callable[[Site], str | None]
-"""A function that returns why a target refuses an operator of a file, or None."""
+"""A function that returns why a target refuses an operator. None means that it is supported."""
 
 Form = Callable[[Builder, Site], None]
-"""A function that adds operators to a file in place of an operator with a fault."""
+"""A function that writes a replacement for an operator with a fault."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Fault:
         operators: TFLite's names of the operators, separated by spaces.
         applies: function that returns whether the fault affects one of these operators.
         reason: the effect, in a few words.
-        form: how files for the target replace the operator: a function, or a name in
-            `export/target_rewrites.py`; None if it cannot be replaced.
-        change: advice if there is no rewrite, in a few words.
+        form: the replacement in files for the target: a function, or the name of a function in
+            `export/target_rewrites.py`. None means that there is no replacement.
+        change: advice if there is no replacement, in a few words.
         knows_open_sizes: whether `applies` also supports tensors with unknown sizes (-1).
     """
 
@@ -42,7 +42,7 @@ class Fault:
     knows_open_sizes: bool = False
 
     def meets(self, site: Site) -> bool:
-        """Returns whether the fault affects an operator of a file; False if sizes are unknown."""
+        """Returns True if the fault is known to affect an operator of a file."""
         if site.operation.kernel not in self.operators.split():
             return False
         has_open_sizes = any(-1 in tensor.shape for tensor in site.tensors)
@@ -54,9 +54,10 @@ class Kernel:
     """Requirements of a target's kernel for one operator.
 
     Args:
-        types: types of its tensors, e.g. "int8", including tensors of sizes and indices.
+        types: supported types of tensors, e.g. "int8". Sizes and indices need a type in `types`,
+            too.
         max_axes: the maximum number of axes of a tensor.
-        reads: types of the first input, if they differ from `types`.
+        reads: supported types of the first input. None means `types`.
         max_inputs: the maximum number of inputs.
         checks: functions that check further requirements, one after the other.
     """
@@ -69,7 +70,7 @@ class Kernel:
 
 
 def operators(*rows: tuple[str, Kernel]) -> dict[str, Kernel]:
-    """Returns a dict operator -> kernel, given pairs (operators separated by spaces, kernel)."""
+    """Returns a dict from operators to kernels. A row is for example `("ADD SUB", kernel)`."""
     return {name: kernel for names, kernel in rows for name in names.split()}
 
 
@@ -81,21 +82,22 @@ class Target:
         name: the name that users pass.
         title: the name in messages.
         kernels: the kernel family that rounds like the target, as in `quantize_model(kernels=...)`.
-        batch_size: batch size of files; None for any.
-        operators: TFLite's name of each available operator -> its kernel; None for all operators.
-        bits: supported bits of activations; 8 stands for 2 to 8.
-        per_channel: whether weights with a scale per channel run at full speed. Otherwise the
+        batch_size: batch size of files. None means any.
+        operators: a dict from TFLite's name of each available operator to its kernel. None means
+            that all operators are available.
+        bits: supported bits of activations. 8 stands for 2 to 8.
+        per_channel: whether weights with a scale per channel run at full speed. Otherwise, the
             target's recipe has one scale per tensor.
-        elsewhere: the processor that runs operators that the target lacks, e.g. "the CPU"; None if
-            files with such operators do not run.
+        elsewhere: the processor that runs missing operators, e.g. "the CPU". None means that files
+            with missing operators do not run.
         checks: functions that check requirements of every operator.
         source: the source of this data.
         faults: cases that the kernels refuse or compute incorrectly. The first fault that applies
             is used.
-        has_float: whether it supports float. Otherwise normalization layers compute in integers.
-        channel_bytes: TFLite's name of an operator -> bytes of memory per output channel for
-            weights with a scale per channel.
-        host: the runtime that computes operators that the target lacks; None if nothing else does.
+        has_float: whether the target supports float. Otherwise, normalization layers use integers.
+        channel_bytes: a dict from TFLite's names of operators to bytes of memory. Weights with a
+            scale per channel need these bytes for each output channel.
+        host: the target that describes `elsewhere`. None means that `elsewhere` runs all operators.
     """
 
     name: str
@@ -115,7 +117,7 @@ class Target:
 
     @property
     def has_int16(self) -> bool:
-        """Whether it supports 16-bit activations."""
+        """Whether the target supports 16-bit activations."""
         return 16 in self.bits
 
     def recipe(self) -> Recipe:
@@ -137,16 +139,16 @@ _REGISTERED: dict[str, Target] = {}
 def register(target: Target) -> Callable[[], None]:
     """Registers a target by its name. It replaces a target with the same name.
 
-    A saved model contains only the target's name, so register the target before loading it.
+    A saved model contains only the target's name. Register the target before you load the model.
 
     Args:
-        target: the target; pass its `name` to `quantize_model(target=...)`.
+        target: the target. Pass its `name` to `quantize_model(target=...)`.
 
     Returns:
         A function that undoes the registration.
 
     Raises:
-        TypeError: if it is not a `Target`.
+        TypeError: if `target` is not a `Target`.
 
     Example:
         >>> keras_qat.targets.register(dataclasses.replace(keras_qat.targets.TFLM, name="mine"))
@@ -196,7 +198,7 @@ def settings(
     """Returns the recipe, kernel family and target for a model. None stands for a default.
 
     Raises:
-        ValueError: on unknown names, or if they contradict each other.
+        ValueError: on unknown names, or if the arguments contradict each other.
     """
     if target is None:
         return (
@@ -221,7 +223,7 @@ def settings(
 
 
 def find_or_warn(name: str, model: str) -> Target | None:
-    """Returns the target of a loaded model; None, with a warning, if its name is not registered."""
+    """Returns the target of a loaded model. Warns and returns None if `name` is not registered."""
     if name not in _REGISTERED:
         warn_caller(
             f"'{model}' is for the target {name!r}, which is not registered: call "
@@ -243,9 +245,9 @@ class Problem:
         tensor: the output of the operator: the layer's name, or the tensor's name in the file.
         operator: TFLite's name of the operator.
         reason: the reason, in a few words: "no kernel for int16", "strides up to 3 only, not 4".
-        change: a change that helps, in a few words; "" if none is known.
-        elsewhere: the processor that computes it instead; None if the file does not run.
-        index: index of the operator in the file, or of the loop that contains it.
+        change: a change that helps, in a few words. It is "" if none is known.
+        elsewhere: the processor that computes the operator instead. None if the file does not run.
+        index: index of the operator in the file, or of the loop that contains the operator.
     """
 
     tensor: str
