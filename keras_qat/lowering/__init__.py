@@ -1,4 +1,4 @@
-"""Lowering: rewrites a graph of Keras layers so that each call is one operator (`Op`)."""
+"""Lowering: rewrites a graph of Keras layers as a graph of operators (`Op`)."""
 
 from keras_qat.lowering.builder import LoweringContext
 from keras_qat.lowering.passes import lower

@@ -42,7 +42,7 @@ _REGULARIZED_INSIDE = (Regularize, layers.MultiHeadAttention)
 
 
 def split_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Split conv(activation=f) into conv, which keeps its name, and f."""
+    """Split `Conv2D(activation=f)` into `Conv2D` and `f`. The convolution keeps its name."""
     layer = call.layer
     if layer.activation in (None, keras.activations.linear):
         return []
@@ -53,7 +53,7 @@ def split_activation(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
-    """Split layer(activity_regularizer=r) into the layer and Regularize(r).
+    """Split `layer(activity_regularizer=r)` into the layer and `Regularize(r)`.
 
     A wrapper around the layer would not compute the regularizer at inference.
     """
@@ -81,13 +81,13 @@ def make_activation(parts: PartsBuilder) -> layers.Layer:
 def get_weights_without_activation(
     layer: layers.Layer, context: LoweringContext
 ) -> list[tf.Variable]:
-    """Return a layer's initial weights, except the weights of an activation layer inside it."""
+    """Return the initial weights of a layer, except the weights of its activation layer."""
     inner = {id(weight) for weight in getattr(layer.activation, "weights", ())}
     return [weight for weight in context.get_weights(layer) if id(weight) not in inner]
 
 
 def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
-    """Expand an Activation that has no TFLite operator, or replace it by the layer inside it."""
+    """Replace an Activation by its expansion, or by the layer inside it."""
     inner = call.layer.activation
     if isinstance(inner, layers.Layer):
         parts = PartsBuilder(call, context)
@@ -114,7 +114,7 @@ ACTIVATIONS: dict[Callable[..., tf.Tensor], Callable[..., tf.Tensor]] = {
     keras_3.leaky_relu: lambda x: layers.LeakyReLU(0.2)(x),
     keras_3.celu: lambda x: layers.ELU()(x),
 }
-"""Activation function without an operator -> its expansion."""
+"""Maps an activation function without an operator to its expansion."""
 
 _X = tensor("x")
 _GATE = operation("relu6")(_X + 3.0)
@@ -152,7 +152,7 @@ SOFTMAX_BY_HAND = Rule(
     ),
     _softmax,
 )
-"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, whose steps need no ranges.
+"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax. Its steps need no ranges.
 
 An epsilon in the divisor is ignored, because the sum is at least 1.
 """
@@ -181,7 +181,7 @@ LOG_SUM_EXP = Rule(operation("log")(_TOTAL.named("total")), _log_sum_exp)
 
 
 def _find_single_axis(x: tf.Tensor, axes: object) -> int:
-    """Return the axis that a pattern reduces along. Raise `CannotExpand` for several axes."""
+    """Return the only axis in `axes`. Raise `CannotExpand` if there are several."""
     axis, *others = tf.nest.flatten(axes)
     require(not others)
     return int(unwrap(read_scalar(axis))) % len(x.shape)

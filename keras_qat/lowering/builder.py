@@ -1,4 +1,4 @@
-"""Builds the calls that replace a call, and stores the new layers of these calls."""
+"""Builds the calls that replace a call, and stores their new layers."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ from keras_qat.keras2.layers_and_models import clone
 Layer: TypeAlias = keras.layers.Layer
 
 VERIFY = "KERAS_QAT_VERIFY_PASSES"
-"""Environment variable: 1 checks the graph after each pass, and raises errors of expansions."""
+"""Environment variable. Set it to 1 to verify each pass and to raise errors of expansions."""
 
 _PLAIN = bool, int, float, str, np.generic
-"""Types of settings that are compared with `==`."""
+"""Settings of these types are compared. All other settings count as equal."""
 
 
 @dataclasses.dataclass
 class LoweringContext:
-    """The options of lowering, and the layers that it has created.
+    """The options of lowering, and the layers that lowering creates.
 
     All calls of a shared layer use the same new layers.
 
     Args:
-        activations: whether to replace activations by operators that runtimes have.
-            `recipes.contrib` keeps them, like tf.contrib.quantize, and does not trace layers.
-        may_trace: function that returns whether to trace a call's layer; None for default rules.
-        has_int16: whether the target supports 16 bits. If not, lowering uses 16 bits only where 8
-            bits would lose all values.
-        has_float: whether calls that replace NaN stay in float. If not, inputs must not hold NaN.
+        activations: whether to trace layers and to replace activations. `recipes.contrib` does
+            neither, like tf.contrib.quantize.
+        may_trace: a function of a call. True forces tracing, False forbids tracing, and None leaves
+            the decision to lowering.
+        has_int16: whether the target supports 16 bits. Otherwise 16 bits are only used if 8 bits
+            would lose all values.
+        has_float: whether calls that replace NaN stay in float. Otherwise inputs must not contain
+            NaN.
     """
 
     activations: bool = True
@@ -49,14 +51,14 @@ class LoweringContext:
     def __post_init__(self) -> None:
         self.verifies = bool(os.environ.get(VERIFY))
         self.weights: dict[Layer, list[tf.Variable]] = {}
-        """New layer -> the initial values of its weights."""
+        """Maps a new layer to the initial values of its weights."""
         self.compared: dict[Hashable, bool] = {}
-        """Call -> whether the expansion of the call returned the same results for random inputs."""
+        """Maps a kind of call to True if its expansion returned the right results."""
         self._layers: dict[tuple[Hashable, str], Layer] = {}
         self._settings: dict[tuple[Layer, str], list[Any]] = {}
 
     def clear(self) -> None:
-        """Remove all layers, before lowering begins again."""
+        """Forget all new layers before lowering begins again."""
         for known in (self.weights, self._layers, self._settings):
             known.clear()
 
@@ -67,16 +69,16 @@ class LoweringContext:
         make: Callable[[], Layer],
         weights: Iterable[tf.Variable] = (),
     ) -> Layer:
-        """Return the component `part` of a layer, or create it with the function `make`."""
+        """Return the component `part` of a layer. The first call creates it with `make`."""
         if (source, part) not in self._layers:
             layer = self._layers[source, part] = make()
             self.weights[layer] = list(weights)
         return self._layers[source, part]
 
     def part_for(self, source: Layer, part: str, settings: object) -> str:
-        """Return a component's name, with a number if another call uses different settings.
+        """Return a name for a component. Different settings get names such as `part_variant_1`.
 
-        Settings may depend on a tensor's size, which can differ between calls of a layer.
+        Calls of one layer may need different settings, for example if the sizes of tensors differ.
         """
         leaves = [leaf if isinstance(leaf, _PLAIN) else None for leaf in tf.nest.flatten(settings)]
         known = self._settings.setdefault((source, part), [])
@@ -88,11 +90,11 @@ class LoweringContext:
     def keep(
         self, source: Layer, part: str, layer: Layer, weights: Iterable[tf.Variable] = ()
     ) -> Layer:
-        """Register a layer as the component `part` if there is none. Return the component."""
+        """Store `layer` as the component `part` if there is none. Return the component."""
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return each layer that has a weight from which several new layers are initialized."""
+        """Return the layers with a weight that initializes several new layers."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:
@@ -102,16 +104,16 @@ class LoweringContext:
     def clone(
         self, source: Layer, part: str, weights: Iterable[tf.Variable], **config: Any
     ) -> Layer:
-        """Return the component `part`, a copy of the layer that has the settings `config`."""
+        """Return the component `part`: a copy of `source` with the changed settings `config`."""
         return self.layer(source, part, lambda: clone(source, **config), weights)
 
     def get_weights(self, layer: Layer) -> list[tf.Variable]:
-        """Return a layer's initial weights, even if the layer is not built."""
+        """Return the initial weights of a layer. A new layer need not be built."""
         return self.weights.get(layer, layer.weights)
 
 
 Lowering = Callable[[Call, LoweringContext], list[Call]]
-"""A function that returns the calls that replace a call; [] if the call stays unchanged."""
+"""A function that returns the calls that replace a call. An empty list keeps the call."""
 
 
 class PartsBuilder:
@@ -128,12 +130,14 @@ class PartsBuilder:
         weights: Iterable[tf.Variable] = (),
         **options: Any,
     ) -> Layer:
-        """Return a new layer, named after the call's layer and the component.
+        """Return a new layer for a component.
 
-        The layer has the precision of the call's output, unless it is a clone or `dtype` is given.
+        The component "pad" of the layer `conv` is named `conv_pad`. By default, a new layer has the
+        precision of the call's output. A clone keeps its precision.
 
         Args:
-            part: name of the component; "" for the name of the call's layer.
+            part: name of the component. If it is "", the new layer has the name of the call's
+                layer.
             make: function or class that creates the layer from `args`, `options` and the name.
             weights: the initial weights.
         """
@@ -157,8 +161,8 @@ class PartsBuilder:
         Args:
             layer: the layer.
             args, kwargs: the arguments of the call.
-            shape: the output's shape; None for the shape that the layer infers.
-            output: the output, by default a new tensor.
+            shape: the shape of the output. By default, the layer infers the shape.
+            output: the output. By default, a new tensor.
         """
         if output is None:
             if shape is None:
@@ -169,35 +173,36 @@ class PartsBuilder:
         return output
 
     def end(self, layer: Layer, *args: Any, kwargs: Mapping[str, Any] | None = None) -> list[Call]:
-        """Add the last call, which computes the original outputs, and return all calls."""
+        """Add the last call, and return all calls. The last call computes the original outputs."""
         self.add(layer, *args, kwargs=kwargs, output=self.call.outputs)
         return self.calls
 
     def chain(self, *layers: Layer) -> list[Call]:
-        """Add calls of layers, each on the output of the call before it, and return all calls."""
+        """Call layers one after the other, and return all calls."""
         args, kwargs = self.call.args, self.call.kwargs
         for layer in layers[:-1]:
             args, kwargs = (self.add(layer, *args, kwargs=kwargs),), {}
         return self.end(layers[-1], *args, kwargs=kwargs)
 
     def path(self, layer: Layer) -> str:
-        """Return the name of a component's call: the call's path with the component's name."""
+        """Return the name of a component's call, such as `block/dense_activation`."""
         name = self.call.layer.name
         if layer.name.startswith(name):
             return self.call.name + layer.name.removeprefix(name)
         return self.call.name.removesuffix(name) + layer.name
 
     def between(self, layer: Layer, shape: Sequence[int | None]) -> Value:
-        """Return a new tensor that the component `layer` computes for the next component."""
+        """Return a new tensor for the output of the component `layer`."""
         name, output = self.path(layer), self.call.output
         label = f"{name}_before_activation" if name == self.call.name else name
         return Value(label + get_suffix(output.name, self.call.name), tuple(shape), output.dtype)
 
 
 def get_suffix(tensor: str, call: str) -> str:
-    """Return the part of a tensor's name after the name of its call: `:1` for `split:1`.
+    """Return the end of a tensor's name: `:1` for the tensor `split:1` and the call `split`.
 
-    A call inside a layer may compute the layer's output, whose name starts with the layer's name.
+    An inner call of a traced layer may compute the layer's output. The output is then named after
+    the layer, not after the call.
     """
     if tensor.startswith(call):
         return tensor.removeprefix(call)
@@ -206,19 +211,19 @@ def get_suffix(tensor: str, call: str) -> str:
 
 
 def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
-    """Replace each call in `replaced` by its new calls, and drop calls that become unused."""
+    """Replace each key of `replaced` by its list of calls. Drop calls that become unused."""
     calls = [new for call in graph.calls for new in replaced.get(call, [call])]
     return drop_unused_calls(dataclasses.replace(graph, calls=calls)) if replaced else graph
 
 
 def rewrite_calls(graph: Graph, rewrite: Callable[[Call], list[Call]]) -> Graph:
-    """Replace calls by the results of `rewrite`. If `rewrite` returns [], the call stays."""
+    """Replace each call by the calls that `rewrite` returns. An empty list keeps the call."""
     calls = [new for call in graph.calls for new in rewrite(call) or [call]]
     return dataclasses.replace(graph, calls=calls)
 
 
 def find_calls_before(value: Value) -> list[Call]:
-    """Return the calls on which a value depends, in topological order."""
+    """Return all calls that a value depends on, in topological order."""
     calls: dict[Call, None] = {}
 
     def visit(value: Value) -> Generator[Value, Any, None]:

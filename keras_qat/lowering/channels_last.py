@@ -1,8 +1,8 @@
 """Converts channels-first models to channels last.
 
-TFLite's int8 kernels, and many of TensorFlow's CPU kernels, only support channels last. Each
-channels-first layer and each elementwise layer reads a channels-last copy of its input. A Permute
-restores the original layout for all other layers.
+TFLite's int8 kernels, and many of TensorFlow's CPU kernels, only support channels last.
+Channels-first layers read a channels-last copy of their input. So do elementwise layers after them.
+A Permute restores the original layout for all other layers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Split off the activation. A softmax must still normalize the columns, not the channels."""
+    """Split off the activation. A softmax must still normalize columns, not channels."""
     layer, parts = call.layer, list[Call]()
     if _has_channels_first(call) and getattr(layer, "activation", None) is not None:
         is_separable = isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D))
@@ -48,7 +48,7 @@ def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _has_channels_first(call: Call) -> bool:
-    """Return whether axis 1 of a call's input contains channels, not the steps of a sequence."""
+    """Return True if axis 1 of the input contains channels. In an RNN, it contains steps."""
     is_first = getattr(call.layer, "data_format", None) == "channels_first"
     return is_first and not isinstance(call.layer, layers.RNN)
 
@@ -63,7 +63,7 @@ class _Visitor:
         self.context = context
         self.calls: list[Call] = []
         self.channels_last: dict[Value, Value] = {}
-        """Channels-first value -> its channels-last copy."""
+        """Maps a channels-first value to its channels-last copy."""
         self.computed: set[Value] = set()
         """Values that are available in their original layout."""
 
@@ -78,7 +78,7 @@ class _Visitor:
         self.computed.update(flatten_values(call.outputs))
 
     def find_layer(self, call: Call) -> layers.Layer | None:
-        """Return a layer that computes a call on channels-last inputs; None if there is none."""
+        """Return a layer that computes a call on channels-last inputs, or None."""
         layer, rank = call.layer, len(call.output.shape)
         reads_copy = any(value in self.channels_last for value in call.inputs)
         joins_channels = type(layer) is layers.Concatenate and layer.axis in (1, 1 - rank)
@@ -98,11 +98,10 @@ class _Visitor:
         return is_plain and all(len(x.shape) == len(call.output.shape) for x in call.inputs)
 
     def copy(self, layer: layers.Layer, **config: Any) -> layers.Layer:
-        """Return a copy of a layer with changed settings and the same weights."""
         return self.context.clone(layer, "channels_last", self.context.get_weights(layer), **config)
 
     def compute(self, call: Call, layer: layers.Layer) -> None:
-        """Add the call on channels-last copies of its inputs."""
+        """Add a call of `layer` on channels-last copies of the inputs."""
         for value in call.inputs:
             if value not in self.channels_last:
                 self.channels_last[value] = self.permute(value, call, to_last=True)

@@ -21,15 +21,14 @@ from keras_qat.ops.registry import find_op
 Structure = TypeVar("Structure")
 
 IGNORES = {"maximum": HIDES, "minimum": -HIDES}
-"""Operation -> the limit beyond which a constant is never the result of the operation."""
+"""A maximum ignores constants below `HIDES`. A minimum ignores constants above `-HIDES`."""
 
 
 def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
-    """Remove additions of zeros, as in `x + zeros_like(x)`, and calls that become unused.
+    """Remove additions of zeros, as in `x + zeros_like(x)`.
 
-    A maximum and its inputs share a range, which a uniform tensor of very low values would widen.
-    Therefore the maximum reads a constant instead. A minimum also reads a constant instead of a
-    uniform tensor of very high values.
+    A maximum also reads a constant instead of a uniform tensor of very low values. The tensor would
+    widen the range that a maximum shares with its inputs. A minimum is treated alike.
     """
     facts, known = Facts(), dict[Value, Uniform]()
     for value in (call.output for call in graph.calls):
@@ -50,7 +49,7 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
     if call.output.shape != other.shape:
         return []
     if value == 0.0 and (kind == "add" or (kind == "subtract" and call.args[0] is other)):
-        # A new name, because later steps of a loop, whose sums are not zero, have the old name.
+        # A new name, because later steps of a loop add other values under the old name.
         parts = PartsBuilder(call, context)
         return parts.end(parts.new("sum_with_zeros", layers.Activation, "linear"), other)
     if kind not in IGNORES or value / IGNORES[kind] < 1.0:
@@ -60,13 +59,14 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
 
 
 def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
-    """Remove duplicate calls, which compute the same function of the same tensors.
+    """Merge calls that compute the same function of the same tensors.
 
-    TensorFlow's optimizer merges duplicates, so a quantizer on only one of them has no effect.
+    TensorFlow's optimizer merges such calls, too. A quantizer on only one of them would have no
+    effect.
     """
 
     def identify(call: Call) -> Hashable | None:
-        """Return a key that is equal for all calls that compute the same result."""
+        """Return a key for the function of a call. Return None if the call must not be merged."""
         layer = call.layer
         is_known = is_operation(layer) or is_of_keras(layer)
         if find_op(call) is None or not is_known or accepts_training(layer):

@@ -1,6 +1,6 @@
 """Preserves small values in concatenations, because all concatenated tensors share one range.
 
-Slices of a concatenation read the tensors directly, and tensors before a normalization are scaled.
+Slices of a concatenation read the tensors directly. Tensors before a normalization are scaled.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
 LEVELS = 255
-"""8 bits lose a tensor if its range is this many times the standard deviation of its channels."""
+"""The number of steps in an 8-bit range. A tensor is lost if it deviates by less than a step."""
 ALIKE = 4
-"""Tensors are only scaled if the widths of their ranges differ by at least this factor."""
+"""Tensors are scaled if the widths of their ranges differ by at least this factor."""
 
 
 class _Piece(NamedTuple):
@@ -47,7 +47,7 @@ class _Concatenation(NamedTuple):
     is_stacked: bool
 
     def cut(self, begin: int, end: int) -> list[_Piece]:
-        """Return the pieces of the tensors that form the entries `begin` to `end`.
+        """Return the pieces of tensors that form the entries `begin` to `end` of the concatenation.
 
         Raises:
             CannotExpand: if all tensors are needed.
@@ -62,7 +62,6 @@ class _Concatenation(NamedTuple):
         return pieces
 
     def read(self, pieces: list[_Piece]) -> tf.Tensor:
-        """Return the concatenation of pieces as a symbolic tensor."""
         tensors = [
             make_symbol(x)
             if is_entire
@@ -73,10 +72,10 @@ class _Concatenation(NamedTuple):
 
 
 def skip_concatenations(graph: Graph, context: LoweringContext) -> Graph:
-    """Rewrite `slice(concat(a, b))` to read `a` or `b` directly, so they need not share a range.
+    """Rewrite `slice(concat(a, b))` to read `a` or `b` directly.
 
-    Object detectors, for example, concatenate scores, offsets and anchors, and slice the result to
-    decode boxes.
+    `a` and `b` then need not share a range. Object detectors, for example, concatenate scores,
+    offsets and anchors. They slice the result to decode boxes.
     """
     consumers = graph.consumers()
 
@@ -95,7 +94,7 @@ def _find(value: Value) -> _Concatenation:
     """Return the concatenation that computes a value.
 
     Raises:
-        CannotExpand: if it is not a concatenation, or its sizes are unknown.
+        CannotExpand: if there is no concatenation, or if a size is unknown.
     """
     call = unwrap(value.producer)
     op, attributes, _ = match(call)
@@ -109,7 +108,7 @@ def _find(value: Value) -> _Concatenation:
 
 
 def _cuts(call: Call) -> bool:
-    """Return whether a call slices or splits a tensor."""
+    """Return True if a call slices or splits a tensor."""
     is_cropping = type(call.layer) is layers.Cropping1D
     return is_cropping or get_kind(call) in ("getitem", "slice", "split", "unstack")
 
@@ -143,7 +142,6 @@ def _read_tensors(call: Call) -> Any:
 
 
 def _slice_tensors(call: Call, found: _Concatenation, attributes: Mapping[str, Any]) -> tf.Tensor:
-    """Rewrite one slice of a concatenation to slices of the concatenated tensors."""
     axis, shape, slices = found.axis, call.inputs[0].shape, unwrap(attributes.get("parts"))
     is_index, entries = axis in attributes["dropped"], range(sum(found.sizes))
     start, stop, step = slices[axis]
@@ -178,9 +176,9 @@ def _slice_tensors(call: Call, found: _Concatenation, attributes: Mapping[str, A
 def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
     """Rewrite `norm(concat(a, b))` to `norm(concat(a, b / k) * [1, k])` if 8 bits would lose `a`.
 
-    The normalization's statistics show the range of each tensor. An untrained model has no
-    statistics, so it stays unchanged. `k` is a power of two, so the results stay exactly the same.
-    The multiplication becomes part of the normalization.
+    `k` is a power of two, so the results stay exactly the same. The normalization includes the
+    multiplication. The normalization's statistics show the range of each tensor. An untrained model
+    has no statistics, so it stays unchanged.
     """
     readers, counts = graph.find_single_consumers(), graph.count_calls()
     replaced: dict[Call, list[Call]] = {}
@@ -197,7 +195,7 @@ def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find_factors(call: Call, norm: Call, context: LoweringContext) -> list[float]:
-    """Return a divisor for each input of a concatenation; [] if 8 bits preserve all inputs."""
+    """Return a divisor for each input of a concatenation. Return [] if no division is needed."""
     op, attributes, _ = match(call)
     rank, layer = len(call.output.shape), norm.layer
     is_plain = op is not None and op.name == "concatenate" and not attributes["numbers"]
@@ -224,7 +222,6 @@ def _find_factors(call: Call, norm: Call, context: LoweringContext) -> list[floa
 
 
 def _scale_inputs(call: Call, factors: list[float]) -> tf.Tensor:
-    """Divide the inputs of a concatenation by factors, and concatenate the results."""
     scaled = {value: make_symbol(value) for value in call.inputs}
     for index, (value, factor) in enumerate(zip(call.inputs, factors, strict=True)):
         if factor != 1:

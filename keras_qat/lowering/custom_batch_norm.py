@@ -1,8 +1,8 @@
 """Replaces subclasses and reimplementations of BatchNormalization by Keras' layer.
 
-Subclasses are, for example, `SyncBatchNormalization` and users' classes with frozen statistics.
-Reimplementations are custom layers that assign moving statistics in training. These layers are
-recognized by their results for test inputs.
+Examples of subclasses are `SyncBatchNormalization` and classes with frozen statistics.
+Reimplementations are custom layers that assign moving statistics in training. They are recognized
+by their results for test inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BASE = layers.BatchNormalization.__base__
 
 
 def replace_custom_batch_norm(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a subclass or reimplementation of BatchNormalization if Keras' layer trains alike.
+    """Replace a custom BatchNormalization by Keras' layer if both compute and train alike.
 
     A layer that always uses the moving statistics is called with `training=False`.
     """
@@ -70,7 +70,7 @@ def _replace_subclass(call: Call, parts: PartsBuilder) -> list[Call]:
 def _replace_custom_layer(call: Call, parts: PartsBuilder) -> list[Call]:
     """Replace a custom layer that computes and learns like a BatchNormalization.
 
-    Its moving variance may include Bessel's correction, as in Keras' layer for images.
+    The moving variance may include Bessel's correction, as in Keras' layer for images.
     """
     layer, shape = call.layer, call.inputs[0].shape
     moving = [weight for weight in layer.weights if not weight.trainable]
@@ -92,7 +92,7 @@ def _replace_custom_layer(call: Call, parts: PartsBuilder) -> list[Call]:
 
 
 class _Roles(NamedTuple):
-    """The weights of a normalization layer by role; None if the layer has no such weight."""
+    """The weights of a normalization layer by role. None means that the layer lacks the weight."""
 
     gamma: tf.Variable | None
     beta: tf.Variable | None
@@ -115,9 +115,10 @@ def _list_roles(moving: Sequence[tf.Variable], learned: Sequence[tf.Variable]) -
 def _find_options(
     layer: keras.layers.Layer, roles: _Roles, x: NDArray[np.float32], axis: int
 ) -> dict[str, object]:
-    """Return the options of the BatchNormalization that equals a layer; {} if there is none.
+    """Return the options of a BatchNormalization that equals a layer. Return {} if there is none.
 
-    Epsilon is computed from a call with a variance of 0, and momentum from a call in training.
+    Epsilon is computed from a call with a variance of 0. Momentum is computed from a call in
+    training.
     """
     draw, count = np.random.default_rng(1), x.shape[axis]
     before = [draw.uniform(2.0, 4.0, (count,)).astype(np.float32) for _ in layer.weights]
@@ -178,7 +179,7 @@ def _compute(
     training: bool,
     weights: Sequence[NDArray[np.float32]] | None = None,
 ) -> list[NDArray[Any]]:
-    """Return a layer's output, and its weights after the call. Restore the old weights."""
+    """Return a layer's output and its weights after the call. Then restore the old weights."""
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly:
         before = layer.get_weights()

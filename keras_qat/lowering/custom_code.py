@@ -42,16 +42,16 @@ NORMALIZES = {
 """TensorFlow operations that normalize."""
 
 BETTER_IN_FLOAT = NORMALIZES | {"per_image_standardization"}
-"""Operations that divide by a norm or deviation of their input, which needs more than 8 bits."""
+"""Operations that divide by a norm or deviation of their input. They need more than 8 bits."""
 
 ROOTS = ("rsqrt", "sqrt")
 DEVIATIONS = {"reduce_std", "moments", "weighted_moments", "norm"}
 SIZES = DEVIATIONS | {"reduce_mean", "reduce_sum", "reduce_variance"}
-"""Operations that compute a norm or deviation of a tensor, or a step of such a computation."""
+"""Operations that compute norms and deviations, or steps of such computations."""
 
 
 def runs_custom_code(layer: layers.Layer) -> bool:
-    """Return whether a layer runs custom code, or Keras code that lowering cannot split."""
+    """Return True if a layer runs custom code, or Keras code that lowering cannot split."""
     if type(layer) in ATTENTION:
         return type(layer) is layers.AdditiveAttention or bool(layer.weights)
     if is_registered(layer) or is_operation(layer):
@@ -70,7 +70,7 @@ def runs_custom_code(layer: layers.Layer) -> bool:
 
 
 def _is_known(function: Callable[..., object]) -> bool:
-    """Return whether an activation function has an operator or an expansion, and can be saved."""
+    """Return True if an activation function can be saved, and has an operator or an expansion."""
     if get_package(function) == "tensorflow" and not can_find_activation(function):
         return False
     with contextlib.suppress(TypeError):  # Some callables are not hashable.
@@ -79,7 +79,7 @@ def _is_known(function: Callable[..., object]) -> bool:
 
 
 def has_custom_activation(layer: layers.Layer) -> bool:
-    """Return whether a Keras layer that is not recurrent has a custom activation."""
+    """Return True if a Keras layer has a custom activation. Return False for recurrent layers."""
     function = getattr(layer, "activation", None)
     is_split = is_listed(layer) or isinstance(layer, _SEPARABLE)
     if is_registered(layer) or is_recurrent(layer) or not (is_split and callable(function)):
@@ -91,11 +91,11 @@ def has_custom_activation(layer: layers.Layer) -> bool:
 
 
 class ExpandedLayer(keras.layers.Layer):
-    """Calls a function on symbolic tensors, and the original layer on other tensors.
+    """Calls `function` on symbolic tensors, and the original layer on other tensors.
 
     Args:
-        operation: the call of the layer.
-        function: function that computes the same result, and may read the layer's weights.
+        operation: the call of the original layer.
+        function: computes the same result. It may read the weights of the layer.
     """
 
     def __init__(self, operation: Call, function: Callable[..., Any]) -> None:
@@ -114,7 +114,7 @@ class ExpandedLayer(keras.layers.Layer):
 def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list[Call]:
     """Expand an operation with the `EARLY` expansions.
 
-    Operations that are more accurate in float are expanded only if `forced`.
+    Operations in `BETTER_IN_FLOAT` are expanded only if `forced`.
     """
     kind = get_kind(call)
     reads_floats = all(value.is_float for value in call.inputs)
@@ -126,9 +126,9 @@ def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list
 
 
 def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
-    """Return the name of the TensorFlow operation that normalizes a graph's input, or "".
+    """Return the name of a TensorFlow operation that normalizes the graph's input, or "".
 
-    Values in `of_weights` depend only on weights, and are computed in float.
+    `of_weights` has values that depend only on weights. Operations that compute them are ignored.
     """
 
     def find_sources(value: Value) -> list[Value]:
@@ -157,10 +157,10 @@ def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
 
 
 def find_traceable(call: Call, forced: bool = False, unrolls: bool = False) -> Call | None:
-    """Return the call to trace instead of a Keras layer or of complex operations, or None.
+    """Return the call to trace instead of a Keras layer or of operations on complex numbers.
 
-    Complex operations with TFLite kernels are traced only if `forced`, and recurrent layers with an
-    operator are unrolled only if `unrolls`.
+    Return None if the call needs no replacement. Complex operations with TFLite kernels are
+    replaced only if `forced`. Recurrent layers with an operator are unrolled only if `unrolls`.
     """
     function: Callable[..., Any] | None
     if (part := find_complex_part(call)) and (forced or not part.has_kernels):

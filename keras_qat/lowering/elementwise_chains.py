@@ -26,17 +26,19 @@ LARGEST = 64
 _SOFTMAX = "softmax"
 
 _RANGES = np.array([[4.0], [8.0]])
-"""Chains are tested on inputs from -x to x, for each x."""
+"""Chains are tested on inputs from -4 to 4, and from -8 to 8."""
 
 _LOSS = 3.2
-"""A chain becomes a table if rounding after each operation multiplies the noise by at least this
-factor (5 dB). Chains of two or three harmless operations lose up to 3 dB."""
+"""A chain becomes a table if rounding each operation multiplies the noise by this factor (5 dB).
+
+Chains of two or three harmless operations lose up to 3 dB.
+"""
 
 _INAUDIBLE = 1e-5
-"""Noise below this fraction of the variance (-50 dB, the noise of 8 bits) is ignored."""
+"""Noise below this fraction of the variance is ignored. 8 bits have this noise, -50 dB."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
-"""Layers whose activation is split off if a chain reads the activation's result."""
+"""Layers with an activation that is split off if a chain reads the result."""
 
 
 class _Chain(NamedTuple):
@@ -45,7 +47,7 @@ class _Chain(NamedTuple):
     x: Value
     formula: str | list[Any]
     exact: NDArray[Any]
-    """The float results for inputs in each of `_RANGES`."""
+    """The float results for test inputs in each of `_RANGES`."""
     rounded: NDArray[Any]
     """The results if each operation rounds to 8 bits."""
     divides: bool
@@ -56,9 +58,9 @@ class _Chain(NamedTuple):
 def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
     """Replace functions of one tensor, such as log(1 + exp(x)), by one layer with a lookup table.
 
-    Without a table, 8 bits keep only the largest values of exp(x). Each chain is computed twice for
-    inputs in typical ranges: as a table, and with 8-bit results between its operations. The chain
-    becomes a table if the table is much more accurate.
+    Without a table, 8 bits keep only the largest values of exp(x). A chain becomes a table if
+    rounding each operation adds much more noise than rounding once. Chains are tested on typical
+    inputs. A chain that divides tensors always becomes a table.
     """
     chains: dict[Value, _Chain] = {}
     graph = _split_activations(graph, context)
@@ -102,7 +104,7 @@ def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Return the calls that compute a chain as a table. They read a log-softmax, not a softmax."""
+    """Return calls that compute a chain as a table. Instead of a softmax, read a log-softmax."""
     scores, axis = _find_scores(chain.x)
 
     def compute() -> tf.Tensor:
@@ -119,7 +121,7 @@ def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Cal
 
 
 def _find_scores(value: Value) -> tuple[Value | None, int]:
-    """Return the input and the axis of a softmax; (None, 0) if no softmax computes the value."""
+    """Return the input and the axis of the softmax that computes a value, or (None, 0)."""
     call = value.producer
     if call is None or len(call.inputs) != 1 or call.inputs[0].masked:
         return None, 0
@@ -130,7 +132,7 @@ def _find_scores(value: Value) -> tuple[Value | None, int]:
 
 
 def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
-    """Return the chain that ends in a call; None if the call is not a function of one tensor."""
+    """Return the chain that ends in a call. Return None if the call depends on several tensors."""
     name, terms = _read(call)
     if not name or None in terms or not call.inputs:
         return None
@@ -163,7 +165,7 @@ def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
 
 
 def _start_chain(x: Value) -> _Chain:
-    """Return a chain without operations. If `x` is a softmax, its test inputs are near 0."""
+    """Return an empty chain. If `x` is a softmax, the test inputs are mostly near 0."""
     is_softmax = _find_scores(x)[0] is not None
     exact = np.exp(_RANGES * np.linspace(-1, 0, 256)) if is_softmax else _RANGES * _GRID
     return _Chain(x, "x", exact, _round(exact), False, 0)
@@ -185,7 +187,7 @@ def _compute(name: str, terms: list[Any]) -> NDArray[Any]:
 
 
 def _round(results: NDArray[Any]) -> NDArray[Any]:
-    """Round results to 8 bits: to 256 values from the lowest to the highest, including 0."""
+    """Round each row to 256 values in the range of the row. The range includes 0."""
     if results.dtype == bool:
         return results
     low, high = np.minimum(results.min(-1), 0.0), np.maximum(results.max(-1), 0.0)
@@ -195,7 +197,7 @@ def _round(results: NDArray[Any]) -> NDArray[Any]:
 
 
 def _needs_table(chain: _Chain) -> bool:
-    """Return whether rounding after each operation adds much more noise than rounding once."""
+    """Return True if the chain divides, or if a table is much more accurate."""
     if chain.divides or chain.exact.dtype == bool:
         return chain.divides
     exact = chain.exact
@@ -204,9 +206,9 @@ def _needs_table(chain: _Chain) -> bool:
 
 
 def _read(call: Call) -> tuple[str, list[Any]]:
-    """Return the name of a call's function ("" if it is unknown), and the call's arguments.
+    """Return the name and the arguments of a call's function. An unknown function has the name "".
 
-    Arguments that are neither tensors nor numbers become None.
+    Arguments other than tensors and numbers become None.
     """
     kind, arguments = read_operation(call)
     is_known = is_operation(call.layer) or type(call.layer) is layers.Activation

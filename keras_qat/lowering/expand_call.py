@@ -1,4 +1,4 @@
-"""Expands calls: traces a TensorFlow function that computes a call with simpler operations."""
+"""Expands a call: traces a TensorFlow function that computes the call with simpler operations."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from keras_qat.tracing.check_trace import draw_like
 Known = TypeVar("Known")
 
 Expansion = Callable[..., Any]
-"""A function that computes an operation with simpler operations, given its arguments.
+"""A function that computes an operation with simpler operations.
 
-For a Keras layer, the first argument is the layer. The function raises `CannotExpand` if it does
-not support the arguments. The call then stays unchanged.
+The function has the arguments of the operation. For a Keras layer, the first argument is the layer.
+If the function does not support the arguments, it raises `CannotExpand`. The call then stays
+unchanged.
 """
 
 
@@ -39,7 +40,7 @@ class CannotExpand(NotImplementedError):
 
 
 def require(condition: object) -> None:
-    """Raise `CannotExpand` unless the condition holds."""
+    """Raise `CannotExpand` if `condition` is false."""
     if not condition:
         raise CannotExpand
 
@@ -57,14 +58,14 @@ def try_each(*expansions: Expansion) -> Expansion:
 
 
 def unwrap(result: Known | None) -> Known:
-    """Return a result, or raise `CannotExpand` if it is None."""
+    """Return `result`, or raise `CannotExpand` if `result` is None."""
     if result is None:
         raise CannotExpand
     return result
 
 
 def make_symbol(value: Value, call: Call | None = None) -> tf.Tensor:
-    """Return a symbolic tensor that represents a value of the graph while a function is traced.
+    """Return a symbolic tensor for a value of the graph. Traced functions compute with it.
 
     Args:
         value: the value.
@@ -76,14 +77,14 @@ def make_symbol(value: Value, call: Call | None = None) -> tf.Tensor:
 
 
 def is_tensor(argument: object) -> bool:
-    """Return whether an argument of an expansion is a tensor, not a constant."""
+    """Return True if an argument of an expansion is a tensor, and False for a constant."""
     return isinstance(argument, KerasTensor)
 
 
 def get_value(argument: Any) -> Any:
-    """Return the value of the graph that a symbolic tensor represents. Constants stay unchanged.
+    """Return the value of the graph for a symbolic tensor. Return a constant unchanged.
 
-    An expansion that calls this function depends on the graph, so random inputs cannot check it.
+    An expansion that calls this function depends on the graph. Random inputs cannot test it.
     """
     if not hasattr(argument, "graph_value"):
         return argument
@@ -92,34 +93,34 @@ def get_value(argument: Any) -> Any:
 
 
 def get_call(tensor: tf.Tensor) -> Call:
-    """Return the expanded call that reads a symbolic tensor. Its expansion is then not checked."""
+    """Return the expanded call that reads a symbolic tensor. Its expansion is then not tested."""
     tensor.is_known = True
     call: Call = tensor.expanded_call
     return call
 
 
 def copy_outputs(call: Call) -> Any:
-    """Return new values with the shapes, types and names of a call's outputs."""
+    """Return new values with the names, shapes and types of a call's outputs."""
     return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
 
 
 def expand_call(
     call: Call, function: Expansion, context: LoweringContext, inside: bool = False
 ) -> list[Call]:
-    """Trace an expansion of a call, and compare it with the call on random inputs.
+    """Trace an expansion of a call, and compare both on random inputs.
 
-    The last new call gets the name of the original call. The names of all other new calls begin
-    with that name. The function may choose how they end, as in `tf.reduce_mean(x, name="mean")`.
+    The last new call has the name of the original call, such as `norm`. Other new calls also have
+    the name of an operation: `tf.reduce_mean(x, name="mean")` becomes `norm_mean`.
 
     Args:
         call: the call of an operation or a layer.
         function: the expansion.
-        context: stores the new layers, which all calls of a shared layer reuse.
-        inside: whether to name calls `call/part`, as inside a traced layer, instead of `call_part`.
+        context: stores the new layers. All calls of a shared layer use the same new layers.
+        inside: whether to name calls `norm/mean`, as inside a traced layer, instead of `norm_mean`.
 
     Returns:
-        The calls of the simpler operations; none if the function does not support the arguments, or
-        if its results differ.
+        The new calls. The list is empty if the function does not support the arguments, or if the
+        results differ.
     """
     stand_ins = {value: make_symbol(value, call) for value in call.inputs}
     given = bind_arguments(call) if is_operation(call.layer) else (call.args, dict(call.kwargs))
@@ -132,19 +133,19 @@ def expand_call(
 
 
 def trace_in_place(call: Call, compute: Callable[[], Any], context: LoweringContext) -> list[Call]:
-    """Trace a function that replaces a call, and reads the graph's tensors by `make_symbol`."""
+    """Trace a function that replaces a call. The function reads tensors with `make_symbol`."""
     return _expand(call, compute, context)
 
 
 class _Traced(NamedTuple):
-    """The traced expansion of a call."""
+    """A call, and the operations that its expansion ran on symbolic tensors."""
 
     call: Call
     outputs: list[tf.Tensor]
     nodes: list[Any]
-    """Keras' nodes of the operations, in order."""
+    """Keras' records of the operations, in order."""
     stand_ins: dict[Value, tf.Tensor]
-    """Value that the call reads -> the symbolic tensor that represents it."""
+    """Maps a value that the call reads to its symbolic tensor."""
 
 
 def _expand(
@@ -168,7 +169,7 @@ def _expand(
 
 
 def _is_from_library(traceback: TracebackType | None) -> bool:
-    """Return whether TensorFlow or Keras raised an error, not the expansion itself."""
+    """Return True if TensorFlow or Keras raised an error. Return False if the expansion did."""
     while traceback and traceback.tb_next:
         traceback = traceback.tb_next
     module = traceback.tb_frame.f_globals.get("__name__", "") if traceback else ""
@@ -176,10 +177,10 @@ def _is_from_library(traceback: TracebackType | None) -> bool:
 
 
 def _is_right(traced: _Traced, context: LoweringContext) -> bool:
-    """Return whether a call and its expansion have almost equal results for random inputs.
+    """Return True if a call and its expansion return almost equal results for random inputs.
 
-    Equal calls are compared once. An expansion that depends on more than the arguments, or reads
-    weights of other layers, is not compared.
+    Equal calls are compared once. An expansion that cannot be compared counts as right. For
+    example, it reads weights of other layers.
     """
     call, outputs, nodes, stand_ins = traced
     arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])
@@ -221,18 +222,18 @@ def _compare(traced: _Traced) -> bool:
     for node in traced.nodes:
         try:
             results = compute(node.layer, node.call_args, node.call_kwargs)
-        except tf.errors.InvalidArgumentError:  # Unlike the call, it does not broadcast.
+        except tf.errors.InvalidArgumentError:  # The expansion cannot broadcast.
             return False
         tensors.update(zip(map(id, tf.nest.flatten(node.outputs)), results, strict=True))
     return all(map(_is_close, expected, map(find, traced.outputs)))
 
 
 def _is_close(expected: tf.Tensor, computed: tf.Tensor) -> bool:
-    """Return whether two tensors are close in all elements that are finite in the first tensor."""
+    """Return True if two tensors are close. Infinite elements of `expected` are ignored."""
     first, second = (np.asarray(tf.cast(x, tf.float32)) for x in (expected, computed))
     if first.shape != second.shape:
         return False
-    # +-max stand for infinite results.
+    # Some functions return +-max instead of infinity.
     is_finite: NDArray[np.bool_] = np.abs(first) < np.finfo(np.float32).max
     first, second = first[is_finite], second[is_finite]
     largest = np.max(np.abs(first), initial=0.0)
@@ -240,7 +241,7 @@ def _is_close(expected: tf.Tensor, computed: tf.Tensor) -> bool:
 
 
 def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list[Call]:
-    """Return traced nodes as calls that compute the outputs of the expanded call."""
+    """Convert the traced nodes to calls that compute the outputs of the expanded call."""
     call, outputs, nodes, _ = traced
     names, calls = set[str](), list[Call]()
     pairs = list(zip(outputs, flatten_values(call.outputs), strict=True))
@@ -253,7 +254,7 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
         return getattr(leaf, "graph_value", values.get(id(leaf), leaf))
 
     def keep(layer: keras.layers.Layer, part: str) -> tuple[keras.layers.Layer, str]:
-        """Return the layer of a component, shared by all calls, and the name of its call."""
+        """Store a new layer. Return the stored layer, and the name of its call."""
         settings = name_in_tensorflow(layer) or {**layer.get_config(), "name": ""}
         part = context.part_for(call.layer, part, settings)
         end = f"{'/' if inside else '_'}{part}" if part else ""
@@ -293,20 +294,20 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
 
 
 def _is_copy(layer: keras.layers.Layer, original: keras.layers.Layer) -> bool:
-    """Return whether a layer is a clone of the expanded layer, which receives its weights."""
+    """Return True if a layer is a clone of the expanded layer. The clone receives its weights."""
     is_similar = type(layer) is type(original) and layer.name == original.name
     return is_similar and layer is not original and not is_operation(layer)
 
 
 def _shorten_name(layer: keras.layers.Layer) -> str:
-    """Return a layer's name. Omit the number that Keras adds and TensorFlow's module."""
+    """Return a layer's name without a number or module: `add` for `tf.math.add_1`."""
     name = re.sub(r"_\d+$", "", layer.name)
     is_automatic = name.replace("_", "") == type(layer).__name__.lower() or is_operation(layer)
     return (name if is_automatic else str(layer.name)).rsplit(".", 1)[-1]
 
 
 def _find_unused(name: str, used: set[str]) -> str:
-    """Return a name that is not in `used`, with a number if needed, and add it to `used`."""
+    """Return `name`, with a number if `used` contains it, and add the result to `used`."""
     numbered = (f"{name}_{count}" for count in itertools.count(1))
     name = next(each for each in itertools.chain([name], numbered) if each not in used)
     used.add(name)

@@ -30,7 +30,7 @@ class TracedCall:
     Args:
         call: the call.
         trace: the trace.
-        read: the trace's inputs that are not weights: tensors that the call reads, and masks.
+        read: the tensors and masks that the call reads. All other inputs of the trace are weights.
         keeps_weights: whether to quantize weights before anything is computed from them.
 
     Raises:
@@ -48,20 +48,19 @@ class TracedCall:
         if any(weight.is_complex for weight in trace.weights):
             raise CannotTrace("its weights are complex numbers")
         self.of_weights = set(trace.weights)
-        """The weights, and tensors that depend only on weights and are computed once for all
-        calls."""
+        """The weights, and the tensors that `find_computed_weights` finds."""
         if not keeps_weights:
             self.of_weights = find_computed_weights(graph, trace.weights)
         self.facts = Facts()
 
     def name_weight(self, value: Value) -> str:
-        """Return the name of a weight. A tensor computed from the weight gets a suffix."""
+        """Return the name of a weight, or `kernel_computed` for a tensor computed from `kernel`."""
         suffix = "" if value in self.trace.weights else "_computed"
         variable = self.trace.weights[self.facts.find(self.find_weights, value)[0]]
         return variable.name.split(":")[0].rsplit("/", 1)[-1] + suffix
 
     def find_weights(self, value: Value) -> Generator[Value, Any, list[Value]]:
-        """Return the weights on which a value depends. A rule for `facts`."""
+        """Return the weights that a value depends on. A rule for `self.facts`."""
         if value in self.trace.weights:
             return [value]
         assert value.producer is not None
@@ -71,7 +70,7 @@ class TracedCall:
         return list(weights)
 
     def hash_expression(self, value: Value) -> Generator[Value, Any, str]:
-        """Return a hash of how a value is computed from weights. A rule for `facts`."""
+        """Return a hash of the expression that computes a value from weights. A rule for facts."""
         if value in self.trace.weights:
             return f"weight {id(self.trace.weights[value])}"
         call = value.producer
@@ -90,8 +89,9 @@ class Inliner:
 
     Args:
         context: stores the layers.
-        anchor: a tensor that becomes the input of layers for weights.
-        owners: id of a variable that several layers read -> the layer that owns it.
+        anchor: an input of the model. Layers that return a weight read this input, because every
+            call needs an input.
+        owners: maps the id of a shared variable to the layer that owns the variable.
     """
 
     def __init__(
@@ -99,17 +99,17 @@ class Inliner:
     ) -> None:
         self.context, self.anchor, self.owners = context, anchor, owners
         self.losses: list[Call] = []
-        """Calls on which only losses and metrics of traced layers depend."""
+        """Calls that compute only losses and metrics of traced layers."""
         self.counts: Counter[layers.Layer] = Counter()
-        """Layer -> number of inlined calls of the layer."""
+        """Counts the inlined calls of each layer."""
         self.named: dict[layers.Layer, dict[str, object]] = {}
-        """Layer -> inner name -> a key of the operation, layer or weight with that name."""
+        """Maps a layer and an inner name to a key of the operation, layer or weight."""
         self._labels: dict[int, list[str]] = {}
 
     def inline(self, traced: TracedCall, prefix: str, taken: set[str]) -> list[Call]:
-        """Return the calls inside the layer, connected to the inputs and outputs of its call.
+        """Return the calls inside a layer. They compute the outputs of the layer's call.
 
-        Names begin with the prefix. `taken` are names of other calls, without the prefix.
+        All names begin with `prefix`. `taken` has the names of other calls, without `prefix`.
         """
         self.counts[traced.call.layer] += 1
         within = (*traced.call.within, traced.call.layer)
@@ -117,7 +117,7 @@ class Inliner:
         return [call.replace(within=within) for call in calls]
 
     def label_shared(self, variable: int, name: str) -> tuple[str, str]:
-        """Return the name of a shared weight, and the name of its tensor in the next call."""
+        """Return the name of a shared weight, and a new name for its tensor, such as `kernel#2`."""
         labels = self._labels.setdefault(variable, [])
         first = labels[0] if labels else name
         labels.append(f"{first}#{len(labels) + 1}" if labels else first)
@@ -136,11 +136,11 @@ class _Inlined:
         self.named = inliner.named.setdefault(call.layer, {})
         self.inside = name_inner_calls(call.layer)
         self.names: dict[layers.Layer, str] = {}
-        """Inner layer -> name of the layer."""
+        """Maps an inner layer to its name."""
         self.has_output = False
         """Whether an inner call already has the name of the layer's call."""
         self.tensors = dict(zip(flatten_values(graph.inputs), traced.read, strict=False))
-        """Inner value -> the tensor of the graph that replaces it."""
+        """Maps a value of the trace to a tensor of the graph."""
         self.ends = list(
             zip(flatten_values(graph.outputs), flatten_values(call.outputs), strict=False)
         )
@@ -148,7 +148,7 @@ class _Inlined:
             output.shape = value.shape if len(value.shape) == len(output.shape) else output.shape
             output.rows = value.rows
         self.outputs = dict(reversed(self.ends))  # Of equal outputs, the first is used.
-        # A tensor may have another mask inside the layer than outside.
+        # A tensor may have different masks inside and outside of the layer.
         inside = {value for inner in graph.calls for value in inner.inputs}
         self.direct = {
             value: output
@@ -186,7 +186,7 @@ class _Inlined:
         calls.append(Call(layer, args, kwargs, outputs, name, source=source))
 
     def _name_call(self, inner: Call, arguments: Any) -> str:
-        """Return the name of an inner call, which depends on the weights that the call reads.
+        """Return the name of an inner call. Calls that read different weights get different names.
 
         The first operation that computes an output gets the name of the layer's call.
         """
@@ -206,7 +206,7 @@ class _Inlined:
         return self.names[layer]
 
     def _make_unique(self, base: str, named: object) -> str:
-        """Return a name that is unique in this call, and the same in all calls of the layer."""
+        """Return `base`, with a number if needed. Equal keys `named` always get the same name."""
         name, count = base, 1
         while name in self.taken or self.named.setdefault(name, named) != named:
             name, count = f"{base}_{count}", count + 1
@@ -214,7 +214,7 @@ class _Inlined:
         return self.prefix + name
 
     def _find_tensor(self, value: Value) -> Value:
-        """Return the tensor that replaces an inner value. Weights become tensors on first use."""
+        """Return the tensor of the graph for a value of the trace. Create it for a new weight."""
         if value in self.tensors:
             return self.tensors[value]
         traced = self.traced
@@ -232,7 +232,7 @@ class _Inlined:
         return tensor
 
     def _return(self, value: Value, output: Value, index: int) -> None:
-        """Add an identity for an output that is also an input or another output of the layer."""
+        """Add an identity for an output that is also an input, or that equals another output."""
         call = self.call
         identity = self.parts.new(f"output_{index}", layers.Activation, "linear")
         name = f"{call.name}/output_{index}" if index or self.has_output else call.name
@@ -241,7 +241,7 @@ class _Inlined:
 
 
 def identify_weights(arguments: Any) -> list[int | bytes]:
-    """Return keys that identify the weights and the constant arrays among arguments."""
+    """Return keys of the weights and of the constant arrays among `arguments`."""
     leaves = tf.nest.flatten(arguments)
     producers = [leaf.producer for leaf in leaves if isinstance(leaf, Value)]
     weights = [id(call.layer) for call in producers if call and type(call.layer) is WeightTensor]
@@ -250,10 +250,10 @@ def identify_weights(arguments: Any) -> list[int | bytes]:
 
 
 def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) -> set[Value]:
-    """Return the weights, and tensors that depend only on weights and can replace them.
+    """Return the weights, and the tensors that are computed from weights before quantization.
 
-    A tensor that replaces weights is computed before quantization. Of the tensors that depend on a
-    weight, other calls may read only one. Masks, and layers with weights or noise, are excluded.
+    For each weight, the remaining calls read only one of these tensors. Masks are excluded, and so
+    are layers with weights or noise.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
@@ -288,9 +288,9 @@ def _make_weight_tensor(
     name: str,
     owner: layers.Layer | None,
 ) -> layers.Layer:
-    """Return the shared layer for a weight, or for a tensor computed from weights.
+    """Return the shared `WeightTensor` for a weight, or for a tensor computed from weights.
 
-    `owner` is the layer that owns the weight, if several layers read it.
+    `owner` is the owner of a weight that several layers read.
     """
     trace, owner = traced.trace, traced.call.layer if owner is None else owner
     inside = [inner for inner in list_layers(owner)[1:] if not inner.trainable]

@@ -48,14 +48,14 @@ TYPED = {
     "fill": ("value",),
     "where": ("x", "y"),
 }
-"""Operation -> names of the arguments that have the same type as the result."""
+"""Maps an operation to the names of arguments that have the type of the result."""
 
 
 def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
-    """Replace `tf.split` by slices if only some outputs are token ids, and round token ids.
+    """Replace `tf.split` by slices if only some outputs are token ids. Also round token ids.
 
-    Slices are needed because all outputs of one call must have the same type. If token ids share an
-    input with other values, they are quantized together, so token ids must be rounded afterwards.
+    All outputs of one call must have the same type, but slices may have different types. An input
+    with token ids and other values is quantized, so token ids from this input must be rounded.
     """
     consumers, facts = graph.consumers(), Facts()
 
@@ -79,7 +79,6 @@ def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _slice_outputs(call: Call, value: tf.Tensor, *_: object, **__: object) -> list[tf.Tensor]:
-    """Compute each output of `tf.split` or `tf.unstack` separately."""
     axis = int(unwrap(read_scalar(get_argument(call, "axis")))) % len(value.shape)
     is_split = get_kind(call) == "split"
     require(axis and None not in value.shape[1:])
@@ -94,7 +93,7 @@ def _slice_outputs(call: Call, value: tf.Tensor, *_: object, **__: object) -> li
 
 def _round_first(call: Call, x: tf.Tensor, *_: object, **__: object) -> tf.Tensor:
     """Round token ids to integers before an Embedding or a cast to integers."""
-    get_value(x)  # Not checked, because random inputs are not near integers.
+    get_value(x)  # No test on random inputs, which are not near integers.
     rounded = tf.round(x, name="rounded")
     if is_operation(call.layer):
         return tf.cast(rounded, call.output.dtype)
@@ -102,7 +101,7 @@ def _round_first(call: Call, x: tf.Tensor, *_: object, **__: object) -> tf.Tenso
 
 
 def is_cut_from_input(value: Value) -> Generator[Value, Any, bool]:
-    """Return whether a tensor is a slice of an input of the model. A rule for `Facts.find`."""
+    """Return True if a tensor is a slice of a model's input. A rule for `Facts.find`."""
     call = value.producer
     if call is None or len(call.inputs) != 1 or get_kind(call) not in (*CUTS, *_RESHAPES):
         return False
@@ -113,7 +112,8 @@ def is_cut_from_input(value: Value) -> Generator[Value, Any, bool]:
 def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     """Cast inputs to integers if all of their consumers are embeddings or casts to integers.
 
-    Operations in between may move or shift the token ids, and then also compute in integers.
+    Operations in between may move or shift the token ids. These operations then compute in
+    integers.
     """
     consumers, integers = graph.consumers(), dict[Value, Value]()
     tokens, calls = _find_token_ids(graph), list[Call]()
@@ -141,11 +141,11 @@ def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find_token_ids(graph: Graph) -> set[Value]:
-    """Return float inputs that are used only as token ids, and all tensors that hold these ids."""
+    """Return all float tensors that hold token ids, from the inputs to the embeddings."""
     consumers, ends = graph.consumers(), set(flatten_values(graph.outputs))
 
     def find_moved(value: Value) -> list[Value]:
-        """Return the adjacent tensors that must have the same type as a tensor."""
+        """Return adjacent tensors that must have the type of `value`."""
         calls = [call for call in [value.producer, *consumers[value]] if call and _moves(call)]
         return [x for call in calls for x in [*call.inputs, *flatten_values(call.outputs)]]
 
@@ -162,14 +162,14 @@ def _find_token_ids(graph: Graph) -> set[Value]:
 
 
 def _moves(call: Call) -> bool:
-    """Return whether a call only rearranges values, or combines a tensor with one integer."""
+    """Return True if a call rearranges values, or shifts or scales them by one integer."""
     if get_kind(call) in SHIFTS:
         return _reads_one_integer(call)
     return moves_elements(call)
 
 
 def _reads_token_ids(call: Call) -> bool:
-    """Return whether a call casts floats to integers, as an Embedding also does."""
+    """Return True for an Embedding and for a cast to integers."""
     layer = call.layer
     if is_operation(layer):
         return get_kind(layer) == "cast" and call.output.dtype in ("int32", "int64")
@@ -179,15 +179,15 @@ def _reads_token_ids(call: Call) -> bool:
 
 
 def _keeps_result(call: Call) -> bool:
-    """Return whether a call's result, such as a shape, is the same for integer and float inputs."""
-    if type(call.layer) is WeightTensor:  # It does not read the values of its input.
+    """Return True if integers and floats have the same result, as in `tf.shape(x)` or `x > 0`."""
+    if type(call.layer) is WeightTensor:  # It ignores the values of its input.
         return True
     kind = get_kind(call)
     return kind == "shape" or (kind in COMPARISONS and _reads_one_integer(call))
 
 
 def _reads_one_integer(call: Call) -> bool:
-    """Return whether a call reads one tensor and one integer."""
+    """Return True if a call reads one tensor and one constant integer."""
     given = [x for x in [*call.args, *call.kwargs.values()] if not isinstance(x, Value)]
     constants = [x for x in map(read_scalar, given) if x is not None]
     return len(call.inputs) == len(constants) == 1 and constants[0].is_integer()
@@ -202,7 +202,7 @@ def _to_integer(leaf: object) -> object:
 
 
 def narrow_constants(call: Call, context: LoweringContext) -> list[Call]:
-    """Compute an operation on int64 constants in int32, and cast the result.
+    """Compute an operation on int64 constants in int32, and cast the result to int64.
 
     Keras saves NumPy constants without their dtype, and loads integers as int32.
     """

@@ -1,4 +1,4 @@
-"""Runs the passes that turn a graph of Keras layers into a graph of known operators."""
+"""Runs the passes that rewrite a graph of Keras layers as a graph of operators."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Pass:
 
     Args:
         name: a short description.
-        run: function that returns the new graph.
-        after: a property that every graph has once this pass has run.
-        always: whether it also runs for recipes that keep activations, such as `recipes.contrib`.
+        run: a function that returns the new graph.
+        after: a property of every graph that the pass returns.
+        always: whether to run the pass for all recipes. `recipes.contrib` skips all other passes.
     """
 
     name: str
@@ -55,7 +55,7 @@ def lower(graph: Graph, context: LoweringContext | None = None) -> Graph:
     """Run all passes on a graph, and return the new graph.
 
     Raises:
-        ValueError: if an operation reads a layer's weight and was not traced.
+        ValueError: if an operation still reads a layer's weight after tracing.
     """
     context = context or LoweringContext()
     graph = drop_unused_calls(dataclasses.replace(graph, weights=context.weights))
@@ -74,18 +74,18 @@ def lower(graph: Graph, context: LoweringContext | None = None) -> Graph:
 
 
 SHOW = "KERAS_QAT_SHOW_PASSES"
-"""Environment variable: 1 prints the changes of each pass."""
+"""Environment variable. Set it to 1 to print the changes of each pass."""
 
 _shows = contextvars.ContextVar("shows passes", default=bool(os.environ.get(SHOW)))
 
 
 def showing_passes(shows: bool = True) -> AbstractContextManager[None]:
-    """Return a context manager that makes `lower` print the changes of each pass if `shows`."""
+    """Return a context in which `lower` prints the changes of each pass if `shows` is True."""
     return set_within(_shows, shows or _shows.get())
 
 
 def fold_sizes(graph: Graph, context: LoweringContext) -> Graph:
-    """Replace integers that depend only on known sizes by constants."""
+    """Replace arithmetic on known sizes, such as `tf.shape(x)[1] * 2`, by constants."""
     return set_static_shapes(fold_known_sizes(set_static_shapes(graph)))
 
 
@@ -102,7 +102,7 @@ def check_weights(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
-    """Mark calls that replace NaN. If the target supports float, they stay in float."""
+    """Mark calls that replace NaN. Marked calls stay in float."""
     if not context.has_float:
         return graph
     calls = [call for calls in find_nan_handling(graph).values() for call in calls]

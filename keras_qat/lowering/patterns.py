@@ -1,15 +1,16 @@
 """Finds patterns of operations in a graph, and replaces them.
 
-Other files define patterns. `RULES` in `passes.py` lists all of them.
+Other files define patterns. `RULES` in `passes.py` lists all rules.
 
 A pattern looks like the code that it matches:
 
     x, relu6 = tensor("x"), operation("relu6")
     HARD_SWISH = Rule(x * relu6(x + 3.0) / 6.0, lambda x: HardSwish()(x))
 
-The pattern also matches equivalent code: operands of sums and products in another order, Keras
-layers (`Multiply`, `ReLU(6)`, `Activation`) instead of TensorFlow functions, arguments by name, and
-constants in arrays. If a pattern names a tensor twice, the graph may compute that tensor twice.
+The pattern also matches equivalent code. Operands of sums and products may be swapped. Keras layers
+(`Multiply`, `ReLU(6)`, `Activation`) may replace TensorFlow functions. Arguments may be passed by
+name, and constants may be arrays. If a pattern names a tensor twice, the graph may compute this
+tensor twice.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from keras_qat.lowering.expand_call import make_symbol, require, trace_in_place
 from keras_qat.lowering.read_operations import read_uniform, simplify_operation
 
 TOLERANCE = 1e-5
-"""Constants match if they differ by at most this fraction, such as 1/6 and 0.16667."""
+"""Constants match if they differ by at most this fraction, such as 1/6 and 0.166667."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pattern:
-    """Matches a tensor or a constant. Arithmetic on patterns returns patterns of operations.
+    """Matches a tensor or a constant. `x + 3.0` is the pattern of an addition.
 
     Args:
-        kinds: the kinds of operations that may compute the tensor. Other patterns have the kind
-            "tensor", "argument", "constant", "any of" or "repeated".
-        operands: patterns of the operation's first arguments. Other arguments are ignored.
-        name: the tensor's name in the match.
-        limits: the lowest and the highest value of a constant; None for any.
+        kinds: the kinds of operations that may compute the tensor. A pattern without an operation
+            has the kind "tensor", "argument", "constant", "any of" or "repeated".
+        operands: patterns of the first arguments of the operation. Other arguments are ignored.
+        name: the name of the tensor in the match.
+        limits: the lowest and the highest value of a constant. None allows any value.
     """
 
     kinds: tuple[str, ...]
@@ -101,7 +102,7 @@ def _as_pattern(term: Pattern | float) -> Pattern:
 
 
 def operation(*kinds: str) -> Callable[..., Pattern]:
-    """Return a function that converts operands to a pattern of an operation of these kinds."""
+    """Return a function that makes patterns: `operation("exp")(x)` matches `tf.exp(x)`."""
 
     def make(*terms: Pattern | float) -> Pattern:
         return Pattern(kinds, tuple(map(_as_pattern, terms)))
@@ -110,12 +111,12 @@ def operation(*kinds: str) -> Callable[..., Pattern]:
 
 
 def any_of(*patterns: Pattern) -> Pattern:
-    """Return a pattern that matches if one of several patterns matches. They are tried in order."""
+    """Return a pattern that matches any of `patterns`. They are tried in order."""
     return Pattern(("any of",), patterns)
 
 
 def repeated(step: Callable[[Pattern], Pattern], pattern: Pattern) -> Pattern:
-    """Return a pattern that matches `pattern` after any number of `step`s, or none."""
+    """Return a pattern that matches `pattern`, `step(pattern)`, `step(step(pattern))` and so on."""
     return Pattern(("repeated",), (step(tensor("before")), pattern))
 
 
@@ -123,7 +124,7 @@ class Match(NamedTuple):
     """The tensors and calls that match a pattern.
 
     Attributes:
-        found: name in the pattern -> matching tensor, number or argument.
+        found: maps a name in the pattern to the matching tensor, number or argument.
         calls: the matching calls, in reverse order of computation.
     """
 
@@ -137,7 +138,7 @@ class Match(NamedTuple):
 
 
 class Matcher:
-    """Matches patterns in a graph that does not change."""
+    """Finds patterns in a graph. The graph must not change."""
 
     def __init__(self) -> None:
         self._keys, self._facts = StructuralKeys(), Facts()
@@ -201,7 +202,7 @@ class Matcher:
             match = match._replace(calls=(*match.calls, *found.calls))
 
     def _bind(self, name: str, operand: Any, match: Match) -> Match | None:
-        """Return the match with an operand added; None if another operand already has its name."""
+        """Name an operand in a match. Return None if a different operand has this name."""
         if not name:
             return match
         if name not in match.found:
@@ -213,17 +214,17 @@ class Matcher:
 
 
 class Rule(NamedTuple):
-    """Replaces the calls that a pattern matches, if no other call reads intermediate results."""
+    """Replaces calls that match a pattern, unless other calls read intermediate results."""
 
     pattern: Pattern
     function: Callable[..., Any]
-    """A function that computes the result. Its arguments have the same names as in the pattern.
+    """A function that computes the result. Its arguments have the names in the pattern.
 
-    It is traced like an expansion. If it raises `CannotExpand`, the calls stay unchanged.
+    The function is traced like an expansion. If it raises `CannotExpand`, the calls stay unchanged.
     """
 
     def rewrite(self, match: Match, context: LoweringContext) -> list[Call]:
-        """Return the calls that replace the last call of a match; [] to leave it unchanged."""
+        """Return the calls that replace the last call of a match. An empty list keeps the call."""
 
         def compute() -> Any:
             found = {

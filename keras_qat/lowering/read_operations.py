@@ -1,4 +1,4 @@
-"""Reads the kind of operation that a call computes, its operands, and uniform tensors."""
+"""Reads the kind and the operands of an operation, and the values of uniform tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAYERS = {
     layers.Maximum: "maximum",
     layers.Minimum: "minimum",
 }
-"""Layer class -> the kind of operation that it computes."""
+"""Maps a layer class to its kind of operation."""
 
 ACTIVATIONS = {
     keras.activations.exponential: "exp",
@@ -31,27 +31,27 @@ ACTIVATIONS = {
     keras.activations.tanh: "tanh",
     tf.nn.relu6: "relu6",
 }
-"""Activation function -> its kind of operation."""
+"""Maps an activation function to its kind of operation."""
 
 INVERSE = {"subtract": "add", "divide": "multiply"}
-"""Operation -> the operation that has the same result with the inverse constant."""
+"""Maps an operation to its counterpart: `x - 2` equals `x + -2`, and `x / 2` equals `x * 0.5`."""
 
 FILLS = {"fill": 1, "broadcast_to": 0, "tile": 0, "cast": 0, "identity": 0}
-"""Operation that fills a tensor with an argument -> the position of that argument."""
+"""Operations that fill a tensor with an argument, and the position of the argument."""
 
 CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
-"""Operation that fills a tensor with a constant -> the constant."""
+"""Operations that fill a tensor with a constant, and the constant."""
 
 SUMS = {"add": operator.add, "subtract": operator.sub}
 
 HIDES = -1e3
-"""Scores are masked if a value of at most this is added to them or replaces them."""
+"""A value of at most this masks a score. Code adds the value, or replaces the score."""
 
 
 def read_operation(call: Call) -> tuple[str, list[Any]]:
-    """Return the kind of operation that a call computes, and its arguments in order.
+    """Return the kind of a call's operation, and the arguments in order.
 
-    The kind of a layer such as `Add` is the kind of its operation. Other layers have the kind "".
+    An `Add` layer has the kind "add", like `tf.add`. A layer without a kind returns "".
     """
     layer = call.layer
     if is_operation(layer):
@@ -71,7 +71,7 @@ def read_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 def simplify_operation(call: Call) -> tuple[str, list[Any]]:
-    """Return `read_operation(call)`, but `x + -2` for `x - 2`, `x * 0.5` for `x / 2`, etc."""
+    """Read an operation. Return `x - 2` as `x + -2`, and `x / 2` as `x * 0.5`."""
     kind, operands = read_operation(call)
     if kind == "negative":
         return "multiply", [operands[0], -1.0]
@@ -83,16 +83,16 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 class Uniform(NamedTuple):
-    """The value of a tensor with equal elements, or with similar elements of great magnitude."""
+    """The value of all elements of a tensor. If not `is_exact`, the value is approximate."""
 
     value: float
     is_exact: bool = True
 
 
 def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
-    """Find the exact or approximate value of a uniform tensor, such as `ones_like(x) * -1e9`.
+    """Find the value of a uniform tensor, such as `ones_like(x) * -1e9`. A rule for `Facts.find`.
 
-    It is a rule for `Facts.find`. It returns None if elements differ.
+    Return None if the elements differ.
     """
     if value.producer is None:
         return None
@@ -109,7 +109,7 @@ def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
     exact = [term.value for term in terms if term is not None and term.is_exact]
     if kind in ("multiply", *FILLS) and len(exact) == len(terms):
         return Uniform(math.prod(exact))
-    # Layers and arrays are only read in products, so the zero states of a cell are not folded.
+    # Layers and arrays are ignored from here on. Otherwise zero states of cells would be folded.
     if kind in FILLS or not is_operation(value.producer.layer):
         return None
     pairs = list(zip(operands, terms, strict=True))
@@ -128,7 +128,7 @@ def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
 
 
 def measure_array(argument: object) -> Uniform | None:
-    """Return the value of a number or of a uniform array; None if elements differ."""
+    """Return the value of a number or of a uniform array. Return None if elements differ."""
     values = read_array(argument)
     if values is None or not values.size or np.ptp(values) > 0:
         return None
@@ -136,7 +136,7 @@ def measure_array(argument: object) -> Uniform | None:
 
 
 def read_uniform(operand: object, facts: Facts) -> float | None:
-    """Return the exact value of a number, or of a uniform array or tensor; None if unknown."""
+    """Return the exact value of a uniform tensor, array or number. Return None if unknown."""
     if isinstance(operand, Value):
         uniform = facts.find(find_uniform, operand)
     else:

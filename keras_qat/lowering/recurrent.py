@@ -25,11 +25,11 @@ MERGES: dict[str, Any] = {
     "mul": layers.Multiply,
     "ave": layers.Average,
 }
-"""`merge_mode` -> the layer that merges two tensors; None if both are returned."""
+"""Maps `merge_mode` to the layer that merges the outputs of both directions."""
 
 
 def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
-    """Split Bidirectional into two layers, a ReverseSteps after the second layer, and a merge.
+    """Split Bidirectional into two layers and a merge. A ReverseSteps follows the second layer.
 
     The call stays unchanged unless both layers have integer operators.
     """
@@ -98,11 +98,11 @@ def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
-    """Pass the Keras mask of a sequence to a recurrent layer as an argument, and return all calls.
+    """Pass the mask of a sequence to a recurrent layer as an argument. Return all new calls.
 
-    The function is called if any call of the layer has a mask. All calls need the same operator, so
-    a sequence without a mask gets a mask that is True for all steps. The call stays unchanged if
-    the layer has no integer operator with a mask.
+    All calls of a layer need the same operator. If any call has a mask, all calls need a mask. A
+    sequence without a mask gets a mask that is always True. The call stays unchanged if no integer
+    operator reads the mask and the layer cannot be unrolled.
 
     Raises:
         CannotTrace: if the mask cannot be traced.
@@ -162,7 +162,7 @@ def split_state(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def find_unrolling_obstacle(call: Call) -> str:
-    """Return why the steps of a recurrent layer cannot be unrolled; "" if they can."""
+    """Return why the steps of a recurrent layer cannot be unrolled. Return "" if they can."""
     layer, sequence = call.layer, call.inputs[0]
     if layer.stateful:
         return "it is stateful"
@@ -187,13 +187,12 @@ def find_unrolling_obstacle(call: Call) -> str:
 
 
 def _has_dropout(cell: layers.Layer) -> bool:
-    """Return whether a cell of Keras has dropout."""
     rates = (getattr(cell, name, 0) for name in ("dropout", "recurrent_dropout"))
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 
 def _drops_inputs(layer: layers.RNN) -> bool:
-    """Return whether a layer's dropout only affects inputs, with one mask for all steps."""
+    """Return True if dropout only affects inputs, with one dropout mask for all steps."""
     has_one_mask = getattr(layer, "implementation", 2) == 2
     return type(layer) is not layers.RNN and has_one_mask and not layer.recurrent_dropout
 
@@ -201,13 +200,13 @@ def _drops_inputs(layer: layers.RNN) -> bool:
 REASONS: dict[type, str] = {
     layers.ConvLSTM3D: "TFLite has no int8 kernel for convolutions along three axes",
 }
-"""Layer class -> why it computes in float."""
+"""Maps a layer class to the reason for float."""
 
 
 def find_float_reason(call: Call) -> str:
-    """Return why a recurrent layer without an operator computes in float; "" for other layers.
+    """Return why a recurrent layer computes in float. Return "" for other layers.
 
-    For a Bidirectional, it is the reason for its first inner layer that has no operator.
+    The reason of a Bidirectional is the reason of its first inner layer without an operator.
     """
     if type(call.layer) is layers.RNN:
         return find_unrolling_obstacle(call)

@@ -1,7 +1,6 @@
 """Splits layers that compute several operations into calls of single operators.
 
-For example, a layer with an activation becomes two layers, and a sum of three tensors becomes two
-sums. Later passes then need not handle such layers.
+A layer with an activation becomes two layers. A sum of three tensors becomes two sums.
 """
 
 from __future__ import annotations
@@ -35,12 +34,11 @@ from keras_qat.lowering.weighted_products import (
 
 
 def split_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Split every call with an expansion or a lowering. Shared layers stay shared."""
+    """Replace every call that has an expansion or a lowering. Shared layers stay shared."""
     table = LOWERINGS if context.activations else ALWAYS
     ends = set(flatten_values(graph.outputs))
 
     def replace(call: Call) -> list[Call]:
-        """Return the calls of a call's expansion or lowering; [] if it has neither."""
         layer, may_trace = call.layer, context.may_trace(call)
         if isinstance(layer, (layers.Bidirectional, layers.RNN)) and may_trace is False:
             return []
@@ -71,7 +69,7 @@ ALWAYS: dict[Any, Lowering] = {
     **dict.fromkeys((layers.Dense, layers.EinsumDense), split_activation),
     **dict.fromkeys((layers.SeparableConv1D, layers.SeparableConv2D), split_separable),
 }
-"""Layer class -> its lowering."""
+"""Maps a layer class to its lowering. All recipes use these lowerings."""
 
 
 LOWERINGS: dict[Any, Lowering] = {
@@ -88,7 +86,8 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Activation: split_activation_layer,
 }
-"""Layer class or kind of operation -> its lowering, unless the recipe keeps operations unchanged.
+"""Maps a layer class or a kind of operation to its lowering.
 
-Most of these layers have weights. Operations and layers without weights have expansions instead.
+Recipes that keep operations unchanged use only `ALWAYS`. Most of these layers have weights. Layers
+without weights have expansions instead.
 """

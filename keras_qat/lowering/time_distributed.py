@@ -15,13 +15,13 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import find_op, is_listed
 
 _SPLIT_LATER = (layers.SeparableConv1D, layers.SeparableConv2D, layers.TimeDistributed)
-"""Layers that have no operator, but are later split into layers that have operators."""
+"""Layers without an operator that are later split into layers with operators."""
 
 
 def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
     """Replace TimeDistributed(layer) by FlattenTime, layer and RestoreTime, or by a single Dense.
 
-    The call stays unchanged if the layer has no operator, or if a size is known only at run time.
+    The call stays unchanged if the layer has no operator, or if a size is unknown before run time.
     """
     inner, parts = call.layer.layer, PartsBuilder(call, context)
     weights = context.weights.get(call.layer)  # A copy would have initial weights.
@@ -52,19 +52,18 @@ def _fold(parts: PartsBuilder, shape: Sequence[int | None]) -> Value:
 
 
 def _restore(parts: PartsBuilder, folded: Value) -> list[Call]:
-    """Add the last call, which splits the steps off the batch, and return all calls."""
+    """Add the last call, which splits the steps off the batch. Return all calls."""
     return parts.end(parts.new("unfold", RestoreTime, parts.call.inputs[0].shape[1]), folded)
 
 
 def _has_integer_operator(call: Call, layer: layers.RNN) -> bool:
-    """Return whether a recurrent layer has an integer operator if the outer axis is removed."""
+    """Return True if a recurrent layer has an operator for inputs without the outer time axis."""
     (x,), y = call.inputs, call.output
     step, output = (Value(v.name, (None, *v.shape[2:]), v.dtype) for v in (x, y))
     return not layer.stateful and find_op(Call(layer, (step,), {}, output, call.name)) is not None
 
 
 def _split_model_per_step(parts: PartsBuilder) -> list[Call]:
-    """Replace TimeDistributed(model) by FlattenTime, the model's layers and RestoreTime."""
     call = parts.call
     (sequence,), name = call.inputs, call.layer.name
     inner = read_model(call.layer.layer)

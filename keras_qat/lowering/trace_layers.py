@@ -1,11 +1,11 @@
-"""Traces custom layers: replaces each call by the calls of known layers inside it.
+"""Traces custom layers: replaces each call of a layer by the calls inside the layer.
 
-Custom layers include Lambdas and activation functions of users. A layer that cannot be traced stays
-opaque and computes in float.
+Custom layers include Lambdas and users' activation functions. A layer that cannot be traced stays
+opaque: it computes in float.
 
-All calls of a layer share its weights, so they must be traced in the same way. Often the
-requirements of one call are only known after another call was traced. Therefore all layers are
-traced again, with the results of earlier attempts, until nothing changes.
+All calls of a layer share its weights, so they must be traced alike. Tracing a call may reveal
+requirements of other calls. Therefore all layers are traced again until nothing changes. Each
+attempt uses the results of earlier attempts.
 """
 
 from __future__ import annotations
@@ -50,19 +50,18 @@ from keras_qat.tracing.layer_weights import find_weight_holders
 
 
 class BorrowedWeights:
-    """Records which layers read weights of other layers, such as tied embeddings.
+    """Records which layers borrow weights of other layers, such as tied embeddings.
 
-    The layer that owns such a weight is traced as well, so both layers read the same tensor.
+    The owner of a borrowed weight is traced as well. Both layers then read the same tensor.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.lenders: dict[layers.Layer, list[layers.Layer]] = {}
-        """Layer -> the owners of the weights that it reads."""
+        """Maps a layer to the owners of the weights that it borrows."""
         self.owners: dict[int, layers.Layer] = {}
-        """Id of a variable -> the layer that owns the variable, if other layers call that layer."""
+        """Maps the id of a variable to its owner, unless only the borrower calls the owner."""
         self.outside: dict[layers.Layer, list[tf.Variable]] = {}
-        """Layer -> variables that it reads, but that no layer owns. Keras does not train such
-        variables."""
+        """Maps a layer to variables that belong to no layer. Keras does not train them."""
         self.changes = 0
         """Number of changes of this record."""
         self._refused: set[layers.Layer] = set()
@@ -73,7 +72,7 @@ class BorrowedWeights:
                 self._parents.setdefault(inner, set()).add(layer)
 
     def note(self, layer: layers.Layer, variables: Sequence[tf.Variable]) -> bool:
-        """Record that a layer reads variables of other layers. Return whether it can be traced."""
+        """Record that a layer borrows variables. Return True if another attempt may succeed."""
         owner_of = {id(variable): self._find_owner(variable) for variable in variables}
         if outside := [v for v in variables if owner_of[id(v)] is None]:
             noted = self.outside.setdefault(layer, [])
@@ -99,14 +98,14 @@ class BorrowedWeights:
         return None
 
     def find_sharing(self) -> set[layers.Layer]:
-        """Return the layers with shared weights. Such weights must stay tensors."""
+        """Return the borrowers and owners of shared weights. Shared weights must stay tensors."""
         owners = set(self.owners.values())
         return owners | {layer for layer, lenders in self.lenders.items() if owners & set(lenders)}
 
     def refuse(self, graph: Graph) -> bool:
-        """Record opaque owners of borrowed weights, and return whether there are any.
+        """Refuse to borrow from layers that stayed opaque. Return True if there are any.
 
-        Other layers cannot borrow the weights of an opaque layer.
+        The borrowers and owners are then forgotten, because opaque layers cannot share weights.
         """
         opaque = {id(weight) for call in graph.calls for weight in call.layer.weights}
         refused = {owner for variable, owner in self.owners.items() if variable in opaque}
@@ -122,7 +121,7 @@ def _list_weights(layer: layers.Layer) -> list[tf.Variable]:
 
 
 def trace_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Trace every layer that has no operator. Repeat until all calls of each layer agree."""
+    """Trace all custom layers. Repeat until all calls of each layer agree."""
     agreed = _Agreement(BorrowedWeights(graph))
     while True:
         context.clear()
@@ -134,19 +133,18 @@ def trace_layers(graph: Graph, context: LoweringContext) -> Graph:
 
 @dataclasses.dataclass
 class _Agreement:
-    """Decisions of earlier attempts, which apply to all calls of a layer."""
+    """The decisions of earlier attempts. They apply to all calls of a layer."""
 
     borrowed: BorrowedWeights
     opaque: dict[layers.Layer, str] = dataclasses.field(default_factory=dict)
-    """Layer that must stay opaque -> the reason."""
+    """Maps a layer that must stay opaque to the reason."""
     unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Recurrent layers to unroll in every call."""
     apart: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """The weights of these layers stay tensors, because calls compute different tensors from
-    them."""
+    """Layers with weights that stay tensors, because calls compute different tensors from them."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
-        """Add a decision for each layer whose calls disagree. Return whether to try again."""
+        """Add a decision for each layer with calls that disagree. Return True to try again."""
         layers_traced = attempt.inliner.counts.keys()
         opaque = {x: attempt.refused[x] for x in layers_traced & attempt.refused}
         opaque |= find_refused_cells(layers_traced, attempt.refused)
@@ -161,8 +159,6 @@ class _Agreement:
 
 
 class _Attempt:
-    """One attempt to trace all layers of a graph."""
-
     def __init__(self, read: Graph, context: LoweringContext, agreed: _Agreement) -> None:
         # The calls are copied, because an attempt changes producers of values and arguments.
         calls, losses = (list(map(dataclasses.replace, x)) for x in (read.calls, read.loss_only))
@@ -173,15 +169,14 @@ class _Attempt:
         self.apart = agreed.apart | agreed.borrowed.find_sharing()
         self.inliner = Inliner(context, flatten_values(read.inputs)[0], agreed.borrowed.owners)
         self.opaque: dict[str, str] = {}
-        """Name of a call that stays opaque -> the reason."""
+        """Maps the name of an opaque call to the reason."""
         self.refused: dict[layers.Layer, str] = {}
-        """Layer that stays opaque in one of its calls -> the reason."""
+        """Maps a layer with an opaque call to the reason."""
         self._readers = self.graph.consumers()
         self._outputs = set(flatten_values(self.graph.outputs))
         self._masked = {call.layer for call in calls if reads_mask(call)}
 
     def run(self) -> Graph:
-        """Trace all layers, and return the new graph."""
         calls = [
             new for call in set_shapes_in_order(self.graph.calls) for new in self._replace(call)
         ]
@@ -193,7 +188,8 @@ class _Attempt:
     def _replace(self, call: Call, siblings: Sequence[Call] = ()) -> list[Call]:
         """Return the calls that replace a call, or the call itself.
 
-        `siblings` are the other calls inside the enclosing layers. New calls avoid their names.
+        `siblings` are the other calls inside the traced layer. New calls avoid the names of
+        siblings.
         """
         self.masks.note(call)
         if self.context.may_trace(call) is False:
@@ -204,7 +200,7 @@ class _Attempt:
         return new or [call]
 
     def _find_replacement(self, call: Call, siblings: Sequence[Call]) -> list[Call]:
-        """Return the calls that replace a call; [] if the call stays or cannot be traced."""
+        """Return the calls that replace a call. An empty list keeps the call."""
         layer, context, may_trace = call.layer, self.context, self.context.may_trace(call)
         parts = (
             self._split_custom_activation(call)
@@ -239,7 +235,6 @@ class _Attempt:
             return []
 
     def _split_custom_activation(self, call: Call) -> list[Call]:
-        """Split a Keras layer with a custom activation into the layer and the activation."""
         if type(call.layer) is layers.Activation or not has_custom_activation(call.layer):
             return []
         parts, inner = split_activation(call, self.context), call.layer.activation
@@ -251,7 +246,8 @@ class _Attempt:
         """Trace a layer, and return the calls inside it.
 
         Raises:
-            CannotTrace, OnlyTrains: if it cannot be traced.
+            CannotTrace: if the layer cannot be traced.
+            OnlyTrains: if the layer changes its input only in training.
         """
         layer, borrowed = call.layer, self.agreed.borrowed
         if layer in self.agreed.opaque:
@@ -286,10 +282,10 @@ class _Attempt:
             self.opaque[call.name] = self.refused[layer] = str(error)
 
     def _reads_masks(self, call: Call) -> bool:
-        """Return whether any call of a layer reads a mask. If so, all calls are traced alike."""
+        """Return True if any call of the layer reads a mask. All calls are then traced alike."""
         self._masked.update([call.layer] if reads_mask(call) else ())
         return call.layer in self._masked
 
     def _is_entire_model(self, call: Call) -> bool:
-        """Return whether a call is a subclassed model, whose inner layers keep their names."""
+        """Return True if the graph is one subclassed model. Inner layers then keep their names."""
         return self.graph.calls == [call] and isinstance(call.layer, keras.Model)

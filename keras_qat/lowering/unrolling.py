@@ -1,6 +1,6 @@
 """Unrolls recurrent layers that have no operator, such as layers with custom cells.
 
-The steps become calls of the cell, which is traced like a custom layer.
+The steps become calls of the cell. The cell is traced like a custom layer.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from keras_qat.ops.recurrent.unrolled import RELU
 from keras_qat.ops.registry import match
 
 CELLS = layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell, layers.StackedRNNCells
-"""Cells of Keras, which are traced."""
+"""Keras' cells that are traced."""
 
 UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
 """Layers that can be unrolled. Subclasses stay unchanged."""
 
 
 def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
-    """Return a function that computes a recurrent layer step by step; None to leave it unchanged.
+    """Return a function that computes a recurrent layer step by step. Return None to keep it.
 
-    The function has the arguments of the layer. With `anyway`, a layer with an operator is
-    unrolled, too.
+    The function has the arguments of the layer. If `anyway`, a layer with an operator is also
+    unrolled.
     """
     layer = call.layer
     if type(layer) is layers.Bidirectional:
@@ -57,7 +57,7 @@ def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None
 
 
 def _starts_out_of_range(call: Call) -> bool:
-    """Return whether an initial state may be out of range, so the layer's operator would clip it.
+    """Return True if the layer's operator could clip an initial state.
 
     An input of the model is assumed to be a state that the layer returned before.
     """
@@ -72,11 +72,11 @@ BOUNDS: dict[Any, tuple[float, float]] = {
     **dict.fromkeys((*SIGMOID.functions, HARD_SIGMOID), (0.0, 1.0)),
     **dict.fromkeys(RELU, (0.0, np.inf)),
 }
-"""Activation -> (smallest, largest) result."""
+"""Maps an activation to its smallest and largest result."""
 
 
 def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
-    """Find the lower and upper bound of a tensor, given the layers that compute it."""
+    """Find the lowest and the highest possible value of a tensor. A rule for `Facts.find`."""
     call = value.producer
     if call is None:
         return 0.0, 0.0
@@ -97,7 +97,7 @@ def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
 def find_refused_cells(
     traced: Iterable[layers.Layer], refused: Mapping[layers.Layer, str]
 ) -> dict[layers.Layer, str]:
-    """Return why the cells of traced recurrent layers stayed opaque: layer -> reason."""
+    """Map each recurrent layer to the reason why its cell stayed opaque."""
     return {
         layer: refused[cell]
         for layer in traced
@@ -108,10 +108,10 @@ def find_refused_cells(
 
 
 def combine_gates(cell: layers.Layer) -> contextlib.AbstractContextManager[None]:
-    """Return a context manager in which a Keras cell multiplies by all gates' weights at once.
+    """Return a context in which a Keras cell computes the products of all gates at once.
 
-    An LSTM then adds its bias to the product of inputs, so one operator computes both. Dropout is
-    applied before the steps.
+    An LSTM then adds its bias to the product of inputs, because one operator computes both. Dropout
+    is applied before the steps.
     """
     if type(cell) not in CELLS or type(cell) is layers.StackedRNNCells:
         return contextlib.nullcontext()
@@ -119,7 +119,7 @@ def combine_gates(cell: layers.Layer) -> contextlib.AbstractContextManager[None]
         return swap_attributes(cell, call=functools.partial(_run_lstm_step, cell))
     if (
         type(cell) is layers.GRUCell and not cell.reset_after
-    ):  # If the cell combines gates, Keras would split off an empty tensor.
+    ):  # With combined gates, Keras would split off an empty tensor.
         return swap_attributes(cell, implementation=1, dropout=0.0)
     return swap_attributes(cell, implementation=2, dropout=0.0)
 
@@ -140,10 +140,10 @@ def _run_steps(layer: layers.RNN, inputs: Any, mask: tf.Tensor | None = None, **
     """Call the cell of a layer for each step of a sequence.
 
     The sequence may be a structure of tensors, such as values and the time between them. If the
-    mask of a step is False, the states do not change. The output of the step is then the previous
+    mask of a step is False, the states do not change. The output of this step is the previous
     output or zeros.
     """
-    # In a list, Keras passes states after the sequence. Any other structure is a sequence.
+    # A list contains the sequence and states. Any other structure is a sequence.
     sequence, *states = inputs if isinstance(inputs, list) else [inputs]
     cell = layer.cell
     sizes = cell.state_size if tf.nest.is_nested(cell.state_size) else [cell.state_size]
@@ -178,7 +178,7 @@ def _where(is_there: tf.Tensor, after: tf.Tensor, before: tf.Tensor) -> tf.Tenso
 def _make_initial_states(
     layer: layers.RNN, sequence: Any, step: tf.Tensor, sizes: list[Any]
 ) -> list[tf.Tensor]:
-    """Return a custom cell's initial states, or zeros if the cell does not define them."""
+    """Return the initial states that a custom cell defines, or zeros."""
     if hasattr(layer.cell, "get_initial_state") and not is_of_keras(layer.cell):
         return tf.nest.flatten(layer.get_initial_state(sequence))
     states, first = [], (layers.Flatten()(step) if len(step.shape) > 2 else step)[:, :1]
@@ -218,4 +218,4 @@ MERGED: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "mul": lambda x, y: x * y,
     "ave": lambda x, y: (x + y) * 0.5,
 }
-"""`merge_mode` -> the function that merges two tensors."""
+"""Maps `merge_mode` to the function that merges two tensors."""

@@ -1,4 +1,4 @@
-"""Converts operations that read weights or constants, such as matrix products, to Keras layers."""
+"""Converts matrix products and convolutions with weights or constants to Keras layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from keras_qat.ops.movement import read_window
 from keras_qat.ops.slicing import GATHER_ARGUMENTS
 
 SUMS = {"bias_add": ("value", "bias"), "add": ("x", "y")}
-"""Operation that adds -> names of its two terms."""
+"""Maps an addition to the names of its two terms."""
 
 _OF_CONVOLUTIONS = ("input", "filters", "strides", "padding", "data_format", "dilations")
 _OF_MATMUL = ("a", "b", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
@@ -36,7 +36,7 @@ OF_DEPTHWISE = (
     *("depthwise_regularizer", "depthwise_constraint"),
 )
 OF_POINTWISE = ("use_bias", "bias_regularizer", "bias_constraint", "activity_regularizer")
-"""Options of a separable convolution that its depthwise or pointwise convolution also has."""
+"""Options that a separable convolution shares with its depthwise or pointwise convolution."""
 
 
 class _Product(NamedTuple):
@@ -44,13 +44,13 @@ class _Product(NamedTuple):
 
     x: Value
     kernel: Any
-    """A tensor, or the array of a constant."""
+    """A tensor or a constant array."""
     layer_class: type[layers.Layer]
     options: dict[str, Any]
 
 
 def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Convert every product with a weight, together with a following bias, to a Keras layer."""
+    """Convert each product with a weight to a Keras layer. The layer also adds a following bias."""
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     shared, replaced = _find_shared_weights(graph), dict[Call, list[Call]]()
     for call in graph.calls:
@@ -72,7 +72,7 @@ def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
         if _is_plain(source):
             is_depthwise = layer_class is layers.DepthwiseConv2D
             options.update(_get_settings("depthwise" if is_depthwise else "kernel", kernel))
-        else:  # Keras lists a layer's weights (the bias) before inner layers' weights.
+        else:  # Keras lists the bias before the weights of inner layers.
             layer_class, variables = COMPUTED[layer_class], variables[::-1]
             options["source"] = clone(source)
         parts = PartsBuilder(end, context)
@@ -94,8 +94,8 @@ def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
 def split_product(call: Call, context: LoweringContext) -> list[Call]:
     """Replace a product with a constant by a layer that does not train.
 
-    If the kernel of a convolution is another tensor, or a weight that several operations read, the
-    convolution becomes a product of patches and the kernel.
+    A convolution with a tensor as its kernel becomes a product of patches and the kernel. The
+    tensor may be a weight that several operations read.
     """
     product = _read_product(call)
     if product is None or not call.output.is_float:
@@ -116,7 +116,6 @@ def _freeze(values: ArrayLike) -> dict[str, Any]:
 
 
 def _multiply_patches(product: _Product, shape: Sequence[int | None]) -> tf.Tensor:
-    """Compute a convolution as a product of patches and a matrix."""
     x, kernel, layer_class, options = product
     require(layer_class is layers.Conv2D and options["groups"] == 1 and None not in shape[1:])
     y, sizes = make_symbol(x), list(kernel.shape)
@@ -131,7 +130,7 @@ def _multiply_patches(product: _Product, shape: Sequence[int | None]) -> tf.Tens
 def make_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
     """Convert a constant with more than two axes to a weight that does not train.
 
-    A product with several constant matrices then becomes a product of two tensors.
+    For example, a product with several constant matrices becomes a product of two tensors.
     """
     arguments = [*call.args, *call.kwargs.values()]
     constants = [leaf for leaf in arguments if getattr(read_array(leaf), "ndim", 0) > 2]
@@ -163,7 +162,7 @@ def make_embedding(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_separable(call: Call, context: LoweringContext) -> list[Call]:
-    """Split SeparableConv2D into DepthwiseConv2D, a 1x1 Conv2D, and its activation if any."""
+    """Split a separable convolution into depthwise convolution, 1x1 convolution and activation."""
     layer, parts = call.layer, PartsBuilder(call, context)
     kinds = layers.DepthwiseConv2D, layers.Conv2D
     if isinstance(layer, layers.SeparableConv1D):
@@ -171,7 +170,7 @@ def split_separable(call: Call, context: LoweringContext) -> list[Call]:
     shared = {name: getattr(layer, name) for name in ("data_format", "trainable")}
     shared["dtype"] = layer.dtype_policy
     options, padding = {name: getattr(layer, name) for name in OF_DEPTHWISE}, []
-    if layer.padding == "causal":  # DepthwiseConv1D does not support this.
+    if layer.padding == "causal":  # DepthwiseConv1D does not support causal padding.
         before = (layer.kernel_size[0] - 1) * layer.dilation_rate[0]
         padding = [parts.new("pad", layers.ZeroPadding1D, (before, 0))]
         options["padding"] = "valid"
@@ -195,7 +194,7 @@ def split_separable(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _find_shared_weights(graph: Graph) -> set[WeightTensor]:
-    """Return the weights that several operations read. Separate layers would copy them."""
+    """Return the weights that several operations read. Separate layers would copy these weights."""
     operations: dict[WeightTensor, set[layers.Layer]] = {}
     for call in graph.calls:
         for value in filter(_is_weight, call.inputs):
@@ -217,18 +216,18 @@ def _get_settings(prefix: str, weight: Value) -> dict[str, Any]:
 
 
 def _is_plain(source: WeightTensor) -> bool:
-    """Return whether a tensor is a trainable weight, not a tensor computed from weights."""
+    """Return True for a trainable weight. Return False for a frozen or computed weight."""
     return source.expression is None and not source.frozen
 
 
 def _is_weight(value: object) -> bool:
-    """Return whether a value is a weight, or depends only on weights."""
+    """Return True if a value is a weight, or is computed from weights only."""
     producer = value.producer if isinstance(value, Value) else None
     return producer is not None and isinstance(producer.layer, WeightTensor)
 
 
 def _find_bias(call: Call, product: Value) -> Value | None:
-    """Return the bias that a call adds to a product: a weight with one value per channel."""
+    """Return the bias that `call` adds to `product`, or None. A bias has one value per channel."""
     if get_kind(call) not in SUMS:
         return None
     x, bias = get_operands(call, *SUMS[get_kind(call)])
@@ -254,7 +253,7 @@ def _read_convolution(call: Call, depthwise: bool = False) -> _Product | None:
     kernel = _read_kernel(kernel)
     if kernel is None or None in kernel.shape:
         return None
-    axes, padding = len(kernel.shape) - 2, padding or "VALID"  # The format of tf.nn.convolution.
+    axes, padding = len(kernel.shape) - 2, padding or "VALID"  # The default of tf.nn.convolution.
     if axes not in (1, 2) or not isinstance(x, Value) or len(x.shape) != axes + 2:
         return None
     sizes = [read_window(1 if option is None else option, axes) for option in (strides, dilation)]
@@ -277,7 +276,7 @@ def _read_convolution(call: Call, depthwise: bool = False) -> _Product | None:
 
 
 def _read_transposed_convolution(call: Call) -> _Product | None:
-    """Read a transposed convolution, if its output has the same size as the Keras layer's."""
+    """Read a transposed convolution if Keras' layer returns an output of the same size."""
     x, kernel, strides, padding, layout, dilations = get_operands(call, *_OF_CONVOLUTIONS)
     kernel = _read_kernel(kernel)
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
@@ -305,7 +304,7 @@ def _read_transposed_convolution(call: Call) -> _Product | None:
 
 
 def _make_dense(x: object, kernel: Value | NDArray[np.generic] | None) -> _Product | None:
-    """Return the product with a matrix that is a weight or a constant; None for other kernels."""
+    """Return the product with a matrix. Return None unless `kernel` is a weight or a constant."""
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
         return None
     if not isinstance(x, Value) or len(kernel.shape) != 2 or x.shape[-1:] != kernel.shape[:1]:
@@ -334,4 +333,4 @@ CONVOLUTIONS: dict[str, Callable[[Call], _Product | None]] = {
     **dict.fromkeys(("conv1d_transpose", "conv2d_transpose"), _read_transposed_convolution),
 }
 PRODUCTS = {**CONVOLUTIONS, "matmul": _read_matmul, "tensordot": _read_tensordot}
-"""Kind of an operation -> a function that returns its `_Product`."""
+"""Maps a kind of operation to a function that returns its `_Product`."""

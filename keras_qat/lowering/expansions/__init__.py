@@ -1,12 +1,13 @@
 """Expansions: TensorFlow functions that compute an operation with simpler operations.
 
-Each file defines some of these tables, which map a kind of operation to its expansion:
+Each file defines some of these tables. A table maps a kind of operation to its expansion.
 
-- `EARLY`: expansions of float operations before masks, softmax and chains of elementwise operations
-  are recognized; `EARLY_OF_INTEGERS`: early expansions of integer operations.
-- `OPERATIONS`: later expansions; `OF_FLOATS`: later expansions of calls with only float tensors.
-- `LAYERS`: layer class, or its `get_class_path` -> a function of the layer and its inputs;
-  `LAYERS_ALWAYS`: layers that are expanded even by recipes that leave operations unchanged.
+- `EARLY`: expanded before masks and chains are recognized, if all inputs are float.
+- `EARLY_OF_INTEGERS`: expanded at the same time, if an input is not float.
+- `OPERATIONS`: expanded later.
+- `OF_FLOATS`: expanded later, if all tensors are float.
+- `LAYERS`: maps a layer class or its `get_class_path` to a function of the layer and its inputs.
+- `LAYERS_ALWAYS`: like `LAYERS`, but all recipes use these expansions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ _SUBJECTS = (arithmetic, copying, images, keras_layers, matrices, merging, movem
 
 
 def _collect(table: str) -> dict[Any, Expansion]:
-    """Return the entries of all tables with this name."""
     return {
         key: expansion
         for subject in _SUBJECTS
@@ -50,11 +50,11 @@ LAYERS_ALWAYS = _collect("LAYERS_ALWAYS")
 
 
 def find_expansion(call: Call, activations: bool = True) -> Expansion | None:
-    """Return the expansion of a call, except `EARLY` expansions.
+    """Return the expansion of a call, or None. `EARLY` expansions are ignored.
 
     Args:
         call: the call.
-        activations: False for recipes that leave operations unchanged.
+        activations: False for recipes that keep operations unchanged.
     """
     layer = call.layer
     if (kind := get_kind(layer)) and activations:

@@ -54,7 +54,7 @@ def _add_n(inputs: Any) -> tf.Tensor:
 
 
 def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Expand `x ** 2` and `x ** 3` to products, and `x ** 0.3` and `x ** -1` to a layer."""
+    """Expand `x ** 2` and `x ** 3` to products. Other powers, such as `x ** -1`, need a layer."""
     exponent = unwrap(read_scalar(y))
     require(is_tensor(x))
     if exponent < 0 or exponent != int(exponent):
@@ -79,7 +79,6 @@ def _clip(t: tf.Tensor, clip_value_min: Any, clip_value_max: Any) -> tf.Tensor:
 def _normalize(
     x: tf.Tensor, axis: Any = None, epsilon: float = 1e-12, dim: object = None
 ) -> tf.Tensor:
-    """Transpose the axis to the end, normalize along it, and transpose back."""
     rank, axes = len(x.shape), tf.nest.flatten([axis])
     require(len(axes) == 1 and isinstance(axes[0], int) and axes[0] % rank not in (0, rank - 1))
     order = list(range(rank))
@@ -107,8 +106,8 @@ def _fill_like(
 def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.Tensor:
     """Round a constant in a comparison to the quantized values of the other operand.
 
-    Without rounding, the operand might never equal the constant. For example, the quantized value
-    nearest to -1.0 may be -1.003.
+    Otherwise the operand might never equal the constant. For example, the quantized value nearest
+    to -1.0 may be -1.003.
     """
     x, y = (x, y) if is_tensor(x) else (y, x)
     wanted = unwrap(read_scalar(y))
@@ -146,7 +145,7 @@ def _evaluate_polynomial(coeffs: Any, x: tf.Tensor) -> tf.Tensor:
 def _cumulative_product(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
-    """Multiply by products of the last 1, 2, 4, ... values, so results are rounded fewer times."""
+    """Multiply by products of the last 1, 2, 4, ... values. Results are then rounded less often."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
 
@@ -162,7 +161,7 @@ def _cumulative_product(
 
 
 def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Compute the angle for one eighth of the circle, and mirror it for the rest."""
+    """Compute the angle in one eighth of the circle, and mirror it to the other eighths."""
     require(not NO_WIDE)  # Quotients have 16 bits.
     x, y = (end if (known := read_scalar(end)) is None else known for end in (x, y))
     width, height = abs(x), abs(y)

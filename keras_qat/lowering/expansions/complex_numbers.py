@@ -1,8 +1,8 @@
 """Expands operations on complex numbers to operations on pairs of floats.
 
 TFLite has no integer kernels for complex numbers. A Fourier transform becomes a product with
-matrices of cosines and sines. Many audio models begin with complex operations: they transform,
-reorder and multiply spectra, and then convert them to floats.
+matrices of cosines and sines. Many audio models begin with operations on spectra, and then convert
+the spectra to floats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ LARGEST = 2**20
 class ComplexPart:
     """A call that converts complex numbers to floats, and all complex operations before it.
 
-    Calling this object runs the original operations on `floats`, the float tensors that they read.
+    `floats` has the float tensors that these operations read. Calling this object with these
+    tensors runs the original operations.
     """
 
     def __init__(self, call: Call) -> None:
@@ -71,7 +72,7 @@ class ComplexPart:
 
 
 def find_complex_part(call: Call) -> ComplexPart | None:
-    """Return the complex part that ends in a call; None if there is none or it is not supported."""
+    """Return the complex part that ends in a call. Return None if no supported part does."""
     is_end = any(x.is_complex for x in call.inputs) and call.output.is_float
     if not is_end or not is_operation(call.layer):
         return None
@@ -91,7 +92,7 @@ def _list_complex_calls(end: Call) -> list[Call]:
 
 
 def _is_complex(value: Value) -> bool:
-    """Return whether a value is complex, or comes from `zeros_like`, as imaginary parts do."""
+    """Return True for a complex value, and for `zeros_like`, which often is an imaginary part."""
     return value.producer is not None and (
         value.is_complex or get_kind(value.producer) == "zeros_like"
     )
@@ -195,7 +196,7 @@ def _make_matrix(transform: Transform, size: int | None, *length: int) -> NDArra
 
 
 def _expand_transform(transform: Transform) -> Callable[..., Pair]:
-    """Return an expansion of a Fourier transform along the last axis to a matrix product."""
+    """Return an expansion that computes a Fourier transform as a matrix product."""
 
     def multiply(input: Any, fft_length: Lengths = None) -> Pair:
         x = input if isinstance(input, tuple) else (input, None)
@@ -256,9 +257,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "abs": _magnitude,
     "angle": lambda input: tf.atan2(_require_imag(input), input[0]),
 }
-"""Kind of an operation -> a function that computes it with pairs."""
+"""Maps a kind of operation to a function that computes it with pairs."""
 
 SEPARABLE = MOVES.union(("pad", "reduce_mean", "reduce_sum"))
-"""Kinds of operations that apply the same function to the real and to the imaginary parts."""
+"""Kinds of operations that treat real and imaginary parts alike and separately."""
 
 KNOWN = {*RULES, "zeros_like", *SEPARABLE}

@@ -1,6 +1,7 @@
-"""Expands copies of a tensor for each example, such as a class token, to a sum with zeros.
+"""Expands operations that copy a tensor for each example, such as a class token.
 
-Some runtimes do not support sizes that are computed at run time. A sum needs no such sizes.
+The copies become a sum with zeros. Some runtimes do not support sizes that are computed at run
+time. A sum needs no sizes.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from keras_qat.lowering.read_operations import read_uniform
 from keras_qat.ops.movement import read_integers
 
 COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to": ("shape",)}
-"""Operation that copies a tensor -> names of its other arguments."""
+"""Maps an operation that copies a tensor to the names of its other arguments."""
 
 SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
-"""Operation that fills a tensor -> name of the argument that holds the sizes."""
+"""Maps an operation that fills a tensor to the name of its argument for sizes."""
 
 
 def _copy(*args: object, **kwargs: object) -> tf.Tensor:
@@ -73,7 +74,7 @@ def _copy(*args: object, **kwargs: object) -> tf.Tensor:
 
 
 def _fill(*args: object, **kwargs: object) -> tf.Tensor:
-    """Fill a tensor with a constant for each example, such as an initial state of zeros."""
+    """Fill a tensor with a constant, such as an initial state of zeros."""
     call = _find_call(args, kwargs)
     sizes = get_argument(call, SIZES[get_kind(call)])
     batch, *inner = unwrap(find_sizes(sizes))
@@ -84,7 +85,6 @@ def _fill(*args: object, **kwargs: object) -> tf.Tensor:
 
 
 def _eye(*args: object, **kwargs: object) -> tf.Tensor:
-    """Return an identity matrix for each example, as used for masks."""
     call = _find_call(args, kwargs)
     *sizes, batch = get_operands(call, "num_rows", "num_columns", "batch_shape")
     rows, columns = (
@@ -97,7 +97,7 @@ def _eye(*args: object, **kwargs: object) -> tf.Tensor:
 
 
 def _find_call(args: object, kwargs: object) -> Call:
-    """Return the expanded call, which is stored in the tensors among the arguments."""
+    """Return the expanded call. The tensors among the arguments store it."""
     tensor = next(filter(is_tensor, tf.nest.flatten((args, kwargs))), None)
     require(tensor is not None)
     return get_call(tensor)
@@ -114,10 +114,10 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return how many rows of the tensor that determines `counts` belong to one copy of a table.
+    """Return the number of rows for one copy of a table with `size` rows. Return None if unknown.
 
-    This is 1, or, if the first axis merges examples and attention heads, `size`, the number of rows
-    of the table. It is None if it is unknown.
+    The rows belong to the tensor that determines `counts`. Their number is 1, or `size` if the
+    first axis merges examples and attention heads.
     """
     like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):
@@ -132,7 +132,7 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
     """Return zeros of shape [examples, *inner].
 
     Args:
-        sizes: all sizes. They depend on a tensor's shape, which determines the batch size.
+        sizes: values that depend on the shape of a tensor. The tensor determines the batch size.
         inner: sizes of the other axes.
     """
     batch = next(find_measured_tensors(flatten_values(sizes)), None)
@@ -146,13 +146,13 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
         first = tf.reshape(first, [-1, *inner], name="reshape")
     if inner:
         return layers.Rescaling(0.0, name="zeros")(first)
-    return tf.multiply(first, 0.0, name="zeros")  # Without channels.
+    return tf.multiply(first, 0.0, name="zeros")  # A Rescaling needs channels.
 
 
 def _repeat_inside(kind: str, x: tf.Tensor, counts: list[Any]) -> tuple[Any, list[Any]]:
-    """Copy a constant along all axes except the batch. Return the copy and the other counts.
+    """Copy a constant along all axes except the batch. Return the copy and the remaining counts.
 
-    If `x` is not a constant, the first result is None.
+    The copy is None if `x` is not a constant.
     """
     values, known = read_array(x), read_integers(counts) if counts else ()
     if values is None or known is None:

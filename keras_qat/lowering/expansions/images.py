@@ -39,14 +39,14 @@ def _resize(
 
 
 def _old_resize(images: tf.Tensor, *args: object, **options: object) -> tf.Tensor:
-    """Expand TensorFlow 1's resize if images have one pixel, because it then equals Resizing."""
+    """Expand TensorFlow 1's resize of images with one pixel. It then equals Resizing."""
     before, sizes = images.shape, get_call(images).output.shape[1:3]
     require(len(before) == 4 and tuple(before[1:3]) == (1, 1) and None not in sizes)
     return layers.Resizing(*sizes, interpolation="nearest")(images)
 
 
 def _convert_type(image: tf.Tensor, dtype: tf.DType, saturate: bool = False) -> tf.Tensor:
-    """Convert integer pixels to floats from 0 to 1."""
+    """Convert integer pixels to floats. The largest integer becomes 1."""
     require(image.dtype in (tf.uint8, tf.int8, tf.uint16, tf.int16) and dtype == tf.float32)
     real = tf.cast(image, dtype="float32", name="cast")
     return tf.multiply(real, 1.0 / image.dtype.max)
@@ -55,9 +55,10 @@ def _convert_type(image: tf.Tensor, dtype: tf.DType, saturate: bool = False) -> 
 def _extract_patches(
     images: tf.Tensor, sizes: Any, strides: Any, rates: Any, padding: str
 ) -> tf.Tensor:
-    """Expand to `tf.nn.space_to_depth` if the patches are adjacent squares, otherwise to crops.
+    """Expand patches to crops, one for each pixel of a patch.
 
-    If the patches have strides, a strided max pooling with windows of one pixel selects patches.
+    A max pooling with windows of one pixel applies strides to the crops. If the patches are
+    adjacent squares, a single `tf.nn.space_to_depth` replaces all crops.
     """
     windows = [read_window(option, 2) for option in (sizes, strides, rates)]
     require(all(windows) and None not in images.shape[1:3])

@@ -86,7 +86,7 @@ LAYERS: dict[type, Expansion] = {
 
 
 def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
-    """Return a function that computes a Keras layer from its input and weights, or None."""
+    """Return a function that computes a Keras layer from its input, or None."""
     layer = call.layer
     expand = EARLY_LAYERS.get(type(layer))
     if expand is None or None in call.inputs[0].shape[1:] or layer.activity_regularizer is not None:
@@ -138,7 +138,7 @@ def convolve_volumes(
 
 
 def _convolve_steps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Convolve the images or sequences of each step."""
+    """Convolve each step of the input. A step is an image or a sequence."""
     require(layer.padding != "causal" and len(x.shape) == layer.rank + 3)
     convolve = tf.nn.conv1d if layer.rank == 1 else tf.nn.conv2d
     options = list(layer.strides), layer.padding.upper()
@@ -154,7 +154,6 @@ def _crop_center(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _slice(x: tf.Tensor, axis: int, first: int, count: int, step: int) -> tf.Tensor:
-    """Return every `step`th slice along an axis, `count` slices in total."""
     return x[(slice(None),) * axis + (slice(first, first + (count - 1) * step + 1, step),)]
 
 
@@ -173,4 +172,4 @@ EARLY_LAYERS: dict[type, Callable[[Any, Any], Any]] = {
     **dict.fromkeys((layers.Conv1D, layers.Conv2D), _convolve_steps),
     layers.Conv3D: _expand_conv3d,
 }
-"""Layer class -> a function of the layer and its input."""
+"""Maps a layer class to a function of the layer and its input."""

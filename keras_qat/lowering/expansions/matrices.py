@@ -35,7 +35,7 @@ def _frame(
 
 
 def _overlap_and_add(signal: tf.Tensor, frame_step: int) -> tf.Tensor:
-    """Split frames into pieces of `frame_step` values, shift each to its position, and add them."""
+    """Split frames into pieces of `frame_step` values, shift the pieces, and add them."""
     (count, size), step = signal.shape[-2:], int(frame_step)
     rank = len(signal.shape)
     require(rank > 2 and None not in signal.shape[1:])
@@ -55,7 +55,7 @@ MOST_PRODUCTS = 32
 
 
 def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
-    """Compute `tf.einsum` of one tensor, of three or more, or of a tensor and a constant."""
+    """Expand `tf.einsum` of one tensor, of three or more, or of a tensor and a constant."""
     ranks = [len(np.shape(tensor)) for tensor in inputs]
     terms, output = _read_equation(equation, ranks)
     if len(inputs) > 2:
@@ -88,7 +88,7 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
 
 
 def _squeeze_constant(x: Any, term: str, other: str) -> tuple[Any, str]:
-    """Remove a constant's axes of size 1 that broadcast to axes of the term `other`."""
+    """Remove axes of size 1 from a constant if they broadcast to axes of the term `other`."""
     constant = read_array(x)
     if constant is None:
         return x, term
@@ -97,7 +97,7 @@ def _squeeze_constant(x: Any, term: str, other: str) -> tuple[Any, str]:
 
 
 def _sum_axes(x: tf.Tensor, term: str, axes: list[str]) -> tf.Tensor:
-    """Sum over axes, which are letters of `term`. The batch must not be among them."""
+    """Sum over `axes`, which are letters of `term`. An unknown batch cannot be summed."""
     if not axes:
         return x
     positions = tuple(map(term.index, axes))
@@ -112,7 +112,7 @@ def _without(term: str, axes: list[str]) -> str:
 
 
 def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
-    """Split an equation in two: one for the first two tensors, one for the product and the rest."""
+    """Split an equation in two: first the product of two tensors, then the remaining products."""
     terms, output = _read_equation(equation, ranks)
     needed = set(output).union(*terms[2:])
     middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
@@ -122,7 +122,7 @@ def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
 def _multiply_by_constant(
     x: tf.Tensor, term: str, factor: np.ndarray, own: str, output: str
 ) -> tf.Tensor:
-    """Return the `tf.einsum` of a tensor, whose axes are `term`, and a constant (axes `own`)."""
+    """Compute `tf.einsum` of `x`, which has the axes `term`, and a constant with the axes `own`."""
     require(all(len(set(axes)) == len(axes) for axes in (term, own)))
     require(set(own) <= {*term, *output} and set(term) <= {*own, *output})
     summed = [axis for axis in own if axis in term and axis not in output]
@@ -218,7 +218,7 @@ def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
 
 
 def _multiply_outer(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Expand the matrix product of a column and a row, which has no integer operator."""
+    """Expand the product of a column and a row. A product of integers has no operator."""
     require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
     return a * b
 
@@ -240,7 +240,7 @@ EARLY: dict[str, Expansion] = {
 
 
 def _einsum_dense(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Sum over the axes that the kernel and the output lack, and then compute the product."""
+    """Sum over the axes that only the input has, and then compute the product."""
     inputs, kernel, output = re.split(",|->", layer.equation)
     summed = [axis for axis in inputs.replace("...", "") if axis not in kernel + output]
     require(summed and layer.built)
@@ -280,7 +280,7 @@ def expand_product(
     adjoint_b: bool = False,
     **options: object,
 ) -> tf.Tensor:
-    """Expand `matrix @ tensor`, where the first factor is the constant."""
+    """Expand `matrix @ tensor` with a constant matrix."""
     matrix = unwrap(read_array(a))
     require(matrix.ndim == 2 and is_tensor(b) and len(b.shape) > 2)
     require(not transpose_b and not adjoint_b)
@@ -324,7 +324,7 @@ def _cumulative_sum(
 def expand_resize(images: tf.Tensor, size: Any, **options: object) -> tf.Tensor:
     """Expand a resize to two products with matrices, along rows and along columns.
 
-    The matrices are computed by resizing images with a single row or column of ones.
+    A resize of an identity matrix returns the matrix for a product.
     """
     call = get_call(images)
     require(len(images.shape) == 4 and images.dtype.is_floating)

@@ -22,10 +22,10 @@ from keras_qat.ops.registry import find_op
 
 
 def _align_axes(expansion: Expansion | None = None) -> Expansion:
-    """Return an expansion of a merging layer that first reshapes all tensors to the same rank.
+    """Return an expansion that reshapes all inputs of a merging layer to the same rank.
 
-    Keras adds missing axes after the batch, but operators would add them before it. A list of one
-    tensor is returned unchanged.
+    Keras adds missing axes after the batch, but TFLite would add them before the batch. A single
+    input is returned unchanged. If all ranks are equal, `expansion` is used.
     """
 
     def expand(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -> tf.Tensor:
@@ -47,7 +47,7 @@ def _align_axes(expansion: Expansion | None = None) -> Expansion:
 
 
 def _merge_pairs(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
-    """Merge n tensors with n - 1 calls, because TFLite's operators merge two."""
+    """Merge n tensors with n - 1 calls, because TFLite's operators merge two tensors."""
     require(len(inputs) > 2)
     first, *middle, last = inputs
     for index, x in enumerate(middle, start=1):
@@ -81,7 +81,7 @@ def _dot(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
 
 
 def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Expand a Rescaling: cast integers such as pixels, and add a channel axis if there is none."""
+    """Expand a Rescaling of integers, of scalars, or of an unknown number of channels."""
     if not x.dtype.is_floating:
         return layer(tf.cast(x, dtype=layer.compute_dtype, name="cast"))
     if len(x.shape) > 1:  # TFLite's operator needs the number of channels.
@@ -93,7 +93,7 @@ def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _multiply_matrices(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Multiply matrices: stack lists of tensors, or make the second matrix's range symmetric."""
+    """Stack factors that are lists of tensors. Otherwise make the range of `b` symmetric."""
     pair = [a, b]
     if not any(isinstance(factor, (list, tuple)) for factor in pair):
         return _convert_second_factor(tf.matmul, a, b, *flags, **options)
@@ -117,7 +117,7 @@ def _limit(
     merge: Callable[..., Any],
     operation: Callable[..., Any],
 ) -> tf.Tensor:
-    """Expand the maximum or minimum of a tensor and a constant outside the tensor's fixed range."""
+    """Expand a maximum or minimum with a constant that may lie outside the tensor's range."""
     tensor, limit = (x, read_array(y)) if is_tensor(x) else (y, read_array(x))
     farthest = 0.0 if limit is None else float(sign * np.max(sign * limit))
     if limit is None or not tensor.dtype.is_floating or limit.ndim > len(tensor.shape):
@@ -130,11 +130,10 @@ def _limit(
 
 
 def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
-    """Insert a Rescaling(1) after each input that has a fixed range, if the input ranges differ.
+    """Apply a Rescaling(1) to each input with a fixed range, if the input ranges differ.
 
-    For example, if a sigmoid and another tensor are concatenated, they must share one range in
-    TFLite. The Rescaling converts the range without a second rounding, but QUANTIZE would round
-    again.
+    For example, a sigmoid and another tensor must share one range in a concatenation. The Rescaling
+    converts the range without a second rounding. A QUANTIZE would round again.
     """
     answers: dict[Value, Any] = {}
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
@@ -145,10 +144,10 @@ def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: ob
 
 
 def _convert_second_factor(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
-    """Insert a Rescaling(1) before a product's second input, if its fixed range begins at 0.
+    """Apply a Rescaling(1) to the second factor of a product if its fixed range begins at 0.
 
-    For example, the second input may be a softmax. XNNPACK requires a second factor with a range
-    that is symmetric around 0.
+    For example, the second factor may be a softmax. XNNPACK requires that the range of the second
+    factor is symmetric around 0.
     """
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
     require(len(tensors) == 2)
@@ -160,7 +159,7 @@ def _convert_second_factor(layer: Callable[..., Any], *args: object, **kwargs: o
 def _call_with_rescaled(
     layer: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Any], chosen: list[Any]
 ) -> tf.Tensor:
-    """Call a layer or operation. A Rescaling(1) is applied to the `chosen` inputs first."""
+    """Apply a Rescaling(1) to the `chosen` inputs, and call a layer or an operation."""
     rescaled: dict[int, Any] = {}
     for x in chosen:
         if len(x.shape) >= 2 and id(x) not in rescaled:

@@ -47,7 +47,7 @@ def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf
 
 
 def _list_columns(indices: tf.Tensor) -> list[Any]:
-    """Return the entries of the last axis as tensors: the inputs of a stack, or slices."""
+    """Split `indices` along the last axis. If `indices` is a stack, return the stacked tensors."""
     value, last, count = get_value(indices), len(indices.shape) - 1, indices.shape[-1]
     call = value.producer
     if call is not None and get_kind(call) == "stack":
@@ -108,7 +108,7 @@ def _strided_slice(input_: tf.Tensor, begin: Any, end: Any, strides: Any = ()) -
 
 
 def _reshape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Reshape to the static shape, if it is known, instead of the result of `tf.shape`."""
+    """Reshape to the static shape of the output instead of a shape from `tf.shape`."""
     require(any(map(is_tensor, tf.nest.flatten(shape))) and is_tensor(tensor))
     sizes = get_call(tensor).output.shape[1:]
     require(None not in sizes)
@@ -163,7 +163,6 @@ def _argsort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") ->
 
 
 def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
-    """Transpose an axis other than the last to the end, sort along it, and transpose back."""
     rank = len(values.shape)
     order = list(range(rank))
     require(isinstance(axis, int) and 0 < axis % rank < rank - 1)
@@ -172,7 +171,7 @@ def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCEND
 
 
 def _choose(condition: tf.Tensor, x: tf.Tensor = None, y: tf.Tensor = None) -> tf.Tensor:
-    """Expand `tf.where` with a constant condition, unless it selects large values, e.g. -1e9."""
+    """Expand `tf.where` with a constant condition. Large values such as -1e9 are refused."""
     condition = np.asarray(condition)
     numbers = [read_scalar(end) for end in (x, y)]
     require(condition.dtype == bool and (x is not None and y is not None))

@@ -1,7 +1,7 @@
 """Expands sums, variances, norms and normalization layers.
 
-Sums and norms become means, products and roots. Normalization layers are transposed to normalize
-along the last axes.
+Sums and norms become means, products and roots. Normalization layers normalize the last axes of a
+transposed input.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ IN_INTEGERS = layers.LayerNormalization, layers.GroupNormalization
 
 
 def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Expand a normalization along other axes: Permute, normalize the last axes, Permute back."""
+    """Expand a normalization: Permute the axes to the end, normalize, and Permute back."""
     rank = len(x.shape)
     axes = [axis % rank for axis in tf.nest.flatten([layer.axis])]
     others = [axis for axis in range(rank) if axis not in axes]
@@ -40,9 +40,9 @@ def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _normalize_batch(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
-    """Expand a BatchNormalization so that it normalizes the last of two axes.
+    """Expand a BatchNormalization to normalize the last axis of [batch, rows, channels].
 
-    Two axes are used, because Keras updates the moving variance differently for images.
+    Keras updates the moving variance of images differently, so the input is not reshaped to images.
     """
     shape, rank = x.shape, len(x.shape)
     axes = sorted(axis % rank for axis in tf.nest.flatten([layer.axis]))
@@ -91,7 +91,7 @@ def _sum(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False) -> t
 def _merge(
     input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = False, *, merge: Callable[..., Any]
 ) -> tf.Tensor:
-    """Merge the tensors of a list, instead of stacking them along axis 0 and reducing this axis."""
+    """Expand a reduction of a list: `tf.reduce_sum([a, b], 0)` becomes `Add()([a, b])`."""
     require(isinstance(input_tensor, (list, tuple)) and len(input_tensor) > 1)
     require(axis in (0, [0], (0,)) and not keepdims and all(map(is_tensor, input_tensor)))
     return merge()(list(input_tensor))
@@ -145,8 +145,8 @@ def _cumulative_log_sum_exp(
     """Combine each value with the values 1, 2, 4, ... positions before it.
 
     The logarithm of exp(a) + exp(b) is max(a, b) + rest. The rest is between 0 and log(2), so 8
-    bits are enough for it. The first result of an exclusive sum would be log(0). It is replaced by
-    the lowest other result.
+    bits are enough. The first result of an exclusive sum would be log(0). The lowest other result
+    replaces log(0).
     """
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and (x.shape[axis] or 0) > 1)
     axis, size = axis % len(x.shape), x.shape[axis]
