@@ -1,8 +1,8 @@
 """Inference with cached weights and ranges.
 
-Folded weights and the multipliers of kernels depend only on weights and ranges, but need many small
-operations. They are computed only when weights change, and stored in variables, which inference
-reads. Inference is traced again only if new weights select other branches.
+Folded weights and multipliers depend only on weights and ranges, but need many small operations.
+They are computed when weights change, and are stored in variables. Inference reads the variables.
+It is traced again if new weights select other branches.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras, trace_after_few_calls, trace_for_any_batch
 
 DECIDES = 3
-"""The first traces, up to this number, contain only the branches that current weights select."""
+"""The first `DECIDES` traces omit branches that the current weights do not select."""
 
 LARGE = 1 << 26
-"""If a weight has at least this many bytes, only its hash is stored."""
+"""Weights with at least this number of bytes are compared by their hashes."""
 
 Resolve = Callable[[], ResolvedGraph]
 Prepare = Callable[[ResolvedGraph], Prepared]
@@ -40,11 +40,11 @@ class CachedInference:
 
     Args:
         model: a quantization-aware model.
-        graph: its calls.
+        graph: the calls of `model`.
         resolve: function that returns the resolved graph, with tensors for ranges and weights.
         prepare: function that returns the prepared parameters of the resolved graph.
-        compute: function of the resolved graph, the prepared parameters and the inputs that returns
-            tensors.
+        compute: function that returns the results. Its arguments are the resolved graph, the
+            prepared parameters and the inputs.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class CachedInference:
         self.version = 0
         """How many times inference was traced. Functions of earlier traces are out of date."""
         self.resolved: ResolvedGraph | None = None
-        """The resolved graph for the weights of the last `look`, if the caller stored it here."""
+        """The resolved graph for the weights of the last `look`. Callers store it here."""
         self._weights: list[tf.Tensor | bytes] = []
-        """The values of the model's weights in the last `look`, or hashes of large ones."""
+        """The model's weights in the last `look`. Large weights are hashes."""
         self.weights_version = self._prepared_version = 0
-        """Version of the weights at the last `look`, and at the last `refresh`."""
+        """Versions of the weights: at the last `look`, and at the last `refresh`."""
         self.seconds = 0.0
         """The duration of the last `refresh` in seconds, without tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None
-        """The eager inference function, if the last `refresh` had `eagerly=True`."""
+        """The eager inference function. None unless the last `refresh` had `eagerly=True`."""
         # Reading the weights one by one in eager mode takes ten times as long.
         self._read = trace_after_few_calls(lambda: [weight.value() for weight in model.weights])
 
@@ -75,7 +75,7 @@ class CachedInference:
             self.weights_version += 1
 
     def refresh(self, eagerly: bool = False) -> None:
-        """Prepares the parameters for current ranges and weights, and traces unless `eagerly`."""
+        """Prepares parameters for the current weights. Traces if needed, but not if `eagerly`."""
         self.look()
         version, is_same = self.weights_version, eagerly is (self._eager is not None)
         if version == self._prepared_version and is_same:
@@ -101,7 +101,7 @@ class CachedInference:
         return self.version > 0
 
     def __call__(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the results of `compute` for one tensor per input."""
+        """Returns the results of `compute` for the model's inputs."""
         if self._eager is not None and tf.executing_eagerly():
             return self._eager(*inputs)
         return list(self._traced(*inputs))
@@ -109,7 +109,6 @@ class CachedInference:
     def _compute_all(
         self, resolved: ResolvedGraph, prepared: Prepared, offset: tf.Tensor, *inputs: tf.Tensor
     ) -> list[tf.Tensor]:
-        """Call `compute`, and add `offset` to its float results."""
         tensors = self._compute(resolved, prepared, list(inputs))
         return [add_to_floats(offset, tensor) for tensor in tensors]
 
@@ -123,19 +122,19 @@ class CachedInference:
             return self._compute_all(graphs[0], prepared, offset, *inputs)
 
         self._traced = trace_for_any_batch(compute, specs)
-        graphs.clear()  # Otherwise the traced function would keep the graph's weights alive.
+        graphs.clear()  # The traced function must not keep the weights alive.
         self.version += 1
 
 
 def add_to_floats(offset: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """Adds the offset to a tensor of float values. The offset is NaN if weights are not finite."""
+    """Adds `offset` to a float tensor. The offset is NaN if a weight is not finite."""
     return tensor + tf.cast(offset, tensor.dtype) if tensor.dtype.is_floating else tensor
 
 
 def _remember(weight: tf.Tensor) -> tf.Tensor | bytes:
-    """Return a weight, or a hash of its bytes if it is large, such as an embedding table.
+    """Return a small weight, or a hash of a large weight, such as an embedding table.
 
-    TensorFlow copies a variable when it is read, so storing a large value would need memory.
+    Reading a variable copies it in TensorFlow, so a stored large weight would need memory.
     """
     values = np.asarray(weight)
     if values.nbytes < LARGE:
@@ -190,7 +189,7 @@ class PreparedStore:
         """Assigns new parameters with the same structure to the variables.
 
         Returns:
-            Whether graphs traced with `read` are still valid, because their conditions are equal.
+            True if traced graphs stay valid. They do if all conditions in them are unchanged.
         """
         packed = self._pack(_list_tensors(prepared))
         for variable, value in zip(self._variables, packed, strict=True):
@@ -199,10 +198,10 @@ class PreparedStore:
         return all(choice.value is self._conditions[index] for index, choice in active)
 
     def read(self, decides: bool) -> Any:
-        """Returns the structure for a graph being traced, with tensors that read the variables.
+        """Returns the parameters while a graph is traced. Their tensors read the variables.
 
         Args:
-            decides: whether to return scalar conditions as `Choice`s instead of tensors.
+            decides: whether scalar conditions are `Choice`s instead of tensors.
         """
         tensors: dict[int, Any] = {}
         for pack, variable in zip(self._packs.values(), self._variables, strict=True):
@@ -225,7 +224,7 @@ class PreparedStore:
 def replace_unless_finite(finite: bool | tf.Tensor, prepared: Structure) -> Structure:
     """Replaces all float tensors of a structure by ones, unless weights are `finite`.
 
-    Without this, NaN would become an index of a lookup table.
+    Otherwise kernels would use NaN as an index of a lookup table.
     """
     if finite is True:
         return prepared
@@ -237,14 +236,12 @@ def replace_unless_finite(finite: bool | tf.Tensor, prepared: Structure) -> Stru
 
 
 def _pack(tensors: list[tf.Tensor]) -> tf.Tensor:
-    """Stack scalars, or concatenate vectors, into one tensor."""
     if len(tensors) == 1:
         return tensors[0]
     return tf.stack(tensors) if tensors[0].shape.rank == 0 else tf.concat(tensors, 0)
 
 
 def _unpack(value: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Split the result of `_pack` into the original tensors, given their shapes."""
     if len(shapes) == 1:
         return [value]
     return tf.unstack(value) if shapes[0].rank == 0 else tf.split(value, [n for (n,) in shapes])

@@ -1,10 +1,10 @@
 """Runs a resolved graph in integers, with the rounding of a kernel family.
 
 As in TFLite, each node is first prepared, then computed. `prepare` returns the parameters that
-depend only on ranges and weights. `run` uses them to compute tensors.
+depend only on ranges and weights. `run` computes tensors with the prepared parameters.
 
-Quantized tensors contain integers relative to the zero point, in float32, or in float64 for 16
-bits.
+A quantized tensor contains integers relative to the zero point. They are stored as float32, or as
+float64 for 16 bits.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ Ends = tuple[tf.Tensor, tf.Tensor]
 
 
 def _get_scale(params: QuantParams) -> tf.Tensor:
-    """Return the scale in the dtype that stores the quantized values."""
     return tf.cast(params.as_tensors().scale, get_held_dtype(params))
 
 
 def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
-    """Return the ends of a range, or the ends after a fused ReLU with this `maximum`."""
+    """Return the ends of a range. A fused ReLU with this `maximum` clips the range."""
     params = params.as_tensors()
     low, high = (end - params.zero_point for end in (params.lowest, params.highest))
     if maximum is not None:
@@ -59,11 +58,11 @@ class PreparedNode:
     """Prepared parameters of a node with an operator.
 
     Args:
-        constants: for each input, the values of a constant; None for a tensor.
-        row: fields of the operator's `Arguments`: the result of `prepare`, or ranges and weights.
-        ends: the ends of the range of the operator's result; None for a float result.
-        conversion: the multiplier from the result's range to the output's range if they differ.
-        output_ends: the ends of the output's range if there is a conversion.
+        constants: one entry for each input: the values of a constant, or None for a tensor.
+        row: values for fields of `Arguments`: `prepared`, or `params`, `output` and `weights`.
+        ends: the ends of the range of the kernel's result. None for a float result.
+        conversion: the multiplier from the kernel's range to the output's range. None if equal.
+        output_ends: the ends of the output's range. None without a conversion.
     """
 
     constants: tuple[Any, ...]
@@ -78,9 +77,9 @@ class Prepared:
     """Prepared parameters of a graph.
 
     Args:
-        nodes: the parameters of each node; None for a float node.
-        scales: name of each quantized tensor -> its scale.
-        ends: name of each quantized input -> the ends of its range.
+        nodes: the parameters of each node, or None for a float node.
+        scales: maps the name of each quantized tensor to its scale.
+        ends: maps the name of each quantized input to the ends of its range.
     """
 
     nodes: tuple[PreparedNode | None, ...]
@@ -88,7 +87,7 @@ class Prepared:
     ends: dict[str, Ends]
 
     def quantize(self, x: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        """Quantizes an input of the graph as users of the file do: halves are rounded up."""
+        """Quantizes an input of the graph like users of the file do. Halves are rounded up."""
         if tensor.params is None:
             return x
         scale = self.scales[tensor.name]
@@ -96,7 +95,7 @@ class Prepared:
         return _clip(rounded, self.ends[tensor.name])
 
     def dequantize(self, q: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        """Returns the float32 values of a quantized tensor, and other tensors unchanged."""
+        """Returns the float32 values of a quantized tensor. Returns other tensors unchanged."""
         if tensor.params is None:
             return q
         return tf.cast(q * tf.cast(self.scales[tensor.name], q.dtype), tf.float32)
@@ -148,7 +147,7 @@ def _get_spec(operand: Operand) -> tf.TensorSpec:
 
 
 def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
-    """Return the parameters that the kernel requires for its result, by default the output's."""
+    """Return the fixed parameters of a kernel's result, or by default the output's parameters."""
     assert node.op is not None
     output, fixed = node.output.params, node.op.output
     if isinstance(fixed, FixedRange) and output is not None:
@@ -157,7 +156,7 @@ def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
 
 
 def _get_constant(operand: Operand) -> tf.Tensor | None:
-    """Return the values of a constant relative to the zero point; None for a tensor."""
+    """Return the values of a constant relative to the zero point, or None for a tensor."""
     if not isinstance(operand, Constant):
         return None
     dtype = get_held_dtype(operand.params)
@@ -168,7 +167,7 @@ def _get_constant(operand: Operand) -> tf.Tensor | None:
 
 
 def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
-    """Return an operator's arguments without weights, and with only the bits of the ranges."""
+    """Return arguments without weights. Quantization parameters contain only the bits."""
 
     def keep_bits(params: QuantParams | None) -> Any:
         return params and QuantParams(None, None, params.bits)
@@ -188,7 +187,7 @@ def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments
 def compute_node(
     node: Node, inputs: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
 ) -> list[tf.Tensor]:
-    """Computes the outputs of a node with an operator. Constants replace their `inputs`."""
+    """Computes the outputs of a node with an operator. Constants replace entries of `inputs`."""
     op, output = node.op, node.output.params
     assert op is not None
     known = prepared or prepare_node(node, family)
@@ -221,14 +220,14 @@ def run(
     compute_in_float: ComputeInFloat,
     prepared: Prepared,
 ) -> dict[Tensor, tf.Tensor]:
-    """Computes all tensors of a graph, and returns their quantized or float values.
+    """Computes all tensors of a graph, and returns the values in a dict.
 
     Args:
         graph: the graph.
         inputs: the model's inputs: float values, or quantized values relative to the zero point.
         family: the kernel family.
-        compute_in_float: function that computes the outputs of a node without an operator, given
-            the node and its float inputs, which have Keras masks.
+        compute_in_float: function that computes the outputs of a float node. Its arguments are the
+            node and the float inputs, which have Keras masks.
         prepared: the result of `prepare` for the graph and this family.
     """
     tensors = dict(zip(graph.inputs.values(), inputs, strict=True))

@@ -1,9 +1,9 @@
 """Runs `predict` and `evaluate` in TFLite's interpreter, which can be faster than TensorFlow.
 
-The model's file must be written again whenever weights change. Therefore, `FileInference` begins
-with TensorFlow. When batches have taken as long as writing the file would, it writes the file. The
-two then compute one batch, and the results are compared. `Inference.choose` in `keras_inference.py`
-decides which models use it.
+The file must be written again whenever weights change. Therefore, `FileInference` begins with
+TensorFlow. It writes the file when batches have needed as much time as writing would. Both runtimes
+then compute a batch, and the results are compared. `Inference.choose` in `keras_inference.py`
+decides which models use `FileInference`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ MACHINES = {
     "xnnpack_arm64": ("aarch64", "arm64"),
     "reference": ("x86_64", "AMD64", "aarch64", "arm64"),
 }
-"""Kernel family -> processors on which TFLite's interpreter rounds like this family."""
+"""Maps kernel families to the processors on which TFLite's interpreter rounds like the family."""
 
 TRIALS = 3
-"""Number of batches that both runtimes compute before a slower interpreter is no longer used."""
+"""A slower interpreter is given up after both runtimes have computed this number of batches."""
 
 WRITERS: list[Callable[[ResolvedGraph], bytes]] = []
-"""The function that writes a resolved graph as a file. `export` registers it."""
+"""The function that writes a resolved graph as a file. `export` registers the function."""
 
 
 def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
-    """Returns the argument `runtime`, the user's choice between TensorFlow and the interpreter.
+    """Returns `runtime` if it is valid.
 
     Raises:
         ValueError: if the runtime is unknown.
@@ -56,7 +56,7 @@ def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
 
 
 def find_obstacle(graph: ResolvedGraph, family: KernelFamily) -> str:
-    """Returns why the interpreter's results could differ from the graph's; "" if they cannot."""
+    """Returns the reason why the interpreter may return other results than the graph, or ""."""
     origin = graph.origin
     if platform.machine() not in MACHINES.get(family.name, ()):
         return f"the interpreter has no kernels '{family.name}' on this processor"
@@ -78,7 +78,7 @@ def _count_threads() -> int:
 
 
 class FileInference:
-    """Computes a model's outputs in the interpreter, if it is faster than TensorFlow.
+    """Computes a model's outputs in the interpreter, if the interpreter is faster than TensorFlow.
 
     Args:
         graph: the model's calls.
@@ -101,8 +101,8 @@ class FileInference:
         self._file: FileInterpreter | None = None
         self._trials, self._is_trusted, self._compares_speed = TRIALS, False, True
         self._cost = self._spent = self._saved = self._saving = self._last = 0.0
-        """Times in seconds: to write the file, spent in TensorFlow since weights changed, saved
-        since then, saved per batch, and spent on TensorFlow's last batch."""
+        """Seconds: for writing the file, in TensorFlow since weights changed, saved since weights
+        changed, saved per batch, for TensorFlow's last batch."""
 
     def prepare(self, version: int, cost: float, at_once: bool) -> bool:
         """Writes the file if this saves time. Returns whether the interpreter may compute a batch.
@@ -113,7 +113,7 @@ class FileInference:
             at_once: whether to write the file before the first batch.
         """
         if version != self._version:
-            # If the last file saved time, the next will, too: validation repeats after each epoch.
+            # Each epoch repeats a validation. If the last file saved time, the next will, too.
             paid, self._version = self._saved > self._cost, version
             self._file, self._is_trusted, self._saved = None, False, 0.0
             self._spent = self._cost if paid else 0.0
@@ -145,7 +145,7 @@ class FileInference:
     def __call__(
         self, inputs: Sequence[tf.Tensor], compute: Callable[..., list[tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Adds operations to a TensorFlow graph that run the interpreter, or `compute` instead."""
+        """Returns the interpreter's outputs if they are trusted, else the results of `compute`."""
         me = weakref.ref(self)  # TensorFlow keeps Python functions forever.
 
         def run(*arrays: NDArray) -> list[object]:
@@ -169,7 +169,7 @@ class FileInference:
         return list(tf.cond(is_done, lambda: outputs, compute_otherwise))
 
     def _run(self, inputs: Sequence[NDArray]) -> list[object]:
-        """Run the file. Return whether outputs are final, start time, duration and outputs."""
+        """Run the file. Return `[is_done, time, seconds, *outputs]`: the time after the run."""
         outputs = [np.zeros(0, dtype) for dtype in self._types]
         start = seconds = 0.0
         with self._lock:
@@ -177,7 +177,7 @@ class FileInference:
                 start = perf_counter()
                 try:
                     raw = self._file.run_once(dict(zip(self._inputs, inputs, strict=True)))
-                except (ValueError, RuntimeError) as error:  # Other shapes than it supports.
+                except (ValueError, RuntimeError) as error:  # Unsupported shapes.
                     self._give_up(str(error))
                 else:
                     ends = [(raw[name], self._file.outputs[name]) for name in self._outputs]
@@ -189,7 +189,7 @@ class FileInference:
         return [is_done, np.float64(perf_counter()), np.float64(seconds), *outputs]
 
     def _compare(self, values: Sequence[NDArray]) -> None:
-        """Record the time of TensorFlow, and compare its outputs with the interpreter's, if any."""
+        """Record TensorFlow's time. Compare the outputs of both runtimes if the file has run."""
         start, in_file, *tensors = values
         seconds, count = perf_counter() - float(start), len(self._types)
         self._spent += min(seconds, self._last)  # The first batch also optimizes the graph.

@@ -20,10 +20,10 @@ from keras_qat.training.fake_quantization.phase import IN_FLOAT, Phase
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FEW_RUNS = 4
-"""For up to this many runs, running a model eagerly is faster than tracing it."""
+"""Up to this number of runs, a model is faster in eager mode than with tracing."""
 
 MANY_VALUES, MANY_EXAMPLES = 1 << 19, 16
-"""Maximum number of elements in the output of a call for a batch, and the minimum batch size."""
+"""Limits of a batch: maximum elements in the output of a call, minimum number of examples."""
 
 EXAMPLES, SIZE = 2, 8
 """The number of random examples, and the size that replaces unknown sizes."""
@@ -37,10 +37,10 @@ def make_evaluator(
     phase: Phase | None = IN_FLOAT,
     untraced_runs: int = FEW_RUNS,
 ) -> Evaluator:
-    """Returns a function that computes the given values of a graph from the model's inputs.
+    """Returns a function of the model's inputs that computes the values `outputs`.
 
-    The layers compute in `phase`. The default is float, and None stands for the current phase. The
-    function runs eagerly for `untraced_runs` runs, and is then traced.
+    The layers compute in `phase`, by default in float. None means the current phase. The first
+    `untraced_runs` runs are eager, and later runs are traced.
     """
     graph = dataclasses.replace(graph, outputs=outputs)
     specs = [tf.TensorSpec(value.shape, value.dtype) for value in flatten_values(graph.inputs)]
@@ -86,8 +86,8 @@ def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> in
 def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
     """Returns whether an example's outputs depend on the other examples of a batch.
 
-    It compares a batch of `rows` examples with a batch of `size`. For example, a graph network with
-    nodes along the first axis returns other values, or fails.
+    Compares batches of `rows` and of `size` examples. For example, the outputs of a graph network
+    with nodes along the first axis differ, or cannot be computed.
     """
     outputs, inputs = flatten_values(graph.outputs), draw_inputs(graph)
     inside = [value for call in graph.calls for value in flatten_values(call.outputs)]

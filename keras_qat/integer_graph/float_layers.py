@@ -1,4 +1,4 @@
-"""Replaces Keras layers in float by operations that TFLite's converter supports."""
+"""Replaces float layers by operations that TFLite's converter supports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _category_encoding(
 
 
 def _group_normalization(layer: layers.GroupNormalization, x: tf.Tensor) -> tf.Tensor:
-    # Keras reads the shape at run time, and TFLite then broadcasts incorrectly.
+    # Keras reads the shape at run time. TFLite broadcasts such shapes incorrectly.
     axis, sizes = layer.axis % x.shape.rank, x.shape.as_list()
     if None in sizes[1:]:
         sizes = [tf.shape(x)[axis] if size is None else size for axis, size in enumerate(sizes)]
@@ -68,7 +68,7 @@ def _conv3d(layer: layers.Conv3D, x: tf.Tensor) -> tf.Tensor:
 
 
 def _random_crop(layer: layers.RandomCrop, x: tf.Tensor, training: object = None) -> tf.Tensor:
-    # In Keras, a condition at run time chooses between this and a random crop.
+    # Keras chooses at run time between a resize and a random crop.
     return keras.preprocessing.image.smart_resize(x, (layer.height, layer.width))
 
 
@@ -122,7 +122,7 @@ _OPERATIONS: dict[str, Operation] = {
     "relu6": _relu6,
     "multiply_no_nan": _multiply_no_nan,
 }
-"""Operation without a TFLite kernel -> an equivalent function."""
+"""Maps each operation without a TFLite kernel to an equivalent function."""
 
 _LAYERS: dict[type, Operation] = {
     layers.Activation: _activation,
@@ -138,11 +138,11 @@ _LAYERS: dict[type, Operation] = {
     layers.Conv3D: _conv3d,
     layers.RandomCrop: _random_crop,
 }
-"""Layer class without TFLite kernels -> an equivalent function of TensorFlow."""
+"""Maps each layer class without TFLite kernels to an equivalent function of TensorFlow."""
 
 
 def find_variant(layer: keras.layers.Layer) -> Operation | None:
-    """Returns the function that replaces a layer's `call` in files; None if there is none."""
+    """Returns the function that replaces a layer's `call` in files, or None."""
     if is_operation(layer):
         return _OPERATIONS.get(get_kind(layer))
     kind: Any = type(layer)
@@ -163,10 +163,10 @@ def rnn(
     zero_output_for_mask: bool = False,
     return_all_outputs: bool = True,
 ) -> tuple[Any, Any, Any]:
-    """Computes like `keras.backend.rnn`, which all of Keras' recurrent layers call.
+    """Replaces `keras.backend.rnn`, which all recurrent layers of Keras call.
 
-    It has the same arguments and results, but uses no TensorArray. The converter supports a
-    TensorArray only with a fixed batch size.
+    Arguments and results are the same, but this function uses no TensorArray. The converter
+    supports a TensorArray only with a fixed batch size.
     """
     swap_axes = lambda x: tf.transpose(x, [1, 0, *range(2, len(x.shape))])  # noqa: E731
     if not time_major:
@@ -178,7 +178,7 @@ def rnn(
     steps = sequence.shape[0] if sequence.shape[0] is not None else tf.shape(sequence)[0]
 
     def step(index: Any, states: Any, previous: Any) -> tuple[Any, Any]:
-        # Older converters only support slices of at most five axes, unlike gather.
+        # In older converters, slices support at most five axes, but gather supports more.
         x = tf.nest.map_structure(lambda x: tf.gather(x, index), inputs)
         output, new_states = step_function(x, (*states, *(constants or ())))
         new_states = tf.nest.pack_sequence_as(states, tf.nest.flatten(new_states))
@@ -250,7 +250,7 @@ def _loop(
 
 
 def _choose(valid: tf.Tensor, new: Any, old: Any) -> Any:
-    """Return the values of `new` for examples with a valid step, and of `old` for all others."""
+    """Return `new` for examples with a valid step, and `old` for all other examples."""
 
     def choose(new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
         return tf.where(tf.reshape(valid, [-1, *[1] * (len(new.shape) - 1)]), new, old)

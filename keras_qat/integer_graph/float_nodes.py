@@ -1,4 +1,4 @@
-"""Computes the nodes of a resolved graph that have no integer operator, in float."""
+"""Computes the float nodes of a resolved graph, which have no integer operator."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Wrapper = QuantizeWrapper | QuantizeWeights
 def compute_in_float(
     node: Node, inputs: Iterable[tf.Tensor], for_file: bool = False
 ) -> list[tf.Tensor]:
-    """Computes a node without an operator at inference, with the current weights.
+    """Computes a float node at inference, with the current weights.
 
     Args:
         node: the node. If its layer is a `QuantizeWrapper`, the weights are folded.
-        inputs: a tensor, with its Keras mask, for each value that the call reads.
-        for_file: whether to use only operations that TFLite's converter supports, and constants
-            instead of variables.
+        inputs: one tensor for each value that the call reads. Tensors have Keras masks.
+        for_file: whether TFLite's converter reads the operations. If so, all operations are
+            supported by the converter, and weights are constants.
     """
     call, remaining = node.call, iter(inputs)
     if node.op is not None and node.op.reads_only_weights:
@@ -81,7 +81,7 @@ def _call_layer(
 
 
 def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict[str, Any]:
-    """Return the results of `compute`. For files they are constants, because freezing is slow."""
+    """Return the results of `compute`. For files, return constants to avoid a slow freezing."""
     if not for_file:
         return compute()
     with tf.init_scope():
@@ -90,7 +90,6 @@ def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict
 
 
 def _fake_quantize(wrapper: Wrapper) -> dict[str, tf.Tensor]:
-    """Return the fake-quantized weights of a wrapper, by path."""
     return {
         path: quantizer(get_weight(wrapper.layer, path), QUANTIZED)
         for path, quantizer in wrapper.weight_quantizers.items()
@@ -114,10 +113,10 @@ def _call_folded(wrapper: QuantizeWrapper, x: tf.Tensor, for_file: bool) -> Any:
 
 
 def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
-    """Return the folded weights of a wrapper's layer by the names of its attributes.
+    """Return the folded weights of a wrapper's layer, by attribute name.
 
-    Symmetric per-channel weights are quantized, then folded. The reverse order has the same result.
-    Other weights are folded first, as in training.
+    Symmetric per-channel weights are quantized before folding. The order does not change the
+    result. Other weights are folded before quantization, as in training.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     quantized = None
@@ -142,7 +141,7 @@ def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
 
 
 def get_weight_scales(node: Node) -> list[float]:
-    """Returns the scales of those weights of a float node that are quantized per tensor."""
+    """Returns the scales of a float node's per-tensor weights. Other weights are omitted."""
     layer = node.call.layer
     if not isinstance(layer, ScheduledLayer) or getattr(layer, "batch_norm", None) is not None:
         return []
@@ -156,7 +155,7 @@ def get_weight_scales(node: Node) -> list[float]:
 
 
 def find_mask_sources(call: Call) -> list[Value]:
-    """Returns the values that are needed to compute the Keras masks of a call's inputs.
+    """Returns the values from which the Keras masks of a call's inputs are computed.
 
     Tensors of the integer graph have no Keras masks, so float nodes compute the masks again.
     """
@@ -176,7 +175,7 @@ def find_mask_sources(call: Call) -> list[Value]:
 
 
 def _masks_depend_on_values(layer: keras.layers.Layer) -> bool:
-    """Whether a layer's mask depends on the values of its inputs, not only on their masks."""
+    """Return True if a layer computes a mask from values, not only from other masks."""
     while isinstance(layer, (QuantizeWrapper, QuantizeWeights)):
         layer = layer.layer
     method = type(layer).compute_mask

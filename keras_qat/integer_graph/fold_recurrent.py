@@ -1,6 +1,6 @@
 """Quantizes the weights of recurrent layers for exported files.
 
-The weights of an LSTM have one scale per gate, and the weights of unrolled layers one per channel.
+The weights of an LSTM have one scale per gate. Unrolled layers have one scale per channel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.recurrent import get_biases
 
 GATES = 4
-"""Gates of an LSTM: input, forget, cell, output, in the order of Keras and TFLite."""
+"""Number of gates of an LSTM. Keras and TFLite order them as input, forget, cell, output."""
 
 
 def fold_recurrent_calls(
@@ -30,9 +30,9 @@ def fold_recurrent_calls(
     in_graph: bool,
     get_params: Callable[[ActivationQuantizer], QuantParams],
 ) -> list[Weights]:
-    """Returns the folded weights for each call of a recurrent layer's wrapper, like `fold_calls`.
+    """Returns the folded weights of a recurrent layer for each call, like `fold_calls`.
 
-    `get_params` is a function that returns the parameters of a quantizer inside the layer.
+    `get_params` returns the quantization parameters of a quantizer inside the layer.
     """
     inner = {name: get_params(quantizer) for name, quantizer in wrapper.inner.items()}
     if inner:
@@ -41,7 +41,7 @@ def fold_recurrent_calls(
 
 
 def _fold_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Fold the weights of an LSTM for each call. They always include a bias, as files require."""
+    """Fold the weights of an LSTM for each call. Files require a bias, which may be zero."""
     inputs = [params.as_tensors().scale for params, _ in ends]
     wide = ends[0][0].bits == 16
     bias = wrapper.layer.cell.bias
@@ -68,7 +68,7 @@ def _fold_unrolled(
     input_bias, recurrent_bias = get_biases(layer, tf.float64)
 
     def get_output_scales(prefix: str) -> tf.Tensor:
-        """Returns the output scale of each column's products."""
+        """Return the scale of the output for each column of a weight."""
         blocks = {
             block.start: tf.fill([1, block.stop - block.start], scales[f"{prefix}_{name}"])
             for name, part in find_weight_parts(layer).items()

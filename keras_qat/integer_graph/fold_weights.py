@@ -1,4 +1,4 @@
-"""Folds BatchNormalization into weights, and quantizes the weights as files need them."""
+"""Folds BatchNormalization into weights, and quantizes the weights for files."""
 
 from __future__ import annotations
 
@@ -26,43 +26,43 @@ from keras_qat.training.fake_quantization.activation_quantizer import Activation
 from keras_qat.training.layers import QuantizeWrapper
 
 INT8_MAX = 127
-"""Largest quantized value of a weight in TFLite, which does not use -128."""
+"""Largest quantized value of a weight in TFLite. -128 is not used."""
 
 BIAS_MAX = 2.0**30
-"""Largest quantized bias: half of the int32 range. The sum of products has the other half."""
+"""Largest quantized bias: half of the int32 range. The other half is for sums of products."""
 
 INT4_MAX = 7
 """Largest quantized value of a 4-bit weight. -8 is not used."""
 
 FEW = 512
-"""Number of products of 8-bit values that float32 sums without rounding."""
+"""Maximum number of products of 8-bit values that float32 sums without rounding."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
-"""Smallest scale of a weight: its product with an input scale must not underflow in float32. Only
+"""Smallest scale of a weight. The product with an input scale must not underflow in float32. Only
 unused channels would have smaller scales."""
 
 LEAST_MULTIPLIER = 2.0**-23
-"""Smallest multiplier of sums in int16 TFLite kernels. With it, the bias of an unused channel fits
-32 bits."""
+"""Smallest multiplier of sums in int16 TFLite kernels. With this multiplier, the bias of an unused
+channel fits 32 bits."""
 
 FEW_FOR_INT32 = (2**31 - 1) // (INT8_MAX * 255)
-"""Maximum number of products of 8-bit values in a sum that always fits 32 bits."""
+"""Maximum number of products of 8-bit values that int32 sums without overflow."""
 
 LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
-"""Activation bits -> largest multiplier of sums. XNNPACK supports multipliers below 256, and int16
-TFLite kernels below 2^14. Larger multipliers are not needed, because all sums above 1 saturate."""
+"""Maps activation bits to the largest multiplier of sums. XNNPACK supports multipliers below 256.
+TFLite's int16 kernels support up to 2^14. A larger multiplier would saturate all sums above 1."""
 
 Ends = tuple[QuantParams, QuantParams]
 """Quantization parameters of a call's input and output."""
 
 
 def has_quantized_weights(wrapper: QuantizeWrapper) -> bool:
-    """Whether all weights of a wrapper are quantized, or are exact factors per channel."""
+    """Returns whether all weights of a wrapper are quantized. Factors per channel are ignored."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
 def find_table_params(wrapper: QuantizeWrapper) -> QuantParams:
-    """Returns the int16 parameters of an embedding's output, with the scale of its table."""
+    """Returns int16 parameters for an embedding's output, with the scale of the table."""
     _, scale, _ = _fold(wrapper)
     (scale,) = tf.reshape(scale, [-1])
     is_known = tf.executing_eagerly()
@@ -75,7 +75,7 @@ def quantize_table(
     quantizer: ActivationQuantizer | None,
     in_graph: bool,
 ) -> Weights:
-    """Fake-quantizes an embedding table as in training, then quantizes it like its output."""
+    """Fake-quantizes an embedding table as in training. Then quantizes it like the output."""
     scale = output.as_tensors().scale
     limits = None if quantizer is None else quantizer.observe(None, training=False)
 
@@ -96,9 +96,10 @@ def quantize_table(
 
 
 def fold_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Returns the folded weights of a wrapper for each of its calls.
+    """Returns the folded weights of a wrapper for each call.
 
-    The calls differ only in the scale of the bias. With `in_graph`, the weights are tensors.
+    Calls have the same quantized weights, but other biases and sometimes other scales. With
+    `in_graph`, the weights are tensors.
     """
     rounding, spec = 0.0, wrapper.weight_spec
     reach, bits = None, spec.bits if spec else 8
@@ -137,7 +138,7 @@ def copy_for_calls(
     in_graph: bool,
     wide: bool = False,
 ) -> list[Weights]:
-    """Returns a copy of weights for each call, with the call's bias and a supported multiplier.
+    """Returns a copy of `weights` for each call, with the bias and a supported multiplier.
 
     `inputs` and `outputs` are the scales of each call's input and output. If `outputs` is None,
     multipliers are not limited.
@@ -156,7 +157,7 @@ def copy_for_calls(
 
 
 def quantize_parameters(layer: keras.layers.Layer, op: Op, in_graph: bool) -> Weights:
-    """Quantizes the weight of a layer without a wrapper to 8 bits, such as PReLU's slopes."""
+    """Quantizes the weight of a layer without a wrapper, such as PReLU, to 8 bits."""
     (name,) = op.weights
     values = tf.cast(tf.convert_to_tensor(getattr(layer, name)), tf.float64)
     scale = tf.reduce_max(tf.abs(values)) / INT8_MAX
@@ -167,7 +168,7 @@ def quantize_parameters(layer: keras.layers.Layer, op: Op, in_graph: bool) -> We
 
 
 def _quantize_bias(bias: tf.Tensor, scale: tf.Tensor, input_scale: tf.Tensor) -> tf.Tensor:
-    """Round a bias to multiples of input scale x weight scale."""
+    """Return a bias in multiples of input scale x weight scale."""
     products = input_scale * scale
     products = tf.reshape(products, bias.shape if scale.shape.num_elements() > 1 else [])
     return tf.round(bias / products)
@@ -176,9 +177,9 @@ def _quantize_bias(bias: tf.Tensor, scale: tf.Tensor, input_scale: tf.Tensor) ->
 def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
     """Return quantized values (float32), scales and bias (float64) of symmetric weights.
 
-    Because `Q(a * W) = a * Q(W)` for a channel factor `a`, the function quantizes the kernel `W`
-    before folding, and multiplies the scales by `abs(a)`. With fewer than 8 bits, it divides the
-    scales by `find_divisor(bits)`.
+    A channel factor `a` does not change the quantization of a kernel: `Q(a * W) = a * Q(W)`. Thus
+    `W` is quantized before folding, and the scales are multiplied by `abs(a)`. With fewer than 8
+    bits, the scales are divided by `find_divisor(bits)`.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:  # An affine layer has one exact value per channel.
@@ -208,7 +209,7 @@ def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | N
 
 
 def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Return the results of `_fold` for per-tensor weights, which are folded, then quantized."""
+    """Return the results of `_fold` for per-tensor weights. They are folded, then quantized."""
     _, bias = compute_factor_and_bias(wrapper, tf.float64)
     q, scale, gains = fold_modes.quantize_folded(wrapper)
     divisor = find_divisor(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
@@ -218,9 +219,10 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 
 
 def find_divisor(bits: int) -> int:
-    """Returns the divisor for scales of weights with few bits. Files scale such weights to 8 bits.
+    """Returns the largest integer by which quantized weights with few bits fit 8 bits.
 
-    A bias is rounded to a multiple of input scale x weight scale, so smaller scales are better.
+    Files multiply quantized weights by this integer, and divide scales by it. Smaller scales are
+    better for a bias, which is a multiple of input scale x weight scale.
     """
     return INT8_MAX // (2 ** (bits - 1) - 1)
 
@@ -232,9 +234,9 @@ _VECTOR = tf.TensorSpec([None], tf.float64)
 def make_quantize(
     bits: int, has_limits: bool = False
 ) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-    """Returns a function (columns, channel factors) -> (quantized values, scales).
+    """Returns a function that maps `(columns, channel factors)` to `(quantized values, scales)`.
 
-    With `has_limits`, its third argument is the limit of each column, which may be learned.
+    With `has_limits`, the function has a third argument: the limit of each column.
     """
     limits_spec = [tf.TensorSpec([1, None])] if has_limits else []
     levels, divisor = 2 ** (bits - 1) - 1, find_divisor(bits)
@@ -252,7 +254,7 @@ def make_quantize(
 
 
 def _get_magnitude(factor: tf.Tensor) -> tf.Tensor:
-    """Return |factor|, or 1 if it is 0, as for a channel that BatchNormalization turns off."""
+    """Return `abs(factor)`, or 1 for a channel that BatchNormalization multiplies by 0."""
     return tf.where(factor == 0.0, tf.ones_like(factor), tf.abs(factor))
 
 
@@ -266,8 +268,8 @@ def fit_bias(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Increases scales until the bias fits 32 bits. Weights stay multiples of `divisor`.
 
-    Only unused channels need this: their weights are close to zero, but their bias is not. A larger
-    scale changes the weights of such a channel by much less than its bias.
+    Only unused channels need larger scales: channels with a bias, but with weights close to zero. A
+    larger scale changes these weights by much less than the bias.
     """
     wider = tf.maximum(scale, LEAST_SCALE)
     if bias is not None and not wide:
@@ -279,7 +281,7 @@ def fit_bias(
 
 
 def _find_least_scale(end: Ends) -> tf.Tensor:
-    """Return the smallest weight scale with which sums in the output's range fit 32 bits."""
+    """Return the smallest weight scale for which sums in the output's range fit 32 bits."""
     before, after = (params.as_tensors() for params in end)
     reach = tf.maximum(after.highest - after.zero_point, after.zero_point - after.lowest) + 1.0
     return reach * after.scale / (before.scale * 2.0**31)
@@ -294,7 +296,7 @@ def _widen(
 
 
 def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tensor:
-    """Multiply quantized values by channel factors, usually 1, and round to multiples of `step`."""
+    """Multiply `q` by channel factors, and round to multiples of `step`. Factors are often 1."""
     return tf.cond(
         tf.reduce_all(factor == 1.0),
         lambda: tf.identity(q),
@@ -307,18 +309,18 @@ def _make_multipliers_exact(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Change scales slightly to make the 15-bit multipliers of int16 TFLite kernels exact.
 
-    Without this, multipliers have an error of up to 0.003 %: one step in 32,768. `ratio` is the
-    output's scale divided by the input's.
+    Without this, multipliers have errors of up to 0.003 %, one step in 32,768. `ratio` is the
+    output scale divided by the input scale.
     """
     wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
     return _scale_and_round(q, scale / wider), single(exact_multiplier(wider / ratio) * ratio)
 
 
 def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]:
-    """Quantize a folded kernel with the range that training stored for it (`recipes.contrib`).
+    """Quantize a folded kernel with the range from training, for `recipes.contrib`.
 
-    TFLite has no zero point for weights, so the values of an asymmetric 8-bit kernel can exceed
-    127. Such a channel gets a larger scale, and its weights are rounded again. Returns values,
+    TFLite has no zero point for weights. The values of an asymmetric 8-bit kernel can exceed 127.
+    In this case, the channel has a larger scale, and weights are rounded again. Returns values,
     scales, bias, `Weights.rounding` (the largest change of a weight) and `Weights.divisor`.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)

@@ -26,16 +26,16 @@ class Origin:
     """Facts about the model of a resolved graph. The defaults apply to a graph without a model.
 
     Args:
-        calls: the model's calls, which compute it in float or with fake quantization.
+        calls: the calls of the model. They compute in float or with fake quantization.
         inputs: names, shapes and structure of the inputs.
-        recipe: the recipe of `quantize_model`; None for a model built from other models' layers.
+        recipe: the recipe of `quantize_model`. None for a model of other models' layers.
         family: the kernel family that the model's inference reproduces.
         simulates: whether inference uses fake quantization instead of integers.
-        target: the target of the file; None if `quantize_model` was called without one.
-        packs_int4: whether inference and the file use weights packed in 4 bits.
+        target: the target of `quantize_model`, or None.
+        packs_int4: whether weights are packed in 4 bits, at inference and in the file.
         states: the variables that stateful recurrent layers keep between calls.
-        uncalibrated: names of the tensors that have a quantizer without a range.
-        fingerprint: digests of weights and ranges, to recognize files of this model.
+        uncalibrated: names of the tensors that have a quantizer, but no range yet.
+        fingerprint: digests of weights and ranges. They identify files of this model.
         warnings: reasons why the file may differ from the trained model.
         unlike_float: a warning if the original float model computes differently, or "".
     """
@@ -65,19 +65,19 @@ class Origin:
 
     @property
     def kept_batch(self) -> int | None:
-        """Batch size of the model's states; None if it has no states."""
+        """The batch size of the model's states. None without states."""
         return kept_batch(self.states)
 
     @property
     def fixed_batch(self) -> int | None:
-        """The batch size of the model's states or inputs; None if any size is possible."""
+        """The batch size of the model's states or inputs. None if any size is possible."""
         return self.kept_batch or self.inputs.batch_size
 
     def batch_size(self, examples: int, default: int) -> int:
-        """Returns the batch size for running a number of examples.
+        """Returns the fixed batch size, or `default` if any size is possible.
 
         Raises:
-            ValueError: if the model keeps states for another number of examples.
+            ValueError: if the number of `examples` is not a multiple of `kept_batch`.
         """
         size = self.kept_batch
         if size is not None and examples % size:
@@ -88,7 +88,7 @@ class Origin:
         return self.fixed_batch or default
 
     def warn(self) -> None:
-        """Issues `warnings`, and warns about values that are too small for their ranges."""
+        """Issues `warnings`, and warns about values that quantization loses."""
         for sentence in (*self.warnings, *explain_losses(self.calls)):
             warn_caller(sentence)
 
@@ -99,11 +99,11 @@ class ResolvedGraph:
 
     Args:
         name: the model's name.
-        inputs, outputs: tensors by name, in the model's order.
+        inputs, outputs: map names to tensors, in the model's order.
         nodes: the nodes.
-        tensors: value of the model's calls -> its tensor.
-        values: tensor -> its value, after the quantizer and a fused ReLU.
-        unrounded: float output -> its quantization parameters in files with integer outputs.
+        tensors: maps each value of the model's calls to a tensor.
+        values: maps each tensor to a value. After fused calls, this is the output of the last call.
+        unrounded: maps float outputs to quantization parameters, for files with integer outputs.
         origin: facts about the model for export, simulation and verification.
     """
 
@@ -117,7 +117,7 @@ class ResolvedGraph:
     origin: Origin = dataclasses.field(default_factory=Origin)
 
     def assume_fixed_batch(self) -> ResolvedGraph:
-        """Returns the graph with the rounding of a file that has a fixed batch size."""
+        """Returns a graph that rounds like a file with a fixed batch size."""
         nodes = tuple(dataclasses.replace(node, sized=True) for node in self.nodes)
         return dataclasses.replace(self, nodes=nodes)
 

@@ -1,4 +1,4 @@
-"""Inference of a quantization-aware model, which runs its resolved graph in integers.
+"""Inference of a quantization-aware model, which runs a resolved graph in integers.
 
 Training rounds float values to the nearest quantized value. Kernels compute in integers and round
 differently. At inference the model rounds like the kernels, so `predict` and `evaluate` return the
@@ -45,7 +45,7 @@ from keras_qat.training.scheduled_layer import shapes_are_enough
 
 
 class Inference:
-    """Computes a functional model in integers at inference, if quantization is on in all layers."""
+    """Computes a functional model at inference, in integers if all layers quantize."""
 
     def __init__(self, model: keras.Model, family: KernelFamily) -> None:
         from keras_qat.training.phase_graphs import get_phase_finder
@@ -59,23 +59,23 @@ class Inference:
         self.with_losses += self.graph.loss_only
         self.loss_inputs = self._find_loss_inputs()
         self.float_losses: list[keras.layers.Layer] = []
-        """The float layer that adds each loss. A layer that is called twice occurs twice."""
+        """The float layers that add losses, one entry per loss."""
         self.replaces_nan = find_nan_handling(self.graph)
         self.settled = CachedInference(
             model, self.graph, self._resolve, self._prepare, self._compute
         )
         self.file = FileInference(self.graph, family, functools.partial(resolve, model))
         self._is_eager = False
-        """Whether the model runs eagerly, cached because Keras checks every layer."""
+        """Whether the model runs eagerly. It is cached, because Keras checks every layer."""
         self.runs_file = False
         """Whether the next traced graphs of `predict` and `evaluate` may run the file."""
         self.traced: tuple[int, Any] = (0, None)
-        """The version of the prepared parameters, and the eager function that was traced for it."""
+        """A version of `settled`, and the function for eager calls with this version."""
         self._in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
         self.traced_whole = backend.make_tf_function(self._infer, reduce_retracing=True)
 
     def resolve(self) -> ResolvedGraph:
-        """Returns the resolved graph, which is cached until ranges or weights change."""
+        """Returns the resolved graph. It is cached until ranges or weights change."""
         check_process(self.model)
         if tf.distribute.has_strategy():
             return resolve(self.model)
@@ -86,21 +86,21 @@ class Inference:
 
     @property
     def in_float(self) -> Evaluator:
-        """A function that computes the outputs without quantization. Calibration also calls it."""
+        """A function that computes the outputs in float. Calibration may have traced it already."""
         watch = get_watch(self.model)
         return watch.outputs if watch else self._in_float
 
     def settle(self) -> None:
-        """Prepares the parameters for current ranges and weights. The next batches read them."""
+        """Prepares parameters for the current ranges and weights. The next batches read them."""
         if not tf.distribute.has_strategy():
             self._is_eager = self.model.run_eagerly
             self.settled.refresh(self._is_eager)
 
     def choose(self, runtime: InferenceRuntime) -> tuple[int, bool]:
-        """Chooses TensorFlow or the interpreter for the next batch, after `settle`.
+        """Chooses TensorFlow or the interpreter for the next batch. Call `settle` first.
 
         Returns:
-            A key of this choice. Graphs that were traced for another key are out of date.
+            A key of the choice. Graphs that were traced for another key are out of date.
         """
         settled, model = self.settled, self.model
         self.runs_file = not (
@@ -117,7 +117,7 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Returns whether `compute_settled` can replace `predict`. If so, calls `settle` first."""
+        """Calls `settle` and returns True if `compute_settled` can replace `predict`."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
@@ -130,11 +130,11 @@ class Inference:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether prepared parameters are up to date. With a strategy, the result is False."""
+        """Whether prepared parameters can be used. Distribution strategies do not support them."""
         return self.settled.is_ready and not tf.distribute.has_strategy()
 
     def _get_function(self) -> Callable[..., list[tf.Tensor]]:
-        """Return the function for eager calls, traced for the current phase."""
+        """Return the function for eager calls, with parameters for the current weights."""
         if tf.distribute.has_strategy():  # Creating a variable waits for all workers.
             return self.traced_whole
         self.settled.refresh(self.model.run_eagerly)
@@ -146,7 +146,7 @@ class Inference:
         return self.traced[1]
 
     def _infer_eagerly(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute outputs in eager mode. All weights are read, so a gradient tape watches them."""
+        """Compute outputs in eager mode. Gradient tapes watch all weights, because all are read."""
         return self._get_function()(*inputs)
 
     def _check_nan(self, inputs: Sequence[tf.Tensor]) -> None:
@@ -166,13 +166,13 @@ class Inference:
     def _compute(
         self, resolved: ResolvedGraph, prepared: Prepared, inputs: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Return outputs and inputs of losses as float values, followed by float layers' losses."""
+        """Return a list of float values: outputs, `loss_inputs`, losses of float layers."""
         losses: list[tuple[keras.layers.Layer, tf.Tensor]] = []
 
         def compute(node: Node, values: list[tf.Tensor]) -> list[tf.Tensor]:
             with take_losses(node.call.layer) as added:
                 results = compute_in_float(node, values)
-            if node.call not in self.with_losses:  # `_finish` calls these again.
+            if node.call not in self.with_losses:  # `_finish` calls other layers again.
                 losses.extend(added)
             return results
 
@@ -211,17 +211,17 @@ class Inference:
         ]
 
     def _infer_settled(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute with the kernels' rounding, and the ranges and weights of the last `settle`."""
+        """Compute in integers, with the ranges and weights of the last `settle`."""
         self._check_nan(inputs)
         return self._finish(self.settled(*inputs))
 
     def _infer_with_file(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute like `_infer_settled`, in the interpreter if the file has been written."""
+        """Compute like `_infer_settled`, but with the interpreter if the file has been written."""
         self._check_nan(inputs)
         return self._finish(self.file(inputs, self.settled))
 
     def _infer(self, *inputs: tf.Tensor, adds_losses: bool = True) -> list[tf.Tensor]:
-        """Compute with the kernels' rounding, and the current ranges and weights."""
+        """Compute in integers, with the current ranges and weights."""
         self._check_nan(inputs)
         resolved = self._resolve()
         prepared = self._prepare(resolved)
@@ -232,7 +232,7 @@ class Inference:
         return self._finish([add_to_floats(offset, tensor) for tensor in tensors], adds_losses)
 
     def __call__(self, x: Any, training: bool | tf.Tensor, **options: Any) -> Any:
-        """Computes the model's outputs, in integers or with the model's `simulated(**options)`."""
+        """Computes the model's outputs, in integers or with `model.simulated(x, **options)`."""
         simulated = functools.partial(self.model.simulated, **options)
         if not self.layers or training is True or shapes_are_enough() or backend.is_building():
             return simulated(x)
@@ -262,9 +262,9 @@ class Inference:
     def _choose(
         self, applies: tf.Tensor, flat: list[tf.Tensor], y: Any, after: list[tf.Tensor]
     ) -> Any:
-        """Compute with the kernels' rounding if `applies`, otherwise return `y`.
+        """Compute in integers if `applies` is true. Otherwise return `y`.
 
-        The gradient is always the gradient of `y`. Unless `applies`, the states become `after`.
+        The gradient is always the gradient of `y`. If `y` is returned, states become `after`.
         """
         simulated = tf.nest.flatten(y)
 
@@ -280,7 +280,7 @@ class Inference:
         return tf.nest.pack_sequence_as(y, list(map(attach_gradient, exact, simulated)))
 
     def _is_exact(self, training: bool | tf.Tensor) -> bool | tf.Tensor:
-        """Whether to compute in integers: a bool, or a tensor if it depends on variables."""
+        """Return whether to compute in integers. The result is a tensor if variables decide."""
         phase: Phase | None = self.layers[0].assumed
         if phase is None and tf.executing_eagerly() and training is False:
             phase = self.look(False)
@@ -298,7 +298,7 @@ class Inference:
 
 
 def _regularizes(call: Call) -> bool:
-    """Whether a call's layer only adds an activity regularization loss."""
+    """Return whether a layer only adds a loss for activity regularization."""
     if getattr(call.layer, "activity_regularizer", None) is None:
         return False
     op = match(call).op

@@ -28,8 +28,8 @@ Shape = tuple[int | None, ...]
 def fuse_padding(graph: ResolvedGraph) -> ResolvedGraph:
     """Replaces explicit zero padding before a convolution by the convolution's SAME padding.
 
-    Models of Keras Applications have such padding before strided convolutions. The results do not
-    change, and the file needs no memory for the padded image, often the largest tensor.
+    Models of Keras Applications pad images before strided convolutions. Results do not change. The
+    file needs no memory for the padded image, which is often the largest tensor.
     """
     reads = Counter(operand for node in graph.nodes for operand in node.inputs)
     reads.update(graph.outputs.values())
@@ -47,7 +47,7 @@ def fuse_padding(graph: ResolvedGraph) -> ResolvedGraph:
 
 
 def _is_same_padding(pad: Node, node: Node) -> bool:
-    """Whether a convolution with SAME padding pads its input exactly as `pad` does."""
+    """Return whether `node` with SAME padding pads exactly like `pad`."""
     options, weights, (source,) = node.attributes, node.weights, pad.inputs
     assert isinstance(source, Tensor)
     sizes, shape = source.shape[1:-1], () if weights is None else weights.q.shape[:-2]
@@ -65,10 +65,10 @@ def _is_same_padding(pad: Node, node: Node) -> bool:
 
 
 def quantize_outputs(graph: ResolvedGraph) -> ResolvedGraph:
-    """Quantizes the outputs of float layers to the observed ranges.
+    """Quantizes float outputs to their observed ranges.
 
     Raises:
-        ValueError: if the range of such an output is unknown.
+        ValueError: if the range of a float output is unknown.
     """
     nodes, outputs = list(graph.nodes), dict(graph.outputs)
     for name, tensor in graph.outputs.items():
@@ -88,27 +88,27 @@ def quantize_outputs(graph: ResolvedGraph) -> ResolvedGraph:
 
 
 def has_int4(graph: ResolvedGraph) -> bool:
-    """Whether any weights of a graph are packed in 4 bits."""
+    """Returns whether any weights of a graph are packed in 4 bits."""
     return any(node.weights is not None and node.weights.packed for node in graph.nodes)
 
 
 def pack_if_requested(
     graph: ResolvedGraph, requested: bool | None, family: KernelFamily
 ) -> ResolvedGraph:
-    """Packs weights into 4 bits if `requested`. If it is None, the model's `pack_int4` decides."""
+    """Packs weights into 4 bits if `requested`. None means the setting of the model."""
     packs = graph.origin.packs_int4 if requested is None else requested
     return pack_int4(graph, family) if packs else graph
 
 
 def pack_int4(graph: ResolvedGraph, family: KernelFamily = XNNPACK) -> ResolvedGraph:
-    """Packs all weights that fit in 4 bits, if the runtime has a kernel for them."""
+    """Packs all weights that fit in 4 bits and have a 4-bit kernel."""
     return dataclasses.replace(graph, nodes=tuple(pack_node(node, family) for node in graph.nodes))
 
 
 def pack_node(node: Node, family: KernelFamily = XNNPACK) -> Node:
-    """Packs a node's weights if they fit in 4 bits and the runtime has a kernel for them.
+    """Packs a node's weights if they fit in 4 bits and have a 4-bit kernel.
 
-    With 4-bit weights, TFLite Micro's FULLY_CONNECTED requires one scale per tensor. Its CONV_2D
+    With 4-bit weights, FULLY_CONNECTED in TFLite Micro requires one scale per tensor. CONV_2D
     supports one scale per channel.
     """
     op, weights = node.op, node.weights
@@ -123,7 +123,7 @@ def pack_node(node: Node, family: KernelFamily = XNNPACK) -> Node:
 
 
 def _divide(weights: Weights) -> Weights:
-    """Divide quantized weights by their divisor, and multiply the scales by it."""
+    """Divide quantized weights by `weights.divisor`, and multiply scales by the divisor."""
     divisor, bias = weights.divisor, weights.bias
     if bias is not None:
         shape = tuple(bias.shape) if np.size(divisor) > 1 else []
@@ -138,9 +138,9 @@ def _divide(weights: Weights) -> Weights:
 
 
 def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
-    """Returns the graph with a fixed batch size. TensorFlow infers all shapes that depend on it.
+    """Returns a graph with the batch size `size` and with inferred shapes.
 
-    Other unknown sizes stay unknown. With `sized`, results are also rounded as with a fixed size.
+    Other unknown sizes stay unknown. With `sized`, the graph rounds like a file with a fixed size.
     """
     shapes = _infer_shapes(graph, size)
     copies: dict[Tensor, Tensor] = {}

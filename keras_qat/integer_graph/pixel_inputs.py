@@ -1,4 +1,4 @@
-"""Lets a file accept pixels, 0 to 255, although its model expects rescaled values."""
+"""Lets a file accept pixels, 0 to 255, although the model expects rescaled values."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from keras_qat.ops.slicing import CONCATENATE
 from keras_qat.ops.weights import Weights
 
 Rescaling = tuple[Any, Any]
-"""Scale and offset, scalars or one per channel: the model's input is `scale * pixel + offset`."""
+"""Pairs `(scale, offset)` of scalars or lists. The model reads `scale * pixel + offset`."""
 
 RAW: Rescaling = (1.0, 0.0)
-"""The rescaling for a model with inputs that are already pixels, 0 to 255."""
+"""The rescaling for a model that reads pixels, 0 to 255."""
 
 PIXELS = np.arange(256.0)
 
@@ -35,10 +35,10 @@ ZERO = -128
 """Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Quantized value of constants and weights. The largest possible value gives the finest scale."""
+"""Quantized value of constants and weights. The largest value has the finest scale."""
 
 MOST = 8
-"""Maximum number of channels computed separately: TFLite Micro concatenates up to 10 tensors."""
+"""Maximum number of channels to concatenate. TFLite Micro concatenates up to 10 tensors."""
 
 POINTWISE = {"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"}
 
@@ -48,14 +48,14 @@ CONCATENATE_CHANNELS = dataclasses.replace(
 """Concatenates computed channels. No Keras layer uses this operator."""
 
 FEW = 0.6
-"""If the ranges of rescaled pixels and of the input overlap less than this, a warning is issued."""
+"""A warning is issued if the ranges of rescaled pixels and of the input overlap less."""
 
 
 def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
-    """Reads the argument `rescaling` of `export_tflite`, and returns a rescaling per input name.
+    """Reads the argument `rescaling` of `export_tflite`. Returns a dict `{input name: rescaling}`.
 
     Raises:
-        ValueError: if it is invalid.
+        ValueError: if the argument is invalid.
     """
     if rescaling is None:
         return {}
@@ -98,7 +98,7 @@ def _read_rescaling(name: str, rescaling: Any) -> Rescaling:
 
 
 def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Whether an input holds pixels: its range is 0 to 255, and only rescaling layers read it."""
+    """Returns whether an input holds pixels, 0 to 255, that only rescaling layers read."""
     kinds = keras.layers.Rescaling, keras.layers.Normalization
     consumers = [node for node in graph.nodes if tensor in node.inputs]
     params = tensor.params
@@ -114,13 +114,13 @@ def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
 def accept_pixels(
     graph: ResolvedGraph, rescalings: Mapping[str, Rescaling]
 ) -> tuple[ResolvedGraph, dict[str, Rescaling]]:
-    """Replaces inputs by int8 inputs that are pixels minus 128, and adds nodes that rescale them.
+    """Replaces inputs by int8 inputs for pixels minus 128. Adds nodes that rescale the pixels.
 
     Returns:
-        The graph, and the rescalings of the inputs that were replaced.
+        The graph, and the rescalings that the scale of an input does not express.
 
     Raises:
-        ValueError: if an input is not quantized to 8 bits or fewer, or its channels do not match.
+        ValueError: if an input is float or has 16 bits, or if the number of channels is wrong.
     """
     rescaled = {}
     for name, rescaling in rescalings.items():
@@ -137,7 +137,7 @@ def accept_pixels(
 
 
 def _make_nodes(graph: ResolvedGraph, name: str, rescaling: Rescaling) -> list[Node]:
-    """Return nodes that compute an input from pixels minus 128; [] if no node is needed."""
+    """Return nodes that compute an input from pixels minus 128, or [] if no node is needed."""
     tensor = graph.inputs[name]
     params, channels = tensor.params, tensor.shape[-1]
     scale, offset = (np.asarray(x, np.float64) for x in rescaling)
@@ -181,7 +181,7 @@ def _make_node(
 def _make_sum(
     pixels: Tensor, output: Tensor, scaled: NDArray, offset: float, expected: NDArray
 ) -> Node:
-    """Make a node that adds a constant to scaled pixels. TFLite kernels add in 20 extra bits.
+    """Make a node that adds a constant to scaled pixels. TFLite kernels add with 20 extra bits.
 
     The constant is the middle of all constants that produce the expected results.
     """
@@ -206,7 +206,7 @@ def _make_sum(
 def _make_channels(
     tensor: Tensor, scale: NDArray, offset: NDArray, expected: NDArray
 ) -> list[Node]:
-    """Make nodes that extract each channel with a 1x1 convolution and add its offset.
+    """Make nodes that extract each channel with a 1x1 convolution and add the channel's offset.
 
     A multiplication would round some pixels incorrectly, because TFLite's kernels multiply with
     only 6 or 7 fractional bits.
@@ -236,7 +236,7 @@ def _make_channels(
 
 
 def _make_product(tensor: Tensor, scale: NDArray, offset: NDArray) -> Node:
-    """Make a node that multiplies each channel by its scale and adds its offset."""
+    """Make a node that multiplies each channel by a scale and adds an offset."""
     pixels = dataclasses.replace(
         tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO)
     )

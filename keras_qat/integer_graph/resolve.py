@@ -1,4 +1,4 @@
-"""Resolves quantization-aware models: returns their integer computation as a graph of operators."""
+"""Resolves a quantization-aware model: returns the integer computation as a graph of operators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def resolve(model: keras.Model, *, input_range: tuple[float, float] | None = Non
     Args:
         model: the result of `quantize_model`, or a model built from layers of such models.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
-            Without it, such inputs and the layers that read them are float.
+            Without `input_range`, these inputs and their consumers are float.
 
     Returns:
         The graph. Print it to see every operator with its quantization parameters.
@@ -54,7 +54,7 @@ def resolve_to_export(
     """Resolves a trained model for export or simulation.
 
     Raises:
-        ValueError: if `resolve` raises it, the model is not quantized, a quantizer has no usable
+        ValueError: as in `resolve`, or if the model is not quantized, a quantizer has no usable
             range, or a weight is not finite.
     """
     check_exportable(model)
@@ -64,23 +64,22 @@ def resolve_to_export(
 def resolve_in_graph(
     calls: Graph, target: Target | None, packing: KernelFamily | None = None
 ) -> ResolvedGraph:
-    """Resolves a model's calls to a graph that reads the current ranges and weights at each run.
+    """Returns a resolved graph. Each run of the graph reads the current ranges and weights.
 
     The graph has no `origin`. If `packing` is a kernel family, weights are packed into 4 bits for
-    this family. If it is None, no weights are packed.
+    this family.
     """
     graph = resolve_calls(calls, in_graph=True)
     return _fix_batch(graph if packing is None else pack_int4(graph, packing), target)
 
 
 def _fix_batch(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
-    """Return the graph with the rounding of a fixed batch size if the target requires one."""
+    """Return a graph that rounds for a fixed batch size if the target requires one."""
     is_open = target is None or target.batch_size is None
     return graph if is_open else graph.assume_fixed_batch()
 
 
 def _read_origin(model: keras.Model, calls: Graph) -> Origin:
-    """Return the facts about a model that export, simulation and verification need."""
     recipe = get_recipe(model)
     uncalibrated = {
         name

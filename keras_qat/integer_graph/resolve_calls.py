@@ -27,7 +27,7 @@ def resolve_calls(
     """Creates the nodes of a resolved graph from a model's calls.
 
     `input_range` is the range of inputs without a quantizer. With `in_graph`, ranges and weights
-    are tensors, which are read each time the graph runs.
+    are tensors. Each run of the graph reads them.
     """
     return _Resolver(graph, input_range, in_graph).resolve()
 
@@ -65,7 +65,7 @@ class _Resolver:
         )
 
     def _fold_weights(self) -> None:
-        """Fold the weights of all weighted nodes, once per layer for all of its calls."""
+        """Fold the weights of all weighted nodes. All calls of a layer are folded together."""
         indices: dict[keras.layers.Layer, list[int]] = {}
         for index, node in enumerate(self.nodes):
             if node.op is not None and node.op.weights:
@@ -76,7 +76,6 @@ class _Resolver:
                 self.nodes[index] = dataclasses.replace(self.nodes[index], weights=folded)
 
     def _fold_layer(self, layer: keras.layers.Layer, nodes: list[Node]) -> list[Weights]:
-        """Return the weights of each call of a layer."""
         op: Any = nodes[0].op
         if not op.is_weighted:
             return [fold_weights.quantize_parameters(layer, op, self.in_graph)] * len(nodes)
@@ -93,7 +92,6 @@ class _Resolver:
         return fold_recurrent_calls(layer, ends, self.in_graph, self.ranges.get_params)
 
     def _add_call(self, call: Call) -> None:
-        """Add the nodes of a call, unless an earlier node already computes the call."""
         layer = call.layer
         if isinstance(layer, Quantize):
             self._add_quantizer(call)
@@ -119,7 +117,6 @@ class _Resolver:
         self._add_conversion(source, params, op, call)
 
     def _add_conversion(self, source: Tensor, params: QuantParams, op: Op, call: Call) -> Tensor:
-        """Add a node that converts a tensor to other quantization parameters."""
         tensor = self.tensors.create(call.output, params)
         if isinstance(call.layer, Quantize):
             self.tensors.absorb(call, tensor)
@@ -139,7 +136,7 @@ class _Resolver:
             self._add_operator(call, call, matched, None, None)
 
     def _add_alias(self, call: Call) -> None:
-        """Use the input's tensor as the output of a call that computes nothing."""
+        """Reuse the input tensor as the output of a call that computes nothing."""
         source, value = self.tensors.of_value[call.inputs[0]], call.output
         quantize = self.tensors.find_quantize(value)
         self.tensors.of_value[value] = source
@@ -182,8 +179,8 @@ class _Resolver:
     ) -> None:
         """Add a node of an operator, or a float node if a tensor has no range.
 
-        `inner` is the call of the layer inside a wrapper. `params`, the quantization parameters of
-        the output, and `maximum`, the maximum of a ReLU, come from the wrapper if it has them.
+        `inner` is the call of the layer inside a wrapper. `params` are the output's parameters, and
+        `maximum` is the maximum of a ReLU. Both are None if they are not from a wrapper.
         """
         op, attributes, _ = matched
         assert op is not None
@@ -238,7 +235,7 @@ class _Resolver:
     def _find_output_params(
         self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None
     ) -> tuple[QuantParams | None, float | None, list[Call]]:
-        """Return the output's parameters, the fused ReLU's maximum, and the calls to fuse."""
+        """Return the output's parameters, the maximum of a fused ReLU, and the calls to fuse."""
         quantize = self.tensors.find_quantize(value)
         if quantize is not None:
             return self.ranges.get_params(quantize.layer.quantizer), maximum, [quantize]
@@ -259,7 +256,7 @@ class _Resolver:
         return None, maximum, []
 
     def _find_relu(self, value: Value) -> tuple[Call, float, Call] | None:
-        """Return the ReLU after `value` that can be fused, its maximum and quantizer; or None."""
+        """Return `(ReLU, maximum, quantizer)` if the ReLU after `value` can be fused, or None."""
         call = self.tensors.find_only_consumer(value)
         if call is None or isinstance(call.layer, (Quantize, QuantizeWrapper, QuantizeWeights)):
             return None
@@ -272,7 +269,7 @@ class _Resolver:
     def _convert(
         self, operands: tuple[Operand, ...], params: QuantParams, call: Call
     ) -> tuple[Operand, ...]:
-        """Convert the inputs of an operator to `params`, the parameters that all inputs share."""
+        """Convert all inputs of an operator to the same quantization parameters."""
         converted: list[Operand] = []
         for index, operand in enumerate(operands):
             if (
@@ -289,12 +286,12 @@ class _Resolver:
         return tuple(converted)
 
     def _add_in_float(self, call: Call, reason: str) -> None:
-        """Add a float node for a call, and the output quantizer of its wrapper."""
+        """Add a float node for a call, and a QUANTIZE if a wrapper has an output quantizer."""
         values, layer = flatten_values(call.outputs), call.layer
         quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
         suffix = "" if quantizer is None else "/real"
         outputs = tuple(self.tensors.create(value, None, suffix) for value in values)
-        # The inputs of the call only connect a float weight to the graph.
+        # A float weight needs no inputs. They only connect the node to the graph.
         operands = self.tensors.get_inputs(call) or tuple(
             self.tensors.of_value[value] for value in call.inputs
         )

@@ -23,19 +23,19 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 NEXT_TO_NOTHING = 1e-6
-"""Upper end for a range that contains only 0. It is too small to widen a concatenation's range."""
+"""Upper end of a range that contains only 0. It hardly widens the range of a concatenation."""
 
 
 class Ranges:
-    """Creates quantization parameters. Tensors that share a range get the same object.
+    """Creates quantization parameters. Tensors that share a range have the same object.
 
-    With `in_graph`, parameters are tensors, which are read each time the graph runs.
+    With `in_graph`, parameters are tensors. Each run of the graph reads them.
     """
 
     def __init__(self, in_graph: bool) -> None:
         self.in_graph = in_graph
         self.params: dict[Any, QuantParams] = {}
-        """Quantizer or key of `get_or_create` -> its parameters."""
+        """Maps quantizers and keys of `get_or_create` to parameters."""
 
     def get_params(self, quantizer: ActivationQuantizer) -> QuantParams:
         """Returns the parameters of a quantizer's current range."""
@@ -56,13 +56,13 @@ class Ranges:
         return next((key for key in keys if hasattr(key, "observe")), None)
 
     def get_or_create(self, key: Hashable, create: Callable[[], QuantParams]) -> QuantParams:
-        """Returns the parameters for a tensor without a quantizer, created once for each `key`."""
+        """Returns the parameters of a tensor without a quantizer. Creates them once per `key`."""
         if key not in self.params:
             self.params[key] = create()
         return self.params[key]
 
     def concatenate(self, inputs: list[QuantParams]) -> QuantParams:
-        """Returns the parameters of a concatenation. Its range includes the inputs' ranges."""
+        """Returns the parameters of a range that includes the ranges of all inputs."""
         if all(self.are_same(params, inputs[0]) for params in inputs):
             return inputs[0]
         low = tf.reduce_min([x.scale * (x.lowest - x.zero_point) for x in inputs])
@@ -74,21 +74,21 @@ class Ranges:
         return self.get_or_create(key, lambda: QuantParams.from_range(low, high, bits))
 
     def are_same(self, one: QuantParams, other: QuantParams) -> bool:
-        """Whether two parameters are equal. If they are tensors, they must be the same object."""
+        """Returns whether parameters are equal. Parameters of tensors must be the same object."""
         return one is other or (not self.in_graph and one == other)
 
 
 class Tensors:
-    """Stores the tensor and the consumers of each value of a model's graph."""
+    """Stores the tensor and the consumers of each value of a model."""
 
     def __init__(self, graph: Graph, ranges: Ranges) -> None:
         self.ranges = ranges
         self.of_value: dict[Value, Tensor] = {}
-        """Value -> its tensor."""
+        """Maps values to tensors."""
         self.values: dict[Tensor, Value] = {}
-        """Tensor -> its value, after the quantizer and a fused ReLU."""
+        """Maps tensors to values. After fused calls, this is the output of the last call."""
         self.absorbed: set[Call] = set()
-        """Calls that the node before them computes."""
+        """Calls that an earlier node computes, too."""
         self._outputs = set(flatten_values(graph.outputs))
         self._consumers: dict[Value, list[Call]] = {value: [] for value in graph.values()}
         for call in [*graph.calls, *graph.loss_only]:
@@ -96,7 +96,7 @@ class Tensors:
                 self._consumers.setdefault(value, []).append(call)
 
     def find_only_consumer(self, value: Value) -> Call | None:
-        """Returns the only call that reads a value; None for several calls or a model output."""
+        """Returns the call if only one reads a value. Returns None for model outputs."""
         consumers = self._consumers[value]
         return consumers[0] if len(consumers) == 1 and value not in self._outputs else None
 
@@ -113,7 +113,7 @@ class Tensors:
         suffix: str = "",
         absorbed: Sequence[Call] = (),
     ) -> Tensor:
-        """Creates a value's tensor, named after the last `absorbed` call or its producer."""
+        """Creates the tensor of a value. The last `absorbed` call determines the tensor's label."""
         call = value.producer
         name = as_scope(value.name) if call is None else get_scope(call, value)
         label = _get_label(absorbed[-1].output if absorbed else value)
@@ -122,7 +122,7 @@ class Tensors:
         return tensor
 
     def create_input(self, value: Value, input_range: tuple[float, float] | None) -> Tensor:
-        """Creates the tensor of a model input with the range of its quantizer or `input_range`."""
+        """Creates the tensor of a model input, with a quantizer's range or with `input_range`."""
         quantize, params = self.find_quantize(value), None
         if quantize is not None:
             params = self.ranges.get_params(quantize.layer.quantizer)
@@ -137,7 +137,7 @@ class Tensors:
         return tensor
 
     def absorb(self, call: Call, tensor: Tensor) -> None:
-        """Marks a call as computed by the previous node, which has the output `tensor`."""
+        """Marks a call as computed by the earlier node that has the output `tensor`."""
         self.absorbed.add(call)
         self.of_value[call.output] = tensor
         self.values[tensor] = call.output
@@ -162,7 +162,7 @@ class Tensors:
 
 
 def _list_inputs(call: Call) -> list[Value]:
-    """Return the values that a call uses. Quantizers in old files also list unused tensors."""
+    """Return the values that a call needs. Quantizers in old files also have unused inputs."""
     op = find_row(call.layer)
     if op is not None and op.reads_only_weights:
         return []
@@ -170,9 +170,10 @@ def _list_inputs(call: Call) -> list[Value]:
 
 
 def get_scope(call: Call, value: Value | None = None) -> str:
-    """Returns the name of a call, or of one of its outputs, as a path of layers.
+    """Returns the name of a call, or of its output `value`, as a path of layers.
 
-    The second call of `block/conv` is `block/conv>2`, its second output `block/conv:1`.
+    The second call of `block/conv` has the name `block/conv>2`. The second output of `block/conv`
+    has the name `block/conv:1`.
     """
     values = flatten_values(call.outputs)
     name = as_scope(values[0].name.split(":")[0])
@@ -192,7 +193,7 @@ def _get_label(value: Value) -> str:
 
 
 def quantize_constant(values: ArrayLike, bits: int, params: QuantParams | None = None) -> Constant:
-    """Quantizes constants with `params`, by default for the range of the values and 0.
+    """Quantizes constants with `params`, or by default for a range that includes 0.
 
     `bits` is the bit width of the other operands. With 16 bits, the constant is int16.
     """
@@ -206,7 +207,7 @@ def quantize_constant(values: ArrayLike, bits: int, params: QuantParams | None =
         else:
             scale = (high - low) / 255 or 1.0
             params = QuantParams(np.float32(scale), -128 + int(np.rint(-low / scale)))
-    # The range is a tensor if the graph reads ranges each time it runs.
+    # The range is a tensor if each run of the graph reads it.
     is_known = not tf.is_tensor(params.scale)
     with tf.init_scope() if is_known else contextlib.nullcontext():
         known = params.as_tensors()

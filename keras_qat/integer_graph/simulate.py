@@ -1,4 +1,4 @@
-"""Integer simulation, which computes the results of the exported file without the file."""
+"""Integer simulation: computes the results of an exported file without the file."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Simulation:
         kernels: name of the kernel family.
         outputs: each output of the model by name: a `QuantizedArray`, or a float array.
         tensors: each quantized tensor of the model by its name in the float model.
-        float_layers: layers that the file computes in float. The results of these layers, and
-            results that depend on them, may differ from the file by one quantized value.
+        float_layers: layers that the file computes in float. Quantized values after these layers
+            may differ from the file by one.
     """
 
     kernels: str
@@ -88,14 +88,14 @@ def simulate(
 
     Args:
         model: a trained quantization-aware model.
-        x: inputs, as for `verify`: float values, or int8 or int16 quantized values. The states of a
-            stateful model start at zero and are kept between batches.
+        x: inputs, as for `verify`: float values, or quantized values with the type int8 or int16.
+            States of a stateful model start at zero, and are kept between batches.
         kernels: the kernel family that determines the rounding: "xnnpack" (x86), "xnnpack_arm64"
             (phones with 64-bit ARM), "tflm" (TFLite Micro) or "reference" (TFLite's portable
             kernels). The default is the target's family, or "xnnpack" without a target.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
-            Without it, such inputs and the layers that read them are float.
-        pack_int4: whether the file holds weights in 4 bits, as in `export_tflite`. The default is
+            Without `input_range`, these inputs and their consumers are float.
+        pack_int4: whether weights are packed in 4 bits, as in `export_tflite`. The default is
             `model.pack_int4`.
         batch_size: the batch size.
         verbose: 1 shows progress.
@@ -161,7 +161,7 @@ def run_examples(
 def run_batch(
     graph: ResolvedGraph, batch: list[NDArray], family: KernelFamily, prepared: Prepared
 ) -> dict[Tensor, NDArray]:
-    """Returns all tensors for a batch. Tensors with parameters contain quantized values."""
+    """Returns all tensors for a batch. Tensors with `params` contain quantized values."""
     tensors = graph.inputs.values()
     inputs = [_to_tensor(x, tensor, prepared) for x, tensor in zip(batch, tensors, strict=True)]
     return {
@@ -173,7 +173,7 @@ def run_batch(
 
 
 def _to_tensor(x: NDArray, tensor: Tensor, prepared: Prepared) -> tf.Tensor:
-    """Convert an input to a tensor for `run`. Float values are quantized as for the file."""
+    """Convert an input to a tensor for `run`. Float values are quantized first."""
     params = tensor.params
     if params is None:
         return tf.constant(x, tensor.dtype)
