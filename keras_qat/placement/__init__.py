@@ -1,4 +1,4 @@
-"""Placement: decides which tensors of a graph are quantized, and how, according to a recipe."""
+"""Placement: decides how each tensor of a graph is quantized, according to a recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULES: dict[str, type[Int8Placement | ContribPlacement]] = {
     "int8": Int8Placement,
     "contrib": ContribPlacement,
 }
-"""Name of a recipe's placement -> the class that implements it."""
+"""Maps `Recipe.placement` to a class of rules."""
 
 
 def lower_graph(
@@ -30,13 +30,13 @@ def lower_graph(
     is_opaque: Callable[[Call], bool] = lambda call: False,
     has_int16: bool = True,
 ) -> Graph:
-    """Lowers a graph: traces and splits its layers into single operators, according to a recipe.
+    """Lowers a graph: traces and splits layers until each call is a single operator.
 
     Args:
-        graph: the graph.
-        recipe: the recipe.
-        is_opaque: function that returns whether a call must not be traced.
-        has_int16: whether layers may use 16 bits inside, as in `place`.
+        graph: the graph of the model.
+        recipe: the recipe. Its overrides decide which layers are traced.
+        is_opaque: function that returns True for a call that stays in one piece.
+        has_int16: whether the target supports 16 bits, as in `place`.
 
     Raises:
         ValueError: if an override of `open` matches no layer.
@@ -64,14 +64,14 @@ def place(
     """Lowers a graph, and plans the quantization of every tensor.
 
     Args:
-        read: the graph.
+        read: the graph of the model, before lowering.
         recipe, scope: which layers to quantize, and how.
-        family: the kernel family of the file, because some families lack a few operators.
-        file_outputs: names of the tensors that files return; None for the graph's outputs.
-        has_float: whether the target supports float. If not, all layers with integer kernels
-            compute in integers, including normalization, which otherwise stays in float.
-        has_int16: whether the target supports 16 bits. If not, a layer uses 16 bits inside only if
-            8 bits would lose all of its values.
+        family: the kernel family of the file. Some families lack operators.
+        file_outputs: names of the tensors that files return. None means the graph's outputs.
+        has_float: whether the target supports float. Without float, normalization layers with
+            integer kernels compute in integers, too.
+        has_int16: whether the target supports 16 bits. If not, layers prefer 8 bits inside. They
+            use 16 bits if 8 bits would lose all values.
 
     Raises:
         ValueError: if the scope, an override of the recipe or an output matches no layer.
@@ -99,7 +99,7 @@ def place_lowered(
 ) -> Plan:
     """Plans the quantization of every tensor of a lowered graph.
 
-    With `file_outputs`, the graph's outputs are the model's outputs and a list of file outputs.
+    With `file_outputs`, `graph.outputs` is a pair `(model outputs, list of file outputs)`.
     """
     ends = graph.outputs[1] if file_outputs else graph.outputs
     after_outputs = split_loss_only(graph.calls, ends)[1] if file_outputs else []

@@ -1,7 +1,7 @@
 """Applies the placement rules of `tf.contrib.quantize` (the original) in the same order.
 
-The original matches operations. In this module, a *layer* is a weighted operator with its bias or
-its folded BatchNormalization, and `biased` is the layer's output. The first rule that fits is used.
+The original matches operations, and uses the first rule that fits. In this module, a *layer* is a
+weighted operator with its bias or its folded BatchNormalization. `biased` is a layer's output.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CLIPS = {"relu", "relu6", "relu_n"}
 """Kinds of ReLU: without a maximum, with the maximum 6, with another maximum."""
 
 ACTIVATIONS = {"relu", "relu6", "linear"}
-"""Kinds of activations that a rule matches after a layer."""
+"""Kinds of activations that rules match after a layer."""
 
 MERGES = {"add": "AddV2", "multiply": "Mul"}
-"""Kinds of operations that are quantized if an input is quantized -> name in TensorFlow 1."""
+"""Operations that are quantized if an input is quantized, with their names in TensorFlow 1."""
 
 PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
-"""Layers that only move quantized values, such as `linear` activations."""
+"""Layers that only move quantized values. `linear` activations do the same."""
 
 
 class ContribPlacement:
@@ -91,7 +91,7 @@ class ContribPlacement:
     # The rules, in order.
 
     def match_post_activation_bypass(self, add: Call) -> None:
-        """Matches layer -> activation -> Add, and quantizes the activation and the Add."""
+        """Matches `layer -> activation -> Add`. Quantizes the activation and the Add."""
         if self.kind(add) != "add":
             return
         for value in reversed(add.inputs):  # The original looks at the second input first.
@@ -103,7 +103,7 @@ class ContribPlacement:
                     return
 
     def match_activation(self, activation: Call) -> None:
-        """Matches layer -> [Add ->] activation; quantizes the activation and a layer before Add."""
+        """Quantizes an activation after a layer, and the layer if an Add is between them."""
         if self.kind(activation) not in ACTIVATIONS:
             return
         layer, bypass = self.find_layer_before(activation)
@@ -113,13 +113,13 @@ class ContribPlacement:
             self.quantize_layer(layer, activation, bypass)
 
     def match_final_layer(self, call: Call) -> None:
-        """Matches a layer that the rules above did not match, such as the last layer of a model."""
+        """Quantizes a layer that no rule above matched, such as the last layer of a model."""
         layer = self.find_biased_layer(call.output) if call.outputs is not None else None
         if layer is not None:
             self.quantize_layer(layer, call)
 
     def match_stage_of_separable(self, call: Call) -> None:
-        """Matches a layer without bias if another layer reads its output directly."""
+        """Quantizes a layer without bias if another layer reads the output directly."""
         if self.kind(call) != "kernel" or not call.inputs:
             return
         producer = call.inputs[0].producer
@@ -129,14 +129,14 @@ class ContribPlacement:
     def match_merge(self, merge: Call) -> None:
         """Quantizes an Add or Multiply with a quantized input."""
         if solve(merge, self.has_quantized_input) and self.in_scope(merge):
-            # Never symmetric in the original.
+            # The original has no symmetric range here.
             spec = dataclasses.replace(
                 self.settings.activations(merge.output), symmetric=False, initial_range=(-6.0, 6.0)
             )
             self.quantize(merge.output, spec, f"activation_{MERGES[str(self.kind(merge))]}_quant")
 
     def float_layers(self) -> dict[str, str]:
-        """Returns the layers that an int8 runtime computes in float, with the reason."""
+        """Returns a dict of the layers that int8 runtimes compute in float: `{name: reason}`."""
         reasons = {}
         for call in self.graph.calls:
             kind, group = self.kind(call), self.group_of.get(call)
@@ -155,7 +155,7 @@ class ContribPlacement:
     # Helpers of the rules.
 
     def has_implied_range(self, call: Call) -> bool:
-        """Returns whether a call's output needs no quantizer, for example if its range is fixed."""
+        """Returns True if the range of a call's output is known without a quantizer."""
         op = find_op(call)
         if op is None or (op.is_weighted and self.kind(call) != "kernel"):
             return False
@@ -163,7 +163,7 @@ class ContribPlacement:
         return is_implied or op.falls_back_to_input_range or self.kind(call) == "kernel"
 
     def kind(self, call: Call) -> str | None:
-        """Returns the kind of operation that the original sees in a call; None if it ignores it."""
+        """Returns the kind of a call, such as "kernel" or "relu6". Unknown calls have no kind."""
         op, attributes, _ = match(call)
         if op is None:
             return None
@@ -176,13 +176,13 @@ class ContribPlacement:
         return op.name
 
     def is_raw(self, kernel: Call) -> bool:
-        """Returns whether a weighted layer has neither a bias nor a folded BatchNormalization."""
+        """Returns True for a weighted layer without bias and without folded BatchNormalization."""
         return not kernel.layer.use_bias and self.group_of[kernel].batch_norm is None
 
     def find_biased_layer(self, value: Value) -> Call | None:
-        """Returns the layer with the bias or BatchNormalization that computes this tensor, or None.
+        """Returns the layer that computes `value` with a bias or BatchNormalization, or None.
 
-        For a layer without bias and BatchNormalization, the original treats an Add as the bias.
+        The original treats an Add after a raw layer as a bias.
         """
         call = value.producer
         if call is None:
@@ -200,7 +200,7 @@ class ContribPlacement:
         return None
 
     def find_layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
-        """Returns the layer before an activation, and the Add between them if there is one."""
+        """Returns `(layer, add)` before an activation. Missing calls are None."""
         value = activation.inputs[0]
         layer, producer = self.find_biased_layer(value), value.producer
         if layer is not None or producer is None:
@@ -222,7 +222,7 @@ class ContribPlacement:
     ) -> None:
         """Quantizes the tensors of one match, unless the layer was matched before.
 
-        `bypass` is an Add before the activation, `bypass_after` an Add after it.
+        `bypass` is an Add before the activation, `bypass_after` is an Add after the activation.
         """
         if layer in self.matched:
             return
@@ -247,7 +247,7 @@ class ContribPlacement:
     def quantize(
         self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
     ) -> None:
-        """Adds a quantizer if the user's scope includes `scope` and no quantizer follows."""
+        """Adds a quantizer if the user selected all calls of `scope` and no quantizer follows."""
         self.considered.add(value)
         starts_at_zero = spec.initial_range == (0.0, 6.0)
         if starts_at_zero and value.producer and self.kind(value.producer) in CLIPS:
@@ -269,7 +269,7 @@ class ContribPlacement:
         )
 
     def has_quantized_input(self, merge: Call) -> Generator[Call, Any, bool]:
-        """Determines whether an Add or Multiply has a quantized input, if this is not known yet."""
+        """Returns True if an Add or Multiply without a decision has a quantized input."""
         if self.kind(merge) not in MERGES or merge.output in self.considered:
             return False
         readers = self.consumers[merge.output]
@@ -286,7 +286,7 @@ class ContribPlacement:
         return False
 
     def trace_back(self, value: Value) -> Value:
-        """Traces a tensor back through layers that only move values."""
+        """Follows a tensor upstream through layers that only move values."""
         while value not in self.specs and (call := value.producer):
             if type(call.layer).__name__ not in PASSES and self.kind(call) != "linear":
                 break

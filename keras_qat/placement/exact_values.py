@@ -18,7 +18,7 @@ FINDS_NUMBER = (
     "compares with its mask_value before rounding, unless recipe.override('Masking', open=True) "
     "asks for integers"
 )
-"""The reason why a Masking stays in float, and the calls that compute its mask do as well."""
+"""The reason why all calls of a Masking stay in float."""
 
 
 def find_index_calls(
@@ -28,18 +28,17 @@ def find_index_calls(
     get_op: Callable[[Call], Op | None],
     without_float: bool = False,
 ) -> set[Call]:
-    """Returns the calls that compute indices, which must stay in float.
+    """Returns the calls that compute indices. These calls must stay in float.
 
-    If `x` is rounded before `tf.cast(tf.floor(16.0 * x), tf.int32)`, the index may change and
-    select an unrelated entry. An argmax may read quantized values, because the values of the old
-    and the new index are then almost equal. The function also returns calls of a Masking with a
-    mask value other than 0, and calls that compute its mask.
+    Rounding `x` can change the index `tf.cast(tf.floor(16.0 * x), tf.int32)`. The new index selects
+    an unrelated entry. An argmax may read quantized values, because the entries of both indices are
+    then almost equal. The result includes all calls of a Masking with a nonzero mask value.
 
     Args:
         calls: the calls of a graph, in the order of computation.
         consumers: the calls that read each value.
         kept: values that are quantized for other reasons, such as the model's outputs.
-        get_op: function that returns the operator of an integer call, and None for a float call.
+        get_op: function that returns the operator of an integer call, or None for a float call.
         without_float: whether comparisons before indices may be computed in integers.
     """
     found: set[Call] = set()
@@ -61,12 +60,12 @@ def find_index_calls(
 
 
 def converts_in_float(call: Call, op: Op | None) -> bool:
-    """Returns whether a call converts float values to integers; `op` is None for a float call."""
+    """Returns True if a call without an integer `op` converts float values to integers."""
     return makes_integers(call) and op is None and find_op(call) is None
 
 
 def makes_integers(call: Call) -> bool:
-    """Returns whether a call computes integers, but not booleans, from float values."""
+    """Returns whether a call computes integers from float values. Booleans are no integers."""
     types = [tf.as_dtype(value.dtype) for value in flatten_values(call.outputs)]
     return any(value.is_float for value in call.inputs) and all(t.is_integer for t in types)
 
@@ -77,16 +76,16 @@ def makes_bools(call: Call) -> bool:
 
 
 def is_table(call: Call) -> bool:
-    """Returns whether a layer's weights are a lookup table, even if no kernel supports the call."""
+    """Returns whether a layer's weights are a lookup table. The call may lack an integer kernel."""
     row = find_row(call.layer)
     return row is not None and row.is_table
 
 
 def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None]) -> bool:
-    """Returns whether an input may be labels: integer layers read other inputs, but not this input.
+    """Returns True if `value` leads only to float layers, and another input to integer layers.
 
-    An opaque layer may compare such an input with predictions, so it must not be rounded. `get_op`
-    is a function that returns a call's operator, or None for a float call.
+    Such an input may be labels. An opaque layer compares labels with predictions, so labels must
+    not be rounded. `get_op` returns the operator of an integer call, or None for a float call.
     """
     consumers = graph.consumers(losses=False)
 

@@ -1,4 +1,4 @@
-"""Handles files that return tensors inside the model, and outputs that concatenate tensors."""
+"""Makes inner tensors the outputs of files, and finds outputs that concatenate tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_qat.ops.registry import match
 
 @dataclasses.dataclass(frozen=True)
 class JoinedOutput:
-    """An output that concatenates tensors along the last axis and has one range.
+    """An output that concatenates tensors along the last axis. The tensors share one range.
 
     Args:
         output: name of the output.
@@ -35,13 +35,13 @@ class JoinedOutput:
 
 
 def find_joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
-    """Returns outputs that concatenate tensors, such as boxes and scores, with one range."""
+    """Returns the outputs that concatenate tensors, such as boxes and scores."""
     found = {value.name: parts for value in outputs if (parts := solve(value, find_concatenated))}
     return tuple(JoinedOutput(name, tuple(parts)) for name, parts in found.items())
 
 
 def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
-    """Find the tensors that were concatenated to a value, also if other layers moved it since."""
+    """Returns the names of concatenated tensors. Reshapes may follow the concatenation."""
     call = value.producer
     if call is None:
         return []
@@ -59,7 +59,7 @@ def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
 
 
 def _undo_lowering(value: Value, call: Call) -> Value:
-    """Return the tensor of the user's model that became `value`, an input of the lowered `call`."""
+    """Return the user's tensor. Lowering may have inserted a call between it and `value`."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 
@@ -99,10 +99,10 @@ def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
 def replace_outputs(lowered: Graph, read: Graph, names: list[str]) -> Graph:
     """Returns the lowered result of `add_outputs` with all named tensors as file outputs.
 
-    Names can also be names of calls inside custom layers, as `plan` lists them.
+    `add_outputs` cannot find the names of calls inside custom layers. `plan` lists these names.
 
     Raises:
-        ValueError: if there is no such tensor, or it is an input or not a float tensor.
+        ValueError: if a name is unknown, or is the name of an input or of an integer tensor.
     """
     outputs, of_layers = lowered.outputs
     known = [value.name for value in read.values()]

@@ -1,4 +1,4 @@
-"""Groups calls that are quantized together: weighted layer, BatchNormalization, activation."""
+"""Groups calls that are quantized together, such as Conv2D, BatchNormalization and ReLU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_qat.ops.registry import find_op
 
 @dataclasses.dataclass(eq=False)
 class Group:
-    """Calls that one wrapper replaces: a weighted layer, its BatchNormalization, its activation.
+    """A weighted layer, its BatchNormalization and its activation. One wrapper replaces them.
 
     `shared` is True if the layer has several calls. Each call then has a separate range.
     """
@@ -30,7 +30,7 @@ class Group:
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Attribute with weights to quantize -> the axes of its output channels."""
+        """Maps each attribute with quantized weights to the axes of its output channels."""
         op = find_op(self.kernel)
         return {name: axes for name, axes in op.weights.items() if name} if op else {}
 
@@ -41,16 +41,15 @@ class Group:
 
 
 def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
-    """Finds sequences of a layer, possibly a BatchNormalization, and possibly an activation.
+    """Finds weighted layers, with the BatchNormalization and the activation after each.
 
-    A sequence ends at a value with several consumers. If a layer is called several times, each call
-    has a separate range. Its group then has no activation, and has a BatchNormalization only if all
-    calls share it.
+    A group ends at a value with several consumers. If a layer is called several times, each call
+    has a group without an activation. The groups then need a BatchNormalization that they share.
 
     Args:
         graph: a lowered graph.
         folds_bias: whether a BatchNormalization is folded into a layer that has a bias.
-        affine: whether unfolded affine layers, such as BatchNormalization, also form groups.
+        affine: whether an affine layer that is not folded, such as BatchNormalization, is a group.
     """
     consumers, counts = graph.find_single_consumers(), graph.count_calls()
 
@@ -63,7 +62,6 @@ def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> l
         return follower if _is_per_channel(follower, call) else None
 
     def is_fixed(call: Call) -> bool:
-        """Returns whether the output of a call has a fixed range."""
         return isinstance(getattr(ops[call], "output", None), FixedRange)
 
     ops = {call: find_op(call) for call in graph.calls}
@@ -91,7 +89,7 @@ def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> l
 
 
 def _is_per_channel(norm: Call, kernel: Call) -> bool:
-    """Return whether a BatchNormalization has one scale and offset for each output channel."""
+    """Return whether a BatchNormalization has a scale and an offset per output channel."""
     rank = len(norm.output.shape)
     channels_first = getattr(kernel.layer, "data_format", None) == "channels_first"
     channel_axis = 1 if channels_first else rank - 1

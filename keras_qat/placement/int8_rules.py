@@ -33,18 +33,18 @@ from keras_qat.placement.symmetric_ranges import center_at_zero, find_symmetric
 
 
 class Decision(NamedTuple):
-    """How a tensor is quantized (None if it is not quantized), and the reason."""
+    """How a tensor is quantized, and the reason. `spec` is None without quantization."""
 
     spec: Spec | None
     reason: str
 
 
 class Int8Placement:
-    """Decides about each tensor, in the order of computation.
+    """Decides how each tensor is quantized, in the order of computation.
 
-    Every float tensor that an int8 kernel reads or writes has a quantizer, and so do inputs and
-    outputs of the model. Exceptions are tensors that do not exist at run time, such as the input of
-    a fused ReLU, and outputs that share the range of an input.
+    Each float tensor that an int8 kernel reads or writes has a quantizer. Inputs and outputs of the
+    model have quantizers, too. Tensors that do not exist at run time, such as the input of a fused
+    ReLU, have no quantizer. Outputs that share the range of an input have no quantizer either.
     """
 
     lowers_activations = True
@@ -72,7 +72,7 @@ class Int8Placement:
         self.weights_only: dict[Call, tuple[QuantSpec, tuple[str, ...]]] = {}
         self.specs: dict[Value, Spec] = {}
         self.roots: dict[Value, frozenset[Spec | None]] = {}
-        self.unrounded: set[Value] = set()  # Float outputs that only `output_dtype` rounds.
+        self.unrounded: set[Value] = set()  # Only an `output_dtype` rounds these outputs.
 
     def plan(self) -> Plan:
         """Returns the plan of the graph."""
@@ -101,10 +101,10 @@ class Int8Placement:
         )
 
     def find_inner_ranges(self, group: Group) -> dict[str, QuantSpec]:
-        """Returns the 8-bit ranges of tensors inside an operator by name. They are not learned.
+        """Returns the specifications of tensors inside an operator. Ranges are never learned.
 
-        The range of a state includes negative values even with a ReLU, because initial states may
-        be negative.
+        If the call reads initial states, ranges include negative values even after a ReLU, because
+        initial states may be negative.
         """
         op, attributes, _ = match(group.kernel)
         has_state = any(value.dtype != "bool" for value in group.kernel.inputs[1:])
@@ -122,11 +122,11 @@ class Int8Placement:
     # Which calls compute in integers
 
     def has_kernel(self, op: Op | None) -> bool:
-        """Returns whether the kernel family computes an operator with the activations' bits."""
+        """Returns whether the kernel family supports an operator with the recipe's bits."""
         return op is not None and op.has_kernel_for(self.bits, self.settings.family)
 
     def get_op(self, call: Call) -> Op | None:
-        """Returns the operator of an integer call; None for a float call."""
+        """Returns the operator of an integer call, or None for a float call."""
         op = find_op(call)
         if op is None or not self.has_kernel(op) or call in self.index_calls:
             return None
@@ -138,7 +138,7 @@ class Int8Placement:
         return op if is_integer else None
 
     def record_float_calls(self) -> None:
-        """Records the calls that compute in float, and which of their weights are quantized."""
+        """Records the calls that compute in float, and the int8 weights of these calls."""
         for call in self.graph.calls:
             outputs = flatten_values(call.outputs)
             values = [*outputs, *call.inputs]
@@ -175,7 +175,7 @@ class Int8Placement:
     # How each tensor is quantized
 
     def decide(self, value: Value) -> Decision:
-        """Decides how a tensor is quantized, after all tensors upstream."""
+        """Decides how a tensor is quantized, given the decisions about all tensors upstream."""
         if not value.is_float:
             return Decision(None, f"holds {value.dtype}")
         if self.is_index(value):
@@ -207,7 +207,7 @@ class Int8Placement:
         return Decision(dataclasses.replace(own, off_ties=off_ties), "input of the model")
 
     def decide_float_result(self, value: Value, own: QuantSpec, reason: str) -> Decision:
-        """Decides about the output of a float call. It is quantized if an integer call reads it."""
+        """Decides how the output of a float call is quantized for integer consumers or files."""
         if not self.is_read_by_int8(value):
             return Decision(None, reason)
         if reason == BY_RECIPE and self.only_reaches_outputs(value):
@@ -217,7 +217,7 @@ class Int8Placement:
         return Decision(own, f"{role}; {reason}")
 
     def decide_unrounded(self, value: Value, own: QuantSpec, reason: str) -> Decision:
-        """Decides about a float tensor that is only moved to outputs. The range is observed."""
+        """Observes the range of an output in float, because an integer `output_dtype` needs it."""
         if value not in self.outputs or self.settings.in_scope is not None:
             return Decision(None, reason)
         self.unrounded.add(value)
@@ -258,7 +258,7 @@ class Int8Placement:
     def is_index(self, value: Value) -> bool:
         """Returns whether a float tensor contains indices, such as token ids.
 
-        All consumers convert the indices to integers, or compare the indices to compute a mask.
+        Each consumer of indices converts them to integers, or compares them to compute a mask.
         """
         readers = [call for call in self.consumers[value] if type(call.layer) is not WeightTensor]
         if any(map(is_table, readers)):
@@ -272,7 +272,7 @@ class Int8Placement:
         return is_input and len(others) < len(readers) and all(map(makes_bools, others))
 
     def explain_exact_input(self, value: Value) -> str | None:
-        """Returns why all consumers of an input need its exact values; None if one does not."""
+        """Returns the reason if all consumers of an input need exact values, else None."""
         reasons = [
             self.graph.in_float.get(call.name)
             for call in self.consumers[value]
@@ -281,7 +281,7 @@ class Int8Placement:
         return reasons[0] if reasons and all(reasons) else None
 
     def find_conversion(self, value: Value) -> FixedRange | None:
-        """Returns the fixed range that all consumers convert a tensor to, or None."""
+        """Returns a fixed range if all consumers convert a tensor to this range, or None."""
         ranges = {
             op.converts.get(call.inputs.index(value)) if op else None
             for call in self.consumers[value]
@@ -290,7 +290,7 @@ class Int8Placement:
         return ranges.pop() if len(ranges) == 1 else None
 
     def only_reaches_outputs(self, value: Value) -> bool:
-        """Returns whether all integer operators downstream of a tensor only move its values."""
+        """Returns whether all integer operators downstream of a tensor only move values."""
         return all(
             isinstance(op.output, SharedRange)
             and all(map(self.only_reaches_outputs, flatten_values(call.outputs)))
@@ -306,15 +306,15 @@ class Int8Placement:
         return any(map(self.get_op, readers)) or (is_end and self.settings.in_scope is None)
 
     def is_read_by_file(self, value: Value) -> bool:
-        """Returns whether a tensor has consumers in the file.
+        """Returns True if a tensor has a consumer in the file, or no consumer at all.
 
-        Labels and sample weights that only losses read stay exact in training.
+        Labels and sample weights have consumers, but not in the file. They are not rounded.
         """
         readers = self.consumers[value]
         return not readers or not self.settings.not_in_file.issuperset(readers)
 
     def merges_into_activation(self, value: Value, op: Op) -> bool:
-        """Returns whether the next activation is fused into the operator of this tensor."""
+        """Returns whether the next activation is fused into `op`, which computes `value`."""
         if not op.can_merge_relu or isinstance(op.output, SharedRange):
             return False
         reader = self.single_consumers.get(value)
@@ -322,7 +322,7 @@ class Int8Placement:
         return reader_op is not None and reader_op.clips
 
     def follows_pooling(self, call: Call) -> bool:
-        """Returns whether an activation is fused into pooling, which has a single range."""
+        """Returns whether an activation is fused into pooling. Both then share a range."""
         (value,) = call.inputs
         op = self.get_op(value.producer) if value.producer is not None else None
         if op is None or not op.can_merge_relu or not isinstance(op.output, SharedRange):
@@ -332,7 +332,7 @@ class Int8Placement:
     # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
-        """Find the specifications of a tensor's range. Follow shared ranges to their sources."""
+        """Follows shared ranges upstream, and returns the specifications where they start."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
             return frozenset({spec})
@@ -366,7 +366,7 @@ class Int8Placement:
         for shared in ranges:
             only_weights = all(map(_comes_from_weights, shared.observed))
             if isinstance(shared.spec, QuantSpec) and shared.observed and only_weights:
-                # Weights have the range of their current minimum and maximum.
+                # The range of weights is their current minimum and maximum.
                 shared.spec = dataclasses.replace(
                     shared.spec, ema_decay=0.0, observer="moving_average"
                 )
@@ -374,12 +374,11 @@ class Int8Placement:
 
 
 def _get_sources(call: Call) -> list[Value]:
-    """Return the inputs of a call that share its range, except inputs that only training reads."""
+    """Return the inputs that share a range with the output. Only training reads other inputs."""
     op = find_op(call)
     return call.inputs[:1] if op is not None and op.alias else call.inputs
 
 
 def _comes_from_weights(value: Value) -> bool:
-    """Return whether a tensor depends only on weights."""
     op = None if value.producer is None else find_op(value.producer)
     return op is not None and op.reads_only_weights

@@ -1,4 +1,4 @@
-"""Describes features that are too small for an input's range, which larger features share."""
+"""Warns of features that are too small for the common range of all features of an input."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from keras_qat.keras2.backend import keras
 Ends = tuple[float, float]
 
 LEVELS, FAR = 4, 32
-"""A feature or a concatenated tensor is lost if it spans fewer quantized values than `LEVELS` and
-the range is at least `FAR` times as wide."""
+"""A feature is lost if it spans fewer than `LEVELS` quantized values, and if the range is at least
+`FAR` times as wide as the feature. The same holds for a concatenated tensor."""
 SHOWN = 5
 """Maximum number of features in a sentence."""
 UNVARIED = 2e-6
@@ -24,13 +24,13 @@ UNVARIED = 2e-6
 
 
 def compute_lost_span(shared: Ends, bits: int) -> float:
-    """Returns how far apart values of a feature must be for a range to distinguish them."""
+    """Returns the width below which a feature is lost in the range `shared`."""
     width = shared[1] - shared[0]
     return min(LEVELS * width / (2**bits - 1), width / FAR)
 
 
 def predict_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
-    """Describes features that are too small for a plan's ranges, given normalization statistics."""
+    """Yields warnings about lost features, according to the statistics of normalization layers."""
     readers = graph.consumers()
     for value in flatten_values(graph.inputs):
         spec = specs.get(value)
@@ -40,21 +40,21 @@ def predict_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
 
 
 def has_statistics(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer has statistics of its input."""
+    """Returns whether a layer stores the mean and the deviation of its input."""
     return bool(layer.built) and find_statistics(layer) is not None
 
 
 def describe_small_features(
     value: Value, norm: keras.layers.Layer, ends: Ends | None, bits: int, name: str
 ) -> Iterator[str]:
-    """Describes features that vary too little for an input's range, given its normalization layer.
+    """Yields a warning if features vary too little for the range of an input.
 
     Args:
         value: the input.
-        norm: the layer.
-        ends: the input's range; None if it has no range yet.
-        bits: bits of its quantized values.
-        name: the name of the layer in the float model.
+        norm: the normalization layer that reads the input.
+        ends: the range of the input. If None, statistics of `norm` determine the range.
+        bits: bits of the quantized input.
+        name: the name of `norm` in the float model.
     """
     mean, deviation = find_statistics(norm) or (np.empty(0), np.empty(0))
     if deviation.size != value.shape[-1] or deviation.size < 2:
@@ -71,14 +71,14 @@ def describe_small_features(
 def describe_lost_features(
     name: str, lost: dict[int, float], count: int, ends: Ends, norm: str = ""
 ) -> str:
-    """Returns a warning about features that are too small for the range of an input, with advice.
+    """Returns a warning about lost features of an input, with advice.
 
     Args:
         name: the input's name.
-        lost: index of a feature -> width of its range.
+        lost: maps the index of each lost feature to the width of the feature's range.
         count: number of features of the input.
         ends: the range of the input.
-        norm: the name of the layer that normalizes the input; "" without one.
+        norm: the name of the layer that normalizes the input, or "".
     """
     advice = (
         f" '{norm}' can normalize them before rounding if it stays in float: quantize_model(model, "

@@ -23,7 +23,7 @@ from keras_qat.placement.settings import NOT_IN_FILE, REQUESTED
 INSIDE = "inside, one range for all steps"
 
 MUCH_MEMORY = 1024
-"""A plan mentions the memory of scales if scales need at least this many bytes."""
+"""Plans mention the memory of scales if the scales have at least this number of bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Row:
     """A line of a plan.
 
     Args:
-        tensor: name of the tensor: its layer's name, or `layer/weight`.
+        tensor: name of the tensor, such as `dense` or `dense/kernel`.
         layer: class name of the layer.
         role: "input", "weight" or "activation".
         spec: how the tensor is quantized, or None.
@@ -60,9 +60,9 @@ class Range:
     Args:
         spec: the specification.
         observed: the tensors that determine the range.
-        rounded: further tensors, which are rounded with the range but do not affect the range.
-        rounds: whether tensors are rounded. False for a float output, because only files with an
-            integer `output_dtype` round it.
+        rounded: tensors that are rounded with the range, but do not affect the range.
+        rounds: whether training rounds the tensors. False for an output in float, because only
+            files with an integer `output_dtype` round it.
     """
 
     spec: QuantSpec | FixedSpec
@@ -72,7 +72,7 @@ class Range:
 
 
 def join_ranges(ranges: list[Range]) -> Range:
-    """Merges ranges into one. It has a lower bound if all ranges have one."""
+    """Merges ranges. The result has a lower bound if all `ranges` have lower bounds."""
     first, *rest = ranges
     if not rest:
         return first
@@ -93,30 +93,29 @@ def join_ranges(ranges: list[Range]) -> Range:
 
 @dataclasses.dataclass
 class Plan:
-    """How each tensor is quantized. Prints as a table. `rows` and `to_dict` return data.
+    """How each tensor is quantized. A plan prints as a table. `rows` and `to_dict` return data.
 
     Args:
         recipe: the recipe that the plan follows.
         graph: the lowered model.
-        groups: calls that one wrapper replaces.
-        specs: value -> how it is quantized. Other values are not quantized.
-        reasons: value -> the reason why it is or is not quantized.
-        ranges: the quantizers: one for all values that share a range.
-        weights: how the weights of each group are quantized, or None.
-        float_layers: name of each float layer -> the reason.
-        left_in_float: layers that exported files also compute in float. With recipe `contrib`,
-            files quantize some of the `float_layers`.
-        replaced: layer -> the class of its replacement.
-        weights_only: float call -> the specification and paths of its quantized weights.
-        inner: ranges of tensors inside a group's operator, by name.
+        groups: groups of calls. One wrapper replaces each group.
+        specs: maps each quantized value to its specification.
+        reasons: maps each value to the reason why it is quantized, or why not.
+        ranges: the ranges. Each range needs one quantizer.
+        weights: maps each group to the specification of its weights, or None.
+        float_layers: maps the name of each float layer to the reason.
+        left_in_float: the float layers of exported files. With recipe `contrib`, files quantize
+            some of the `float_layers`.
+        replaced: maps a layer to the class that replaces it.
+        weights_only: maps a float call to the specification and the paths of its int8 weights.
+        inner: maps each group to the ranges of tensors inside its operator, by name.
         target: the target, or None.
         problems: operators that do not run on the target.
-        channel_bytes: bytes of the target's memory for the per-channel scales of dense layers.
-        file_outputs: names of the tensors that files return; empty for the model's outputs.
-            If not empty, the graph's outputs are the model's outputs and a list of these tensors.
-        joined_outputs: outputs that concatenate tensors and have one range.
-        lost_features: sentences about features that are too small for the range of their input,
-            according to statistics in the model.
+        channel_bytes: bytes that the per-channel scales of dense layers need on the target.
+        file_outputs: names of the tensors that files return. Empty for the model's outputs.
+            Otherwise `graph.outputs` is a pair `(model outputs, list of file outputs)`.
+        joined_outputs: outputs that concatenate tensors.
+        lost_features: warnings about features that are too small for the range of an input.
     """
 
     recipe: Recipe
@@ -142,7 +141,7 @@ class Plan:
 
     @property
     def integer_share(self) -> float | None:
-        """Share of the file's multiply-accumulates in integers; None if sizes are unknown."""
+        """Share of the file's multiply-accumulates in integers. None if a size is unknown."""
         reasons = self.left_in_float
         return integer_share(
             (call.name not in reasons, count_products(call))
@@ -247,12 +246,12 @@ class Plan:
 def report_float_layers(
     layers: Iterable[tuple[keras.layers.Layer, str]], start: str, advice: str
 ) -> None:
-    """Logs the number and the classes of layers that compute in float, once per set of layers.
+    """Logs how many layers of each class compute in float. Logs the same text only once.
 
     Layers that the user's recipe or scope leaves in float are not counted.
 
     Args:
-        layers: the user's layer and the reason of each float call; a layer counts once.
+        layers: pairs of a user's layer and the reason for float. A repeated layer counts once.
         start: beginning of the sentence.
         advice: text after the sentence.
     """

@@ -1,4 +1,4 @@
-"""Finds the layers that a scope selects, and the settings that a recipe has for a call."""
+"""Matches layers with scopes, and finds the settings of each call in a recipe."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ OUT_OF_SCOPE = "outside the scope"
 BY_RECIPE = "left in float by the recipe"
 NOT_IN_FILE = "after the outputs of exported files"
 REQUESTED = (OUT_OF_SCOPE, BY_RECIPE, NOT_IN_FILE)
-"""Reasons for layers that compute in float because the user requested it."""
+"""Reasons of layers that stay in float because the user wants this."""
 
 
 Scope = str | Iterable[str] | Callable[[Any], bool]
-"""A layer's name, a prefix of names before `_`, `/`, `.` or `-`, a pattern with `*`, a class name,
-a list of these, or a function of a layer."""
+"""A layer's name, a class name, a pattern with `*`, a prefix of names, a list of these, or a
+function of a layer. The prefix "a" selects names such as `a_1`, `a/b`, `a.b` and `a-b`."""
 
 
 def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -> None:
@@ -34,7 +34,7 @@ def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -
     Args:
         scope: the user's scope.
         calls: the calls of the model before lowering.
-        inputs: names of the model's inputs, which are accepted, too.
+        inputs: names of the model's inputs. A scope may contain them.
     """
     if scope is None:
         return
@@ -54,7 +54,7 @@ def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -
 
 
 def check_entries(scope: object) -> None:
-    """Raises a `ValueError` if an entry of a scope is neither a name nor a function."""
+    """Raises a `ValueError` if an entry of a scope has an unsupported type."""
     entries: Iterable[object] = (
         scope if isinstance(scope, (list, tuple, set, frozenset)) else [scope]
     )
@@ -71,7 +71,7 @@ def check_entries(scope: object) -> None:
 
 
 def _explain_no_match(patterns: Iterable[object], calls: list[Call]) -> str:
-    """Return an error message that lists close matches and the first layers."""
+    """Return an error message with similar names and the names of the first layers."""
     layers = list(dict.fromkeys(call.origin for call in calls))
     words = [*layers, *dict.fromkeys(type(call.source).__name__ for call in calls)]
     near = [
@@ -89,10 +89,10 @@ def _explain_no_match(patterns: Iterable[object], calls: list[Call]) -> str:
 
 
 def make_matcher(scope: Scope, calls: list[Call], required: bool = True) -> Callable[[Call], bool]:
-    """Returns a function that decides whether a call is in a scope.
+    """Returns a function that returns True for calls in a scope.
 
     Raises:
-        ValueError: if `required`, and the scope matches no call.
+        ValueError: if `required` is True and the scope matches no call.
     """
     names = {call.origin for call in calls}
     patterns = [scope] if isinstance(scope, str) or callable(scope) else list(scope)
@@ -123,7 +123,7 @@ def _matches(call: Call, pattern: str, is_name: bool) -> bool:
 
 
 def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
-    """Returns a function of a call that returns the `open` setting of its overrides, or None.
+    """Returns a function that decides whether to trace a call. None means no preference.
 
     Raises:
         ValueError: if an override of `open` matches no layer.
@@ -144,14 +144,14 @@ def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], boo
 
 
 def find_ends(calls: list[Call]) -> set[Call]:
-    """Returns the weighted calls with no weighted call upstream, or no weighted call downstream."""
+    """Returns the first and the last weighted calls on each path through the graph."""
     steps = [(call, set(call.inputs), set(flatten_values(call.outputs))) for call in calls]
     backwards = [(call, after, before) for call, before, after in reversed(steps)]
     return _find_first(steps) | _find_first(backwards)
 
 
 def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
-    """Return the first weighted calls of `steps`, which are triples (call, inputs, outputs)."""
+    """Return the first weighted calls. A step is a triple (call, inputs, outputs)."""
     first: set[Call] = set()
     reached: set[Value] = set()
     for call, before, after in steps:
@@ -164,9 +164,9 @@ def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
 
 
 def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
-    """Returns the inputs of products of two tensors and of weighted layers, except `ends`.
+    """Returns the inputs of matrix products and of weighted calls that are not in `ends`.
 
-    It includes tensors that share a range with these inputs.
+    Tensors that share a range with such an input are included.
     """
     values: set[Value] = set()
     for call in calls:
@@ -188,7 +188,7 @@ def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
 
 
 def _has_weights(call: Call) -> bool:
-    """Return whether a layer has quantized weights, except factors per channel and tables."""
+    """Return whether a call has quantized weights. Affine layers and tables do not count."""
     op = find_op(call)
     return op is not None and op.is_weighted and not (op.is_affine or op.is_table)
 
@@ -215,7 +215,7 @@ class Settings:
         self.multiplied = set() if recipe.end_bits is None else find_multiplied(calls, self.ends)
 
     def find_reason(self, call: Call) -> str | None:
-        """Returns the reason why a call is not quantized; None if it is quantized."""
+        """Returns the reason why a call stays in float, or None if the call is quantized."""
         if call in self.not_in_file:
             return NOT_IN_FILE
         if self.in_scope is not None and not self.in_scope(call):
@@ -229,7 +229,7 @@ class Settings:
         return None
 
     def _override(self, call: Call, name: str) -> Any:
-        """Return a setting from the last override that matches a call and sets it, or None."""
+        """Return a setting of the last matching override that has this setting, or None."""
         settings = [getattr(item, name) for item, matches in self.overrides if matches(call)]
         return next((setting for setting in reversed(settings) if setting is not None), None)
 
@@ -238,7 +238,7 @@ class Settings:
         return self.find_reason(call) is None
 
     def weights(self, call: Call, folded: bool = False) -> QuantSpec:
-        """Returns the specification of weights, plain or with a folded BatchNormalization."""
+        """Returns the specification of weights, into which a BatchNormalization may be `folded`."""
         spec = (folded and self.recipe.folded_weights) or self.recipe.weights
         bits, op = self._override(call, "weight_bits"), find_op(call)
         if bits is None and op is not None and not op.supports_int4:

@@ -1,4 +1,4 @@
-"""Finds values that must have zero point 0, and returns their ranges."""
+"""Finds tensors that need zero point 0, and computes symmetric ranges."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from keras_qat.ops.registry import find_op
 
 
 def center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
-    """Returns the smallest range with 256 levels and the zero point 0 that contains a range."""
+    """Returns the smallest symmetric 8-bit range that contains `[minimum, maximum]`."""
     limit = max(-minimum, maximum * 256 / 255)
     return -limit, limit * 127 / 128
 
 
 def find_symmetric(graph: Graph) -> set[Value]:
-    """Returns the values that need a symmetric range, and all values that share such a range.
+    """Returns the values that need a symmetric range, and the values that share the range.
 
-    XNNPACK only multiplies two matrices if the second has zero point 0. In TensorFlow's
-    interpreter, XNNPACK accepts other zero points, but computes as if they were 0.
+    XNNPACK requires zero point 0 for the second factor of a product of two tensors. XNNPACK in
+    TensorFlow's interpreter accepts other zero points, but computes as if they were 0.
     """
     values: set[Value] = set()
     for call in graph.calls:
