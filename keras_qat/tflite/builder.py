@@ -24,7 +24,7 @@ _OPTIONS = {name[:-8].lower(): name[:-1] for name in vars(schema) if name.endswi
     **dict.fromkeys(("maximum", "minimum"), "MaximumMinimumOptions"),
     "l2normalization": "L2NormOptions",
 }
-"""Name of an operator in lower case without underscores -> the schema's table of its options."""
+"""Maps operators, in lower case without underscores, to the schema's tables of options."""
 
 
 class _Buffer(schema.BufferT):
@@ -44,14 +44,14 @@ class _Buffer(schema.BufferT):
 
 
 class _Packer(flatbuffers.Builder):
-    """Packs a file. Equal vectors, such as the zero points of all weights, are stored only once."""
+    """Packs a file. Stores equal vectors, such as zero points of weights, only once."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._vectors: dict[tuple[str, bytes], int] = {}
 
     def add_vector(self, values: NDArray) -> int:
-        """Adds a vector, unless an equal one exists, and returns its offset."""
+        """Return the offset of a vector. Add the vector if no equal vector exists."""
         key = values.dtype.name, values.tobytes()
         if key not in self._vectors:
             self._vectors[key] = self.CreateNumpyVector(values)
@@ -59,7 +59,7 @@ class _Packer(flatbuffers.Builder):
 
 
 class _Quantization(schema.QuantizationParametersT):
-    """Scales and zero points, shared by tensors with equal parameters."""
+    """Scales and zero points. Tensors with equal parameters share the vectors."""
 
     def Pack(self, builder: flatbuffers.Builder) -> int:
         if not isinstance(builder, _Packer):
@@ -75,8 +75,8 @@ class _Quantization(schema.QuantizationParametersT):
 class Builder:
     """Collects the tensors and operators of a file with one main graph.
 
-    Tensors are numbered in the order in which they are added. None in a shape is an unknown size.
-    For it, files store 1 in the shape and -1 in the shape's signature.
+    The index of a tensor counts the tensors that were added before. None in a shape is an unknown
+    size. Files store an unknown size as 1 in the shape, and as -1 in the shape's signature.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Builder:
         """Adds a tensor with quantization parameters, or with a scale per channel along `axis`.
 
         Unknown sizes in `shape` are None. `buffer` is the index of the tensor's data. Returns the
-        tensor's index.
+        index of the tensor.
         """
         tensor = new(
             "TensorT",
@@ -142,9 +142,9 @@ class Builder:
         scales: NDArray | None = None,
         axis: int = 0,
     ) -> int:
-        """Adds a constant with the `values` of the file, unless an equal one exists.
+        """Adds a constant, unless an equal constant exists. Returns the index of the constant.
 
-        Packed values (int4) need `dtype` and `shape`. Returns the index of the constant.
+        `values` are the values to store. Packed int4 values need `dtype` and `shape`.
         """
         values = np.asarray(values, order="C")
         dtype, shape = dtype or values.dtype.name, values.shape if shape is None else shape
@@ -195,7 +195,7 @@ class Builder:
         intermediates: list[int] | None = None,
         **options: Any,
     ) -> None:
-        """Adds an operator by its name in TFLite's `BuiltinOperator`.
+        """Adds an operator. `code` is the operator's name in TFLite's `BuiltinOperator`.
 
         A missing optional tensor has the index -1. Interpreters read only the quantization
         parameters of `intermediates`. Missing `options` have the schema's defaults.
@@ -215,10 +215,10 @@ class Builder:
         self.graph.operators.append(operator)
 
     def once_known(self, prepare: Callable[[], None]) -> None:
-        """Registers a function that adds operators at the end, because it reads `knows_sizes`.
+        """Registers a function that adds operators when `knows_sizes` is final.
 
-        These operators are inserted before the operator that was added last, or before all
-        operators if some sizes are unknown.
+        `finish` calls `prepare` and moves the added operators. They come before the operator that
+        is last now, or before all operators if a size is unknown.
         """
         self._waiting.append((self.graph.operators[-1], prepare))
 
@@ -231,14 +231,14 @@ class Builder:
         self._waiting.clear()
 
     def sizes(self, index: int) -> list[int]:
-        """Returns the sizes of a tensor's axes, -1 if unknown."""
+        """Returns the sizes of a tensor's axes. Unknown sizes are -1."""
         tensor = self.graph.tensors[index]
         return list(tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature)
 
     def quantize(self, source: int, target: int) -> None:
         """Adds the operators that convert values to the scale and zero point of `target`.
 
-        It adds one QUANTIZE, or two via an int16 tensor if the new scale is far larger.
+        One QUANTIZE is usually enough. If the new scale is far larger, two convert via int16.
         """
         ends = [self.graph.tensors[index] for index in (source, target)]
         if all(end.type == TYPES["int8"] for end in ends):
@@ -252,7 +252,7 @@ class Builder:
         self.operator("QUANTIZE", [source], [target])
 
     def copy(self, source: int, target: int) -> None:
-        """Adds an operator that copies `source` to `target`, which may have another shape."""
+        """Adds an operator that copies `source` to `target`. The shapes may differ."""
         sizes = self.sizes(target)
         if sizes.count(-1) > 1:  # RESHAPE infers only one size.
             begin = self.constant("begin", np.zeros(len(sizes), np.int32))
@@ -264,10 +264,10 @@ class Builder:
         self.operator("RESHAPE", inputs, [target], newShape=shape)
 
     def opcode(self, number: int, version: int, custom: str = "") -> int:
-        """Returns the index of an operator's code in the file, after adding it if it is missing."""
+        """Returns the index of an operator's code in the file. Adds a missing code."""
         key = (number, custom, version)
         if key not in self._opcodes:
-            # Old runtimes read small codes from a separate field.
+            # Old runtimes read a code up to 127 from a separate field.
             codes = {"builtinCode": number, "deprecatedBuiltinCode": min(number, 127)}
             code = new(
                 "OperatorCodeT", **codes, version=version, customCode=custom.encode() or None
@@ -277,7 +277,7 @@ class Builder:
         return self._opcodes[key]
 
     def metadata(self, name: str, data: bytes) -> None:
-        """Adds named data to the file. Interpreters ignore it."""
+        """Adds named data, which interpreters ignore."""
         buffer = self.buffer(np.frombuffer(data, np.uint8))
         self.model.metadata.append(new("MetadataT", name=name.encode(), buffer=buffer))
 
@@ -290,7 +290,7 @@ class Builder:
     ) -> bytes:
         """Names the inputs and outputs, adds metadata, and returns the file's contents.
 
-        `rewrite` is a function that may change the operators at the end.
+        `rewrite` is a function that may change the operators before the file is packed.
         """
         self._prepare()
         self.graph.inputs = np.array(list(inputs.values()), np.int32)

@@ -16,7 +16,7 @@ LARGEST = 2**31 - 1
 """Maximum number of bytes of a tensor."""
 
 POSITIVE = ("stride", "dilation", "filterWidth", "filterHeight", "beta")
-"""Prefixes of options that must be positive. Kernels do not check them."""
+"""Prefixes of options that must be positive. Kernels do not check these options."""
 
 ELEMENTWISE = (
     "ADD SUB MUL DIV MAXIMUM MINIMUM POW FLOOR_DIV FLOOR_MOD SQUARED_DIFFERENCE PRELU EQUAL "
@@ -40,10 +40,10 @@ _LEAST_INPUTS = {
     20: "UNIDIRECTIONAL_SEQUENCE_LSTM",
 }
 LEAST_INPUTS = {kind: count for count, kinds in _LEAST_INPUTS.items() for kind in kinds.split()}
-"""Operator -> minimum number of its inputs. Some kernels read them without checking the number."""
+"""Maps operators to minimum numbers of inputs. Some kernels do not check the number."""
 
 SIZES = {"SPLIT": 0, "STRIDED_SLICE": 1}
-"""Operator -> index of an input that must contain integers. Kernels do not check its type."""
+"""Maps operators to the index of an input of integers. Kernels do not check the input's type."""
 
 UNREADABLE = (
     *(struct.error, LookupError, TypeError, AttributeError),
@@ -86,7 +86,7 @@ def read_file(contents: bytes) -> schema.ModelT:
 
 
 def _check(condition: bool, fault: str, *shown: object) -> None:
-    if not condition:  # Formatting arrays takes long.
+    if not condition:  # Formatting arrays is slow.
         raise Damaged(fault.format(*shown) if shown else fault)
 
 
@@ -104,7 +104,7 @@ def _check_graph(model: schema.ModelT, graph: schema.SubGraphT) -> None:
         _get(graph.tensors, int(index), "tensor")
     for operator in graph.operators or ():
         code = _get(model.operatorCodes, operator.opcodeIndex, "operator code")
-        is_custom = code.customCode is not None  # An operator may read scratch memory.
+        is_custom = code.customCode is not None  # Custom operators may read scratch memory.
         inputs = [] if operator.inputs is None else [int(index) for index in operator.inputs]
         outputs = [int(index) for index in operator.outputs]
         inner = [] if operator.intermediates is None else map(int, operator.intermediates)
@@ -129,7 +129,7 @@ def _check_graph(model: schema.ModelT, graph: schema.SubGraphT) -> None:
 
 
 def _check_kind(graph: schema.SubGraphT, operator: schema.OperatorT, kind: str) -> None:
-    """Checks the inputs of an operator, because its kernels read them without checks."""
+    """Check the inputs of an operator, because kernels do not check them."""
     if kind not in LEAST_INPUTS:
         return
     count = 0 if operator.inputs is None else len(operator.inputs)
@@ -209,6 +209,6 @@ def _get_data(model: schema.ModelT, tensor: schema.TensorT) -> NDArray[np.uint8]
 
 
 def has_value(model: schema.ModelT, tensor: schema.TensorT) -> bool:
-    """Whether a tensor has a value although no operator computes it."""
+    """Returns True if a tensor needs no operator: a constant, a variable or an empty tensor."""
     is_empty = 0 in _get_sizes(tensor.shape)
     return tensor.isVariable or is_empty or _get_data(model, tensor).size > 0

@@ -1,4 +1,4 @@
-"""Checks for inputs that make TFLite kernels crash the process or read beyond a table."""
+"""Checks for inputs with which TFLite kernels crash the process or read beyond a table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from keras_qat.tflite.interpreter import FileInterpreter
 
 LARGEST_SUM = 511.0
-"""Largest sum of exponentials. Each is at most 1, so up to 511 scores per row are safe."""
+"""Largest sum of exponentials. An exponential is at most 1, so 511 scores per row are safe."""
 
 MARGIN = 0.97
-"""Safety margin: XNNPACK's scores may differ by one step from the scores of other kernels."""
+"""Safety margin, because scores of XNNPACK and of other kernels may differ by one step."""
 
 KEEPS_IDS = ("CAST", "RESHAPE")
 """Operators that do not change token ids between an input and its table."""
@@ -30,12 +30,12 @@ class EndsProcess(ValueError):
 class SoftmaxCheck:
     """Finds inputs that would make TFLite's fixed-point softmax crash the process.
 
-    The portable kernels of TFLite and the kernels of TFLite Micro assert that exponentials add up
-    to less than 512. XNNPACK has no such limit, so it computes the scores of rows for this check.
+    TFLite's portable kernels and TFLite Micro assert that exponentials add up to less than 512.
+    XNNPACK has no limit, so this check computes the scores with XNNPACK.
 
     Args:
         graph: the file.
-        open_file: function that opens the file in an XNNPACK interpreter that keeps all tensors.
+        open_file: function that opens the file in XNNPACK. The interpreter must keep all tensors.
     """
 
     def __init__(self, graph: FileGraph, open_file: Callable[[], FileInterpreter]) -> None:
@@ -68,7 +68,7 @@ class SoftmaxCheck:
 
 
 class TokenIdCheck:
-    """Finds token ids beyond the end of their table.
+    """Finds token ids beyond the end of a table.
 
     LiteRT's error does not name the input, and TFLite Micro reads memory beyond the table.
     """
@@ -76,7 +76,7 @@ class TokenIdCheck:
     def __init__(self, graph: FileGraph) -> None:
         names = {tensor.index: name for name, tensor in graph.inputs.items()}
         self.rows: dict[str, int] = {}
-        """Name of an input of token ids -> number of rows of the smallest table that it indexes."""
+        """Maps the name of each input of token ids to the rows of the smallest table after it."""
         for operation in graph.operations:
             if operation.kernel != "GATHER" or graph.options(operation).axis != 0:
                 continue
@@ -88,7 +88,7 @@ class TokenIdCheck:
                 self.rows[names[index]] = min(rows, self.rows.get(names[index], rows))
 
     def check(self, inputs: dict[str, NDArray]) -> None:
-        """Raises a `ValueError` if an id is beyond its table."""
+        """Raises a `ValueError` if an id is beyond the end of a table."""
         for name, rows in self.rows.items():
             ids = np.trunc(inputs[name])
             if (beyond := ids[(ids < 0) | (ids >= rows)]).size:

@@ -29,8 +29,8 @@ KERNELS: dict[str, str] = {
     "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
 }
-"""Name of kernels -> their name in the interpreter. With "xnnpack", optimized kernels run the
-operators that XNNPACK does not support, as on phones. "tflm" runs in `micro_interpreter`."""
+"""Maps names of kernels to names in the interpreter. With "xnnpack", optimized kernels run the
+operators that XNNPACK does not support, as on phones. `micro_interpreter` runs "tflm"."""
 
 Runtime = Literal["ai-edge-litert", "tensorflow", "tflite-runtime"]
 
@@ -65,13 +65,12 @@ class FileInterpreter:
 
     Args:
         file: path or contents of the file.
-        kernels: the kernels that run it: "xnnpack" (as on phones), "optimized" (TFLite's own) or
-            "reference" (TFLite's portable ones).
-        runtime: the package whose interpreter runs it, by default the first of `RUNTIMES` that is
-            installed.
+        kernels: the kernels that run the file: "xnnpack" (as on phones), "optimized" (TFLite's
+            optimized kernels) or "reference" (TFLite's portable kernels).
+        runtime: the package of the interpreter. The default is the first installed of `RUNTIMES`.
         keeps_tensors: whether inner tensors keep their values after a run.
         threads: number of threads.
-        is_checked: whether `read_file` already checked this file, or the file that it comes from.
+        is_checked: whether `read_file` has checked the file, or an original of a changed file.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -100,7 +99,7 @@ class FileInterpreter:
         contents = read_contents(file)
         graph = FileGraph(unpack(contents) if is_checked else contents)
         self.inputs, self.outputs = graph.inputs, graph.outputs
-        """Name in the file's signature -> tensor."""
+        """Maps from names in the file's signature to tensors."""
         module, self.runtime = _import_interpreter(runtime)
         resolvers = getattr(module, "OpResolverType", None) or module.experimental.OpResolverType
         with warnings.catch_warnings():
@@ -123,7 +122,7 @@ class FileInterpreter:
         self._checks: list[SoftmaxCheck | TokenIdCheck] = [TokenIdCheck(graph)]
         if family.softmax == "fixed_point":
             self._checks.append(create_softmax_check(graph, contents))
-        # Files store 1 for unknown sizes, and kernels may refuse that.
+        # Files store unknown sizes as 1. Kernels may refuse this size.
         if not any(-1 in tensor.shape[1:] for tensor in self.inputs.values()):
             with self._explain_refusals():
                 self.interpreter.allocate_tensors()
@@ -158,7 +157,7 @@ class FileInterpreter:
 
     @property
     def batch_size(self) -> int | None:
-        """Number of examples in each run of the file; None for any number."""
+        """Number of examples in each run of the file. None for any number."""
         sizes = [tensor.shape[0] for tensor in self.inputs.values()]
         return max((size for size in sizes if size > 0), default=None)
 
@@ -176,11 +175,11 @@ class FileInterpreter:
         return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
 
     def reset_states(self) -> None:
-        """Resets the states that operators keep between runs to zeros."""
+        """Sets the states that operators keep between runs to zeros."""
         self.interpreter.reset_all_variables()
 
     def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
-        """Runs the file once, with a batch of all examples."""
+        """Runs the file once with all examples."""
         for check in self._checks:
             check.check(inputs)
         for name, values in inputs.items():
@@ -205,11 +204,11 @@ def create_softmax_check(graph: FileGraph, contents: bytes) -> SoftmaxCheck:
 
 
 def quantize(values: NDArray, dtype: np.dtype, scale: float, zero_point: int) -> NDArray:
-    """Quantizes float values. Integers of the tensor's type and float tensors are unchanged."""
+    """Quantizes float values. Does not quantize values of type `dtype` or for a float tensor."""
     if dtype.kind not in "iu" or scale == 0 or values.dtype == dtype:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)
-    # float32 cannot represent halves at the ends of 16 bits exactly.
+    # float32 is not precise enough for halves at the ends of 16 bits.
     precise = values.astype(np.float64) if limits.bits == 16 else values
     q = np.floor(precise / np.float32(scale) + np.float32(0.5)) + zero_point
     return np.clip(q, limits.min, limits.max).astype(dtype)
@@ -223,7 +222,7 @@ def to_pixels(values: NDArray, scale: ArrayLike, offset: ArrayLike) -> NDArray[n
 
 
 def dequantize(q: NDArray, scale: float, zero_point: int) -> NDArray:
-    """Converts a tensor's quantized values to float. Other values are unchanged."""
+    """Converts quantized values to float. Returns other values unchanged."""
     if q.dtype.kind not in "iu" or scale == 0:
         return q
     return (q.astype(np.float32) - zero_point) * np.float32(scale)

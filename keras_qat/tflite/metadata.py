@@ -18,12 +18,12 @@ from keras_qat.tflite.schema import read_contents
 
 
 def compute_fingerprint(model: keras.Model) -> dict[str, str]:
-    """Returns digests of a model's weights and ranges, to recognize files exported from it.
+    """Returns digests of a model's weights and ranges. They identify files of the model.
 
     The digests do not depend on names, on the order of weights, or on counters of training steps.
 
     Returns:
-        A dict with `weights`, a digest of the values, and `shapes`, a digest of their shapes.
+        A dict of two digests: `weights` for all values, and `shapes` for all shapes.
     """
     weights = [weight for weight in list_weights(model) if weight.dtype.is_floating]
     arrays = [np.asarray(weight.value()) for weight in weights]
@@ -50,11 +50,11 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
 
     Returns:
         A dict with the `version` of keras_qat, the `recipe` as JSON data for `Recipe.from_config`,
-        and the `fingerprint` by which `verify` recognizes the model. Some files have more entries:
-        `rescaling`, a dict from the names of inputs that accept pixels to scale and offset;
-        `keys`, a dict from the names of inputs to the keys of the model's input dict if they
-        differ; `kernels`, the kernel family of `predict` unless it is "xnnpack"; and
-        `states` if the file keeps the states of recurrent layers.
+        and the `fingerprint`, which `verify` compares with the model. Some files have more entries.
+        `rescaling` maps the names of inputs that accept pixels to scale and offset. `keys` maps the
+        names of inputs to other keys in the model's input dict. `kernels` is the kernel family of
+        `predict` unless it is "xnnpack". `states` means that the file keeps states of recurrent
+        layers.
 
     Raises:
         ValueError: if `export_tflite` did not write this file, or the file is damaged.
@@ -83,7 +83,7 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
 
 
 def compress(entry: object) -> bytes:
-    """Compresses an entry, because JSON would be a large share of a small network's file."""
+    """Compresses an entry. Otherwise JSON would be a large share of a small file."""
     text = json.dumps(entry, sort_keys=True, separators=(",", ":"))
     return zlib.compress(text.encode(), 9)
 
@@ -96,12 +96,12 @@ def _read_entry(contents: bytes, name: str) -> Any:
 
 
 def read_input_keys(contents: bytes) -> dict[str, str]:
-    """Returns input name -> key in the model's input dict, for keys that differ from the names."""
+    """Maps input names to keys of the model's input dict. Equal names and keys are left out."""
     return _read_entry(contents, "keys")
 
 
 def read_kernels(contents: bytes) -> str:
-    """Returns the kernel family of the model's `predict` by name, such as "xnnpack"."""
+    """Returns the name of the kernel family of the model's `predict`, such as "xnnpack"."""
     return _read_entry(contents, "kernels") or "xnnpack"
 
 

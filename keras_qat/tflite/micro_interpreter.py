@@ -1,7 +1,7 @@
 """Runs files in TFLite Micro's interpreter. No other module uses this interpreter.
 
-The package `tflite-micro` contains the interpreter; install it with `keras-qat[micro]`. It has the
-reference kernels, which microcontrollers run by default.
+The package `tflite-micro` contains the interpreter. `keras-qat[micro]` installs the package. Its
+reference kernels are the kernels that microcontrollers run by default.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ ARENA = 64
 """Memory for the data of kernels, as a multiple of the file's size."""
 
 SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
-"""Minimum memory for the data of kernels, and maximum size of the arena, in bytes. TFLite Micro
-aborts if the arena has 2 GiB or more."""
+"""Minimum bytes for the data of kernels, and maximum bytes of the arena. TFLite Micro aborts if the
+arena has 2 GiB or more."""
 
 
 class MicroInterpreter(FileInterpreter):
@@ -86,10 +86,10 @@ class MicroInterpreter(FileInterpreter):
             return runtime.Interpreter.from_bytes(self.contents, arena_size=arena)
 
     def arena_size(self) -> int:
-        """Returns the size of the arena in bytes that the interpreter reports.
+        """Returns the size of the arena in bytes, as the interpreter reports it.
 
-        A 32-bit chip needs slightly less, because its pointers are smaller than this computer's.
-        While the interpreter prepares a small file, it uses up to 1.5 times that size.
+        A 32-bit chip needs slightly less, because pointers are smaller there. While the interpreter
+        prepares a small file, it uses up to 1.5 times this size.
         """
         with _capture_stderr() as lines:
             self._interpreter.print_allocations()
@@ -97,12 +97,12 @@ class MicroInterpreter(FileInterpreter):
         return int(size)
 
     def reset_states(self) -> None:
-        """Resets the states that operators keep between runs to zeros."""
+        """Sets the states that operators keep between runs to zeros."""
         self._interpreter.reset()
 
     def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
-        """Runs the file on a multiple of its batch size. It does not show progress."""
-        # The first axis of a segment's input is not always the batch.
+        """Runs the file with a multiple of the batch size. Shows no progress."""
+        # In a segment of a file, the first axis of an input is not always the batch.
         if any(np.shape(inputs[name]) != tensor.shape for name, tensor in self.inputs.items()):
             count, size = len(next(iter(inputs.values()))), self.batch_size
             assert size is not None
@@ -139,7 +139,7 @@ def _explain_refusals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _capture_stderr() -> Iterator[list[str]]:
-    """Capture the process' standard error during a block, and then append its lines to the list."""
+    """Capture the process' standard error in a block. Append the lines to the list at the end."""
     lines: list[str] = []
     sys.stderr.flush()
     saved = os.dup(2)
@@ -160,7 +160,7 @@ def open_file(
     runtime: Runtime | None = None,
     is_checked: bool = False,
 ) -> FileInterpreter:
-    """Opens a TFLite file in the interpreter that has these kernels.
+    """Opens a TFLite file in the interpreter with these kernels.
 
     Args: as for `FileInterpreter`.
 

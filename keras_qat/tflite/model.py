@@ -30,10 +30,10 @@ class TensorInfo:
     Attributes:
         shape: the shape, with None for unknown sizes.
         dtype: the type of the entries.
-        scale: float value of one step; 0 for a tensor that is not quantized.
+        scale: float value of one step. 0 for a tensor that is not quantized.
         zero_point: the quantized value of 0.
-        rescaling: for an input that accepts pixels (`export_tflite(rescaling=...)`), the scale and
-            offset that turn pixels into the model's input; otherwise None.
+        rescaling: pair `(scale, offset)` that converts pixels to the model's input. None unless
+            the input accepts pixels (`export_tflite(rescaling=...)`).
     """
 
     shape: tuple[int | None, ...]
@@ -50,14 +50,14 @@ class TensorInfo:
     def quantize(self, values: ArrayLike) -> NDArray:
         """Quantizes float values: `floor(x / scale + 0.5) + zero_point`, clipped.
 
-        Arrays of the tensor's type, and values of a tensor that is not quantized, are returned
-        unchanged. For inputs that accept pixels, the values are converted to pixels.
+        Arrays of the tensor's type are returned unchanged. Values of a tensor that is not quantized
+        only change type. For inputs that accept pixels, values are converted to pixels.
         """
         array = np.asarray(values)
         if self.rescaling is not None and array.dtype != self.dtype:
             return to_pixels(array, *self.rescaling)
         if self.is_quantized and array.dtype != self.dtype:
-            array = array.astype(np.float32)  # Like Keras, so halves are rounded in the same way.
+            array = array.astype(np.float32)  # float32, as in Keras, rounds the same halves.
         return quantize(array, self.dtype, self.scale, self.zero_point)
 
     def dequantize(self, codes: ArrayLike) -> NDArray:
@@ -73,11 +73,11 @@ class TFLiteModel:
 
     Args:
         file: path or contents of the file, which another program may have written.
-        kernels: the kernels that run it: "xnnpack" (as on phones), "optimized" (TFLite's own),
-            "reference" (TFLite's portable ones), or "tflm" (TFLite Micro, for files with
-            `export_tflite(batch_size=1)`). The default is the kernel family of the model's
-            `predict`, and "xnnpack" for files of other programs. If these kernels cannot run the
-                file on this computer, "xnnpack" does, with a warning.
+        kernels: the kernels that run the file: "xnnpack" (as on phones), "optimized" (TFLite's
+            optimized kernels), "reference" (TFLite's portable kernels) or "tflm" (TFLite Micro, for
+            files with `export_tflite(batch_size=1)`). The default is the kernel family of the
+            model's `predict`, or "xnnpack" for files of other programs. If the default cannot run
+            the file on this computer, "xnnpack" runs the file, with a warning.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -104,9 +104,9 @@ class TFLiteModel:
         self.inputs: Mapping[str, TensorInfo] = describe_tensors(
             graph.inputs, read_rescalings(contents)
         )
-        """Name of each input -> its shape, type, scale and zero point, in the model's order."""
+        """Maps input names to shape, type, scale and zero point, in the model's order."""
         self.outputs: Mapping[str, TensorInfo] = describe_tensors(graph.outputs, {})
-        """Name of each output -> its shape, type, scale and zero point, in the model's order."""
+        """Maps output names to shape, type, scale and zero point, in the model's order."""
         pixels = {
             name: get_pixel_range(*info.rescaling)
             for name, info in self.inputs.items()
@@ -140,17 +140,17 @@ class TFLiteModel:
                 model's keys or by name, a `tf.data.Dataset`, a generator or a function that returns
                 one. Labels are ignored. Float values are quantized by `TensorInfo.quantize`. Arrays
                 of the input's integer type are used unchanged.
-            batch_size: batch size for arrays. A file with a fixed batch size uses that size, for
-                any number of examples.
+            batch_size: batch size for arrays. A file with a fixed batch size uses the fixed size,
+                and accepts any number of examples.
             verbose: 1 shows progress.
-            steps: maximum number of batches to read from a dataset or a generator; all by default.
+            steps: maximum number of batches to read from a dataset or a generator. Default: all.
             codes: whether to return the file's integers instead of float values.
 
         Returns:
             An array if the file has one output, otherwise a list in the order of `outputs`.
 
         Raises:
-            ValueError: if the data does not fit the file; the message names the input.
+            ValueError: if the data does not fit the file. The message names the input.
         """
         total = count_batches(self._inputs, x, batch_size, steps)
         read = read_batches(self._inputs, x, batch_size, steps)
@@ -168,14 +168,14 @@ class TFLiteModel:
     __call__ = predict
 
     def reset_states(self) -> None:
-        """Resets the states of recurrent layers that the file keeps to zeros.
+        """Sets the states of recurrent layers in the file to zeros.
 
-        Each `predict` continues from the states of the last `predict`, like a stateful model.
+        Otherwise `predict` continues from the states of the last `predict`, as in Keras.
         """
         self._file.reset_states()
 
     def _check_ranges(self, batch: list[NDArray]) -> None:
-        """Warn once if the first batch of a `predict` does not fit the inputs' ranges."""
+        """Warn if values are outside the ranges of inputs. Warn only once."""
         if self._warned:
             return
         for (name, info), values in zip(self.inputs.items(), batch, strict=True):
@@ -187,7 +187,7 @@ class TFLiteModel:
                 warn_caller(reason)
 
     def _run(self, batch: list[NDArray]) -> list[NDArray]:
-        """Return the outputs for a batch of any size, with the types of the file."""
+        """Return the outputs for a batch of any size. They have the types of the file."""
         count = len(batch[0])
         fixed = next(iter(self.inputs.values())).shape[0] or 1
         full = {}
@@ -208,7 +208,7 @@ class TFLiteModel:
 
 
 def _open_as_model(contents: bytes) -> FileInterpreter:
-    """Open a file with the kernels of its model's `predict`, or with XNNPACK's."""
+    """Open a file with the kernels of the model's `predict`, or if this fails, with XNNPACK."""
     kernels = read_kernels(contents)
     if kernels == DEFAULT.name:
         return open_file(contents, kernels)
@@ -240,7 +240,7 @@ def _check_type(file: str, name: str, info: TensorInfo, values: NDArray) -> None
 def describe_tensors(
     tensors: dict[str, Tensor], rescalings: dict[str, tuple[Any, Any]]
 ) -> Mapping[str, TensorInfo]:
-    """Describes tensors by name, given the rescalings of inputs that accept pixels."""
+    """Returns a `TensorInfo` for each tensor by name. Inputs of pixels have `rescalings`."""
     infos = ByName()
     for name, tensor in tensors.items():
         shape = tuple(None if size < 0 else size for size in tensor.shape)

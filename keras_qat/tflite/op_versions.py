@@ -30,14 +30,14 @@ _BY_TYPE = (
     ("FULLY_CONNECTED", (4, 7)),
     ("BROADCAST_TO", (3, 3)),
     ("CAST", (3, 1)),
-    # In int8, DEPTH_TO_SPACE also has version 1, the only one in TFLite's reference kernels.
+    # DEPTH_TO_SPACE has version 1 in int8, because reference kernels do not support version 2.
     ("GELU SPACE_TO_DEPTH SPLIT_V NOT_EQUAL", (2, 1)),
 )
 BY_TYPE = {name: versions for names, versions in _BY_TYPE for name in names.split()}
-"""Operator -> its version for int8 and its version for int16. Other operators have version 1."""
+"""Maps operators to `(version for int8, version for int16)`. Other operators have version 1."""
 
 OTHER_TYPES = {"BROADCAST_TO": 2}
-"""Operator -> its version for booleans and integers without quantization, if it is not 1."""
+"""Maps operators to a version for booleans and unquantized integers, if it is not 1."""
 
 RUNTIMES: dict[str, dict[int, str]] = {
     "DEPTHWISE_CONV_2D": {5: "2.3.0"},
@@ -81,9 +81,9 @@ RUNTIMES: dict[str, dict[int, str]] = {
         )
     },
 }
-"""Operator -> version -> the first runtime that supports this version. For all other operators, it
-is 1.14.0, the first runtime with int8. UNIDIRECTIONAL_SEQUENCE_LSTM has version 1 both in float and
-in int8, but the CAST before it requires a runtime that supports int8."""
+"""Maps operators and versions to the first runtime that supports the version. Other versions
+require 1.14.0, the first runtime with int8. UNIDIRECTIONAL_SEQUENCE_LSTM has version 1 in float and
+in int8, but the CAST before the LSTM requires a runtime that supports int8."""
 
 
 def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.TensorT]) -> int:
@@ -107,7 +107,7 @@ def _get_data(name: str, inputs: list[schema.TensorT]) -> schema.TensorT:
 def _find_minimum_versions(
     name: str, options: Any, inputs: list[schema.TensorT], output: schema.TensorT
 ) -> Iterator[int]:
-    """Yield the operator versions required by an operator's options, shapes and weight types."""
+    """Yield minimum versions that options, shapes and types of weights require."""
     data = _get_data(name, inputs)
     rank = len(data.shape)
     if name == "CONV_2D":  # Version 8 adds `quantizedBiasType`, which is always int64.

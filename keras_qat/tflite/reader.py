@@ -23,12 +23,12 @@ class Tensor:
 
     Args:
         index: index of the tensor in the file.
-        name: name of the tensor. If operations were merged, their names are separated by `;`.
-        shape: shape of the tensor, -1 for sizes that are known only at run time.
-        dtype: type of the entries; `object` for strings and 4-bit integers.
-        scale: float value of one step; 0 for a tensor without a scale or with several scales.
+        name: name of the tensor. The names of merged operations are separated by `;`.
+        shape: shape of the tensor. Sizes that are known only at run time are -1.
+        dtype: type of the entries. `object` for strings and 4-bit integers.
+        scale: float value of one step. 0 for a tensor without a scale or with several scales.
         zero_point: the quantized value of 0.
-        type: TFLite's name of the type, also "int4".
+        type: TFLite's name of the type, such as "int4".
     """
 
     index: int
@@ -45,7 +45,7 @@ class Tensor:
         return self.dtype.kind in "iu" and self.scale > 0
 
     def quantize(self, values: NDArray) -> NDArray:
-        """Returns the nearest quantized values, clipped, or `values` if the tensor has no scale."""
+        """Returns the nearest quantized values, clipped. Only casts if the tensor has no scale."""
         if not self.is_quantized:
             return values.astype(self.dtype)
         limits = np.iinfo(self.dtype)
@@ -57,7 +57,7 @@ class Tensor:
         return (q.astype(np.float64) - self.zero_point) * self.scale
 
     def advise_on_sizes(self) -> str:
-        """Returns how to fix the unknown sizes of an input."""
+        """Returns advice on how to fix the unknown sizes of an input."""
         if -1 in self.shape[1:]:
             return "quantize keras.Model(x, model(x)), where x is a keras.Input with fixed sizes"
         return "export with batch_size=1"
@@ -73,7 +73,7 @@ class Operation:
 
 
 class FileGraph:
-    """A graph of a TFLite file, by default the main one."""
+    """A graph of a TFLite file, by default the main graph."""
 
     def __init__(self, contents: bytes | schema.ModelT, subgraph: int = 0) -> None:
         with report_damage():
@@ -111,7 +111,7 @@ class FileGraph:
         return [int(index) for index in getattr(self._graph, end)]
 
     def options(self, operation: Operation) -> Any:
-        """Returns an operation's options, with the schema's names; None if it has no options."""
+        """Returns an operation's options, with the schema's names. None without options."""
         return self._options[operation]
 
     def get_subgraphs(self, operation: Operation) -> list[FileGraph]:
@@ -121,7 +121,7 @@ class FileGraph:
         return [FileGraph(self._model, index) for index in indices]
 
     def get_input_ranges(self) -> dict[str, tuple[float, float]]:
-        """Returns the range of each input that is quantized, or that a QUANTIZE converts."""
+        """Returns the ranges of quantized inputs, and of float inputs that a QUANTIZE reads."""
         quantized = {x.inputs[0]: x.outputs[0] for x in self.operations if x.kernel == "QUANTIZE"}
         tensors = {
             name: tensor if tensor.is_quantized else self.tensors[quantized[tensor.index]]
@@ -145,7 +145,7 @@ class FileGraph:
 
     @property
     def kernels(self) -> list[str]:
-        """The distinct operators of the file, including those in loops and branches."""
+        """The distinct operators of the file, including operators in loops and branches."""
         names: dict[str, None] = {}
         for operation in self.operations:
             graphs = self.get_subgraphs(operation)
@@ -154,7 +154,7 @@ class FileGraph:
         return list(names)
 
     def constant(self, index: int) -> NDArray | None:
-        """Returns the values of a constant; None if the tensor is not a constant."""
+        """Returns the values of a constant, or None for other tensors."""
         tensor = self.tensors[index]
         data = self._model.buffers[self._graph.tensors[index].buffer].data
         if data is None or not len(data) or tensor.dtype == object:
@@ -173,22 +173,21 @@ class FileGraph:
         return [operation for operation in self.operations if operation in needed]
 
     def replace_outputs(self, indices: Iterable[int]) -> bytes:
-        """Returns the file with other tensors as its outputs, each named by its index.
+        """Returns the file with other tensors as outputs. Their names are tensor indices.
 
-        The operators and their values do not change.
+        Operators and values do not change.
         """
         return self._copy_file({}, list(indices), {})
 
     def cut_at(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
         """Returns the file cut at some tensors. Each tensor becomes an output and a new input.
 
-        The segments between cuts run in one call, each on its own inputs. Inputs and outputs have
-        the tensors' indices as names. Unused inputs and operations are removed.
+        One call runs all segments between cuts. Each segment has separate inputs. The names of
+        inputs and outputs are tensor indices. Unused inputs and operations are removed.
 
         Args:
-            shapes: index of a tensor -> its shape in a run of the file, for each tensor to cut at
-                and each input. The file does not contain these shapes if the batch is part of
-                another axis.
+            shapes: maps indices to shapes in a run of the file, for each tensor to cut at and each
+                input. Files do not contain these shapes if the batch is part of another axis.
         """
         outputs = [index for index in shapes if index in self.producers]
         cuts = {index: len(self.tensors) + number for number, index in enumerate(outputs)}
@@ -253,7 +252,7 @@ class Site:
 
     @property
     def inputs(self) -> list[Tensor | None]:
-        """The input tensors, None for a missing optional input."""
+        """The input tensors. A missing optional input is None."""
         tensors = self.graph.tensors
         return [tensors[index] if index >= 0 else None for index in self.operation.inputs]
 
@@ -272,7 +271,7 @@ class Site:
         return getattr(self.graph.options(self.operation), name, default)
 
     def constant(self, index: int) -> NDArray | None:
-        """Returns the values of an input; None if they are known only at run time."""
+        """Returns the values of a constant input, or None for other inputs."""
         tensor = self.inputs[index]
         return None if tensor is None else self.graph.constant(tensor.index)
 

@@ -1,4 +1,4 @@
-"""Objects, types and operator codes of the TFLite schema, and names of tensors in files."""
+"""Objects, types and operators of the TFLite schema, and names of tensors in files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ TYPES: dict[str, int] = {
         *("float16", "float32", "float64", "complex64", "bool"),
     )
 }
-"""Name of a NumPy type -> its code in a file."""
+"""Maps the name of each NumPy type to its code in files."""
 
 TYPE_NAMES = {code: name for name, code in TYPES.items()}
 
 OPERATORS = {code: name for name, code in vars(schema.BuiltinOperator).items() if name.isupper()}
-"""Code of an operator in a file -> its name."""
+"""Maps the code of each operator in files to its name."""
 
 SCOPE = "keras_qat"
 """Name scope of all tensors that this library writes. Converters add tensors outside of it."""
@@ -38,7 +38,7 @@ def new(kind: str, **fields: object) -> Any:
 
 
 def read_contents(file: str | os.PathLike[str] | bytes) -> bytes:
-    """Returns the contents of a TFLite file, given its path or the contents themselves.
+    """Returns the contents of a TFLite file. `file` is a path, or the contents.
 
     Raises:
         ValueError: if this is not a TFLite file.
@@ -74,7 +74,7 @@ def report_damage() -> Iterator[None]:
 
 
 def describe_damage(error: object) -> str:
-    """Returns a sentence on why a file counts as damaged."""
+    """Returns an error message for a damaged file."""
     return f"The TFLite file is damaged or cut short ({error}). Export it again."
 
 
@@ -84,7 +84,7 @@ def unpack(contents: bytes) -> Any:
 
 
 def operator_code(entry: schema.OperatorCodeT) -> int:
-    """Returns the code of an operator. Old files store small codes in a separate field."""
+    """Returns the code of an operator. Old files store the code in another field."""
     return max(entry.builtinCode, entry.deprecatedBuiltinCode)
 
 

@@ -19,13 +19,13 @@ def splice_model(
     params: QuantParams | None = None,
     prefix: str = "",
 ) -> None:
-    """Adds another file's operators, with their constants and the subgraphs that they call.
+    """Adds the operators, the constants and the called subgraphs of another file.
 
     Args:
         builder: the file that is being built.
         model: the other file, unpacked. Its objects are moved into `builder`.
         inputs, outputs: tensors of `builder` that replace the main graph's inputs and outputs.
-        params: parameters for int8 or int16 tensors without parameters.
+        params: quantization parameters for int8 or int16 tensors without any.
         prefix: prefix for the names of tensors, subgraphs and variables.
     """
     main = model.subgraphs[0]
@@ -112,13 +112,13 @@ class _Source:
         return self.prefix.encode() + (name or b"")
 
     def buffer(self, number: int, data: NDArray) -> int:
-        """Returns the index of a buffer in the new file, and adds it if it is missing."""
+        """Returns the index of a buffer in the new file. Adds a missing buffer."""
         if number not in self.buffers:
             self.buffers[number] = self.builder.buffer(data)
         return self.buffers[number]
 
     def subgraph(self, number: int) -> int:
-        """Returns the index of a subgraph in the new file, and adds it if it is missing."""
+        """Returns the index of a subgraph in the new file. Adds a missing subgraph."""
         if number not in self.subgraphs:
             graph = self.model.subgraphs[number]
             self.builder.model.subgraphs.append(graph)
@@ -134,7 +134,7 @@ class _Source:
         return self.subgraphs[number]
 
     def operator(self, operator: schema.OperatorT, new_indices: dict[int, int]) -> schema.OperatorT:
-        """Moves an operator into the new file, where its tensors have `new_indices`."""
+        """Moves an operator into the new file. `new_indices` maps old to new tensor indices."""
         for name in ("inputs", "outputs", "intermediates"):
             indices = getattr(operator, name)
             if indices is not None:

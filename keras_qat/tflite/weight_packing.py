@@ -1,4 +1,4 @@
-"""Packs weights: 4-bit weights two to a byte, and quantized weights of float layers as int8."""
+"""Packs weights: two 4-bit weights to a byte, and quantized weights of float layers to int8."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALLEST = 256
 
 
 def pack_nibbles(q: NDArray) -> NDArray:
-    """Packs 4-bit weights two to a byte, with the first in the lower half."""
+    """Packs two 4-bit weights into each byte. The first weight is in the lower half."""
     nibbles = (q.reshape(-1) & 15).astype(np.uint8)
     nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
     return nibbles[0::2] | nibbles[1::2] << 4
@@ -36,8 +36,8 @@ def pack_weights(model: schema.ModelT, scales: Iterable[float]) -> None:
 
     Args:
         model: the unpacked file, which is changed.
-        scales: scales of the quantized weights. A constant is packed if some scale divides all of
-            its values, with quotients up to 127. The results of the file do not change.
+        scales: scales of the quantized weights. A constant is packed if all values are up to 127
+            times a scale. The results of the file do not change.
     """
     sorted_scales = sorted({np.float32(scale) for scale in scales})
     types: dict[int, set[int]] = {}
@@ -45,7 +45,7 @@ def pack_weights(model: schema.ModelT, scales: Iterable[float]) -> None:
         for tensor in graph.tensors:
             types.setdefault(tensor.buffer, set()).add(tensor.type)
     packed: dict[int, tuple[int, np.float32]] = {}
-    """Buffer of a float constant -> the buffer of its int8 values, and their scale."""
+    """Maps the buffer of a float constant to the buffer of int8 values, and to the scale."""
     for index in (index for index, used in types.items() if used == {TYPES["float32"]}):
         data = model.buffers[index].data
         if data is None or len(data) < SMALLEST:
