@@ -1,4 +1,4 @@
-"""Activation functions, such as sigmoid. All have int8 kernels in TFLite, some int16 kernels."""
+"""Activation functions. All have int8 kernels in TFLite, and some also have int16 kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _gelu(x: tf.Tensor, approximate: bool) -> tf.Tensor:
 
 
 def _gelu_in_float32(x: tf.Tensor, approximate: bool) -> tf.Tensor:
-    """Compute GELU with the same order of operations as TFLite's kernel."""
+    """Compute GELU with the operations of TFLite's kernel, in the same order."""
     if approximate:
         cube = single(single(single(single(0.044715 * x) * x) * x))
         inner = single(math.sqrt(2 / math.pi) * single(x + cube))
@@ -50,17 +50,17 @@ def _gelu_in_float32(x: tf.Tensor, approximate: bool) -> tf.Tensor:
 
 
 def _supports_hard_swish(x: QuantParams, output: QuantParams) -> tf.Tensor:
-    """Whether TFLite's HARD_SWISH supports these scales.
+    """Return True if TFLite's HARD_SWISH supports these scales.
 
-    Kernels can shift by at most 31 bits to the left and 15 bits to the right. They do not check
-    this limit, only the output's scale.
+    The kernel can shift by at most 31 bits to the left and 15 bits to the right. It checks only the
+    output's scale.
     """
     to_output, to_gate = (single(x.scale / 128.0 / scale) for scale in (output.scale, 3 / 32768))
     return (to_output < 1) & (to_gate < 2.0**30) & (tf.minimum(to_output, to_gate) >= 2.0**-16)
 
 
 def _hard_swish_table(a: Arguments, up: bool = False) -> tf.Tensor:
-    """Tabulate x * relu6(x + 3) / 6 in 16 bits. Halves round up if `up`, else away from zero."""
+    """Tabulate x * relu6(x + 3) / 6 in 16 bits. `up` rounds halves up instead of away from zero."""
 
     def to_upper_bits(x: tf.Tensor) -> fixed_point.FixedPoint:
         return fixed_point.upper_bits(fixed_point.to_fixed_point(x))
@@ -92,8 +92,8 @@ def _prepare_bounded(
     Args:
         function: the float function, which computes XNNPACK's table.
         of_tflite: the same function with the operations that compute TFLite's table.
-        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. For
-            |q| >= floor(15 / 2^ceil(log2(scale))), the result is an end of the output's range.
+        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. If |q|
+            >= floor(15 / 2^ceil(log2(scale))), the result is an end of the output's range.
     """
     float32 = compute_in_float32(of_tflite, xnnpack=function)
 
@@ -114,7 +114,7 @@ def _prepare_bounded(
 
 
 FARTHEST = 4.0
-"""The largest scale of 16-bit inputs. With scales of 5.3 or more, products overflow in TFLite."""
+"""The largest scale of 16-bit inputs. TFLite's products overflow with scales of 5.3 or more."""
 
 
 def _make_bounded(
@@ -125,8 +125,6 @@ def _make_bounded(
     compute_int16: Callable[[tf.Tensor, Curve], tf.Tensor],
     **fields: Any,
 ) -> Op:
-    """Return the `Op` of a function with a fixed output range, such as sigmoid."""
-
     def prepare(a: Arguments) -> object:
         if not a.wide:
             return prepare_int8(a)

@@ -1,4 +1,4 @@
-"""The list of all operators. The first operator that lists a layer and accepts its call is used."""
+"""The list of all operators. For a call, they are tried in this order."""
 
 from __future__ import annotations
 

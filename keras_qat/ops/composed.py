@@ -1,7 +1,7 @@
 """Operators that are composed of other operators.
 
-A `Description` is a function that runs other operators on a `Machine`. Machines prepare, compute or
-emit operators, so one description defines `prepare`, `compute` and `emit` of an `Op`.
+A `Description` is a function that runs other operators on a `Machine`. A machine prepares, computes
+or emits operators. One description therefore defines `prepare`, `compute` and `emit` of an `Op`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.ops.weights import Weights
 
 Quantized = tuple[Any, QuantParams]
-"""A pair (values, quantization parameters). The values are quantized values relative to the zero
-point, or the index of a tensor in a file."""
+"""A pair (values, quantization parameters). The values are relative to the zero point. A machine
+that emits operators has the index of a tensor in the file instead of values."""
 
 WIDE = QuantParams(None, None, 16)
 """Placeholder for 16-bit quantization parameters that are already prepared."""
 
 NO_WIDE = None if RECENT else "this TensorFlow has no QUANTIZE from int8 to int16"
-"""The reason why files cannot convert int8 to int16; None if files can."""
+"""The reason why files cannot convert int8 to int16. None if files can."""
 
 MOST = float(WIDE.highest)
 """The largest quantized value of 16 bits."""
@@ -65,14 +65,14 @@ SMALLER = _make_integer_row("MINIMUM", tf.minimum)
 
 
 def compute_wide_scale(output: QuantParams) -> tf.Tensor:
-    """Returns the smallest scale with which 16 bits represent an output's entire range."""
+    """Returns the smallest 16-bit scale that represents an output's entire range."""
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
     return quotient(tf.maximum(*ends) * output.scale, MOST)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """One call of `Machine.run`. The fields are the arguments of the call."""
+    """The arguments of one call of `Machine.run`."""
 
     op: Op
     inputs: list[Quantized]
@@ -83,7 +83,6 @@ class _Step:
     shape: Shape | None
 
     def make_arguments(self, a: Arguments, **fields: Any) -> Arguments:
-        """Returns the operator's arguments, given the arguments `a` of the composed operator."""
         fields = {"params": [params for _, params in self.inputs], "output": self.params, **fields}
         return dataclasses.replace(
             a,
@@ -95,7 +94,7 @@ class _Step:
 
 
 class Machine(abc.ABC):
-    """Runs operators on `Quantized` values. Subclasses prepare, compute or emit them."""
+    """Runs operators on `Quantized` values. Subclasses prepare, compute or emit the operators."""
 
     def run(
         self,
@@ -112,12 +111,12 @@ class Machine(abc.ABC):
 
         Args:
             op: the operator.
-            inputs: its inputs.
+            inputs: the operator's inputs.
             params: the quantization parameters of the output.
-            attributes: the attributes, by default the operator's defaults.
+            attributes: the attributes. By default, the operator's defaults.
             weights: the weights of a weighted operator.
             maximum: the maximum of a fused ReLU.
-            shape: the output's shape, by default the last input's.
+            shape: the output's shape. By default, the shape of the last input.
         """
         chosen = op.defaults if attributes is None else attributes
         return self._run(_Step(op, inputs, params, chosen, weights, maximum, shape))
@@ -139,7 +138,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:
-        """Returns the integers as stored, without subtracting the zero point, in 16 or 32 bits."""
+        """Returns the integers as stored, including the zero point, in 16 or 32 bits."""
 
     @abc.abstractmethod
     def reshape(self, x: Quantized, shape: Shape) -> Quantized:
@@ -147,9 +146,9 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
-        """Replaces each value of `x` by its entry in a table. The results have the zero point 0.
+        """Looks up each value of `x` in a table. The results have the zero point 0.
 
-        For 8-bit values, the table begins at the lowest value, for other integers at 0.
+        For 8-bit values, the table begins at the lowest value. For other integers, it begins at 0.
         """
 
 
@@ -257,7 +256,7 @@ class Emitting(Machine):
 
     Args:
         e: adds the operators of the composed operator to a file.
-        image: height and width of the outputs of convolutions. By default, they equal the inputs'.
+        image: height and width of convolution outputs. By default, they equal the input's.
     """
 
     def __init__(self, e: Emission, image: Shape = ()) -> None:
@@ -335,9 +334,9 @@ def _as_numbers(params: QuantParams) -> QuantParams:
 Description = Callable[[Machine, list[Quantized], QuantParams, Attributes, Shape], Quantized]
 """A function that runs the operators of a composed operator on a machine, and returns the result.
 
-Its arguments are the machine, the inputs, the output's parameters, the attributes and the output's
-shape. On `Computing`, the output's parameters have no scale, and the shape is (). The parameters of
-the result may differ from the output's."""
+The arguments are the machine, the inputs, the output's parameters, the attributes and the output's
+shape. On `Computing`, the output's parameters have no scale, and the shape is (). The result may
+have different parameters than the output."""
 
 
 def get_inputs(a: Arguments) -> list[Quantized]:
@@ -348,7 +347,7 @@ def get_inputs(a: Arguments) -> list[Quantized]:
 def requantize_each(
     m: Machine, inputs: Sequence[Quantized], params: QuantParams
 ) -> list[tf.Tensor | int]:
-    """Requantizes all inputs to the parameters `params`, and returns their values."""
+    """Requantizes each input to `params`. Returns values, or indices of tensors in a file."""
     return [m.run(REQUANTIZE, [x], params)[0] for x in inputs]
 
 

@@ -1,6 +1,6 @@
 """Convolutions along one or two axes: CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV.
 
-A 1x1 DEPTHWISE_CONV_2D also computes BatchNormalization, or factors and offsets per channel.
+A 1x1 DEPTHWISE_CONV_2D also computes BatchNormalization and other factors and offsets per channel.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _count_causal_padding(a: Attributes, steps: int) -> int:
-    """Return the number of steps that causal padding adds before a sequence."""
     return (steps - 1) * as_pair(a["dilation"])[1] if a["padding"] == "causal" else 0
 
 
@@ -67,7 +66,7 @@ def _get_padding(a: Attributes) -> str:
 
 
 def _for_sequences(function: Callable[..., Any]) -> Callable[[Attributes, Any, Any], Any]:
-    """Return a convolution that also accepts sequences, which it computes as images of height 1."""
+    """Return a convolution that also accepts sequences. They are computed as images of height 1."""
 
     @functools.wraps(function)
     def compute(a: Attributes, x: Any, kernel: Any) -> Any:
@@ -80,7 +79,7 @@ def _for_sequences(function: Callable[..., Any]) -> Callable[[Attributes, Any, A
 
 @_for_sequences
 def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Convolves `x` with a kernel, in float, with the attributes of `CONV`."""
+    """Convolves `x` in float, with the attributes of `CONV`."""
     padding: Any = _get_padding(a)
     if left := _count_causal_padding(a, kernel.shape[1]):
         padding = [[0, 0], [0, 0], [left, 0], [0, 0]]
@@ -91,7 +90,7 @@ def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
 def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
     """Computes `convolve`, without groups, as one matrix product of image patches and weights.
 
-    For a kernel of 3x3 pixels, the patches need nine times as much memory as the images.
+    For a kernel of 3x3 pixels, the patches need nine times the memory of the images.
     """
     *sizes, inputs, outputs = kernel.shape
     sides, spans = [], []
@@ -169,7 +168,7 @@ def _emit_depthwise(e: Emission) -> None:
 
 
 def _find_kernel_size(call: Call) -> tuple[int, ...]:
-    """Return a layer's `kernel_size`, or the size of its weights if a custom layer has none."""
+    """Return `kernel_size`, or for custom layers without it, the first sizes of the weights."""
     layer = call.layer
     return layer.kernel_size if hasattr(layer, "kernel_size") else layer.weights[0].shape[:-2]
 
@@ -183,7 +182,6 @@ def _count(call: Call) -> int | None:
 
 
 def _list_with_computed(*kinds: type) -> tuple[type, ...]:
-    """Return layer classes and their `Computed` variants, which have computed kernels."""
     return *kinds, *(keras_variants.COMPUTED[kind] for kind in kinds)
 
 
@@ -274,7 +272,7 @@ def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def _is_known(node: Arguments | Node) -> bool:
-    """Whether the output's shape is a constant in the file, as XNNPACK requires."""
+    """Return True if the output's shape is a constant in the file, as XNNPACK requires."""
     shape = node.call.output.shape
     return None not in (shape[1:] if node.sized else shape)
 
@@ -303,10 +301,10 @@ def _emit_transpose(e: Emission) -> None:
 
 
 def _emit_output_shape(e: Emission, x: int, image: int) -> int:
-    """Return a tensor that holds the output's shape: a constant, or computed from `x` if unknown.
+    """Return a tensor with the output's shape: a constant if known, otherwise computed from `x`.
 
-    A shape that is known only because of `batch_size` is also computed. With a constant shape,
-    XNNPACK would run the operator, and would round differently from the model.
+    A shape that is known only because of `batch_size` is also computed. With a constant, XNNPACK
+    would run the operator, and would round differently from the model.
     """
     shape = e.shape(image)
     if None not in shape and _is_known(e.node):

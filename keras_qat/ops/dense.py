@@ -1,10 +1,12 @@
 """Products with a matrix of weights, for Dense and EinsumDense.
 
-A file holds one of two variants. `fully_connected` is FULLY_CONNECTED, which every delegate
-supports. Older kernels do not support one scale per channel: the int8 reference kernel before
-TensorFlow 2.17 and the int16 kernels before LiteRT 1.2 read uninitialized multipliers without an
-error. `convolution` is a CONV_2D of one-pixel images, which all runtimes compute in the same way.
-It is used for int16, and for int8 with an old TensorFlow.
+A file contains one of two variants:
+
+- `fully_connected` is a FULLY_CONNECTED, which every delegate supports. Some older kernels do not
+  support one scale per channel. They read uninitialized multipliers without an error. These are the
+  int8 reference kernel before TensorFlow 2.17 and the int16 kernels before LiteRT 1.2.
+- `convolution` is a CONV_2D of one-pixel images, which all runtimes compute in the same way. It is
+  used for int16, and for int8 with an old TensorFlow.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from keras_qat.ops.weighted_sums import RECENT, Sums, compute_weighted
 from keras_qat.ops.weights import Weights, count_terms
 
 FORM = "fully_connected" if RECENT else "convolution"
-"""The variant that is used if a layer's attributes do not include `form`."""
+"""The variant for layers without an attribute `form`."""
 
 
 def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
@@ -59,9 +61,9 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
 def _emit_product(
     e: Emission, x: int, end: int, arrange: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Add the product of the last axis of `x` and the layer's weights. `end` is its output tensor.
+    """Add the product of the last axis of `x` and the layer's weights. The result is tensor `end`.
 
-    `arrange` is a function that converts the layer's weights to the shape [output, input].
+    `arrange` converts the layer's weights to the shape [output, input].
     """
     if _is_fully_connected(e.attributes, e.wide):
         e.add(
@@ -77,7 +79,7 @@ def _emit_product(
 
 
 def _find_sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
-    """Return the sizes of `x` for `tf.reshape`. One unknown size is -1, several are tensors."""
+    """Return the sizes of `x` for `tf.reshape`. One unknown size is -1. Several are tensors."""
     known = x.shape.as_list()
     now = tf.unstack(tf.shape(x)) if known.count(None) > 1 else [-1] * len(known)
     return [now[axis] if size is None else size for axis, size in enumerate(known)]
@@ -101,12 +103,11 @@ DENSE = Op(
 )
 
 
-# EinsumDense. `rows` are the input's axes in the result, and `columns` the axes that only the
-# weights have.
+# EinsumDense. Only the input has the axes `rows`. Only the weights have the axes `columns`.
 
 
 def _read_einsum(call: Call) -> Attributes:
-    """Return the `equation`, with letters for an ellipsis, and the letters of `bias_axes`."""
+    """Return `equation`, with letters for an ellipsis, and `bias_axes` and `form`."""
     layer = call.layer
     equation = layer.equation.replace(" ", "")
     inputs, weights, _ = terms = re.split(",|->", equation)
@@ -127,9 +128,10 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 
 
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
-    """Accept an equation if the weight axes in its output are the last `count` axes, in order.
+    """Accept an equation if the output has only the last `count` axes of the weights, in order.
 
-    The operator `einsum_dense_per_tensor`, with one scale for all weights, computes the rest.
+    With a bias, the axes must also be the last of the output, and the bias must have all of them.
+    `einsum_dense_per_tensor` computes other equations, with one scale for all weights.
     """
     reason = _accepts_einsum(call, attributes)
     if reason is not None:
@@ -166,7 +168,7 @@ def _find_result_sizes(axes: Axes, kernel: np.ndarray | tf.Tensor) -> tuple[int,
 
 
 def _expand_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
-    """Broadcast the bias of weights to all axes of the kernel that occur in the output."""
+    """Broadcast the bias to all axes of the kernel that the output has, and flatten it."""
     if weights.bias is None:
         return weights
     make = np if isinstance(weights.bias, np.ndarray) else tf

@@ -1,4 +1,4 @@
-"""Division x / y of two tensors: multiplies x by 1 / y from a 16-bit lookup table.
+"""Division x / y of two tensors. A 16-bit lookup table returns 1 / y, which x is multiplied by.
 
 TFLite has no int8 kernel for division.
 """
@@ -32,11 +32,11 @@ class _Steps(NamedTuple):
     """The quantization parameters of the 16-bit intermediate results, and the table.
 
     Args:
-        numerator: parameters of x in 16 bits, with 1/128 of its 8-bit scale.
-        inverse: parameters of 1 / y, for a range up to the inverse of the smallest nonzero |y|.
-        quotient: parameters of x / y, for a range up to the end of the output's range.
-        table: 1 / y for all quantized values of y, from the lowest to the highest. For y = 0 it
-            has the largest value.
+        numerator: parameters of x in 16 bits, with 1/128 of the 8-bit scale.
+        inverse: parameters of 1 / y. Their range ends at the inverse of the smallest nonzero |y|.
+        quotient: parameters of x / y. Their range contains the output's range.
+        table: 1 / y for each quantized value of y, from the lowest to the highest. For y = 0, the
+            entry is the largest value.
     """
 
     numerator: QuantParams = WIDE

@@ -27,10 +27,10 @@ from keras_qat.ops.requantize import Multiplier, prepare_requantization, requant
 
 @dataclasses.dataclass(frozen=True)
 class _NativeScale:
-    """The scale of a kernel's result, which must sometimes be larger than the output's scale.
+    """The scale of a kernel's result. Kernels may need a larger scale than the output's scale.
 
     Args:
-        is_wider: whether the scale is larger than the output's.
+        is_wider: whether the result's scale is larger than the output's.
         ends: the lowest and the highest quantized value, relative to the zero point.
         conversion: the multiplier that converts results to the output's scale.
     """
@@ -48,7 +48,6 @@ class _NativeScale:
         return cls(native.scale > a.output.scale, (low, high), conversion)
 
     def convert(self, result: tf.Tensor) -> tf.Tensor:
-        """Clips a kernel's result, and converts it to the output's scale."""
         return cond(
             self.is_wider,
             lambda: requantize(tf.clip_by_value(result, *self.ends), self.conversion),
@@ -61,8 +60,8 @@ class _Sum:
     """The prepared parameters of a sum of two tensors.
 
     Args:
-        once: parameters for `_add_once`; None if the family always rounds twice.
-        twice: fixed-point multipliers of both inputs and of their sum, for `_add_twice`.
+        once: parameters for `_add_once`. None if the family always rounds twice.
+        twice: parameters for `_add_twice`: fixed-point multipliers of both inputs and of their sum.
         native: the scale of the kernel's result.
     """
 
@@ -91,8 +90,8 @@ def _add(a: Arguments) -> tf.Tensor:
 def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     """Return the output's parameters, or a larger scale if an input's scale is much larger.
 
-    With the output's scale, a TFLite kernel would abort, because its multipliers must be below 1.
-    An int8 kernel could also overflow 16 bits. XNNPACK leaves these sums to TFLite's kernels.
+    TFLite's kernels abort unless their multipliers are below 1. Int8 kernels may also overflow 16
+    bits. XNNPACK leaves sums with large ratios of scales to TFLite.
     """
     widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
@@ -121,10 +120,10 @@ def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 @trace_once
 def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ...]:
-    """Return both multipliers, the shift, half a step, and whether XNNPACK computes the sum.
+    """Return both multipliers, the shift, half a step, and True if XNNPACK computes the sum.
 
-    The larger multiplier has 21 bits. XNNPACK leaves sums to TFLite's kernel if a ratio of scales
-    is below 2^-10, or at least 2^8. `_find_native` excludes ratios of at least 2^8.
+    The larger multiplier has 21 bits. XNNPACK requires ratios of input scale / output scale from
+    2^-10 to below 2^8. `_find_native` excludes larger ratios.
     """
     ratios = [single(scale / output) for scale in (a, b)]
     bits = 20 - fixed_point.get_exponent(tf.maximum(*ratios))
@@ -137,15 +136,15 @@ def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ..
 
 
 def _count_bits(a: Arguments) -> int:
-    """Return how many bits TFLite's kernel shifts both inputs to the left before an addition."""
+    """Return by how many bits TFLite's kernel shifts both inputs to the left before an addition."""
     return 15 if a.wide else 20
 
 
 def _add_twice(a: Arguments) -> tf.Tensor:
     """Add like TFLite: convert both inputs to a common scale with 20 more bits (int16: 15).
 
-    For tensors of the same shape, the optimized int16 kernel computes blocks of 16 values and
-    rounds them only once. It computes the values after the last block like other kernels.
+    If both tensors have the same shape, the optimized int16 ADD rounds blocks of 16 values only
+    once. Values after the last block are rounded like in other kernels.
     """
     x, y = (tf.cast(q, tf.int64) for q in a.q)
     bits, (*factors, to_output) = _count_bits(a), a.prepared.twice
@@ -167,7 +166,6 @@ def _add_twice(a: Arguments) -> tf.Tensor:
 
 
 def _find_multipliers(bits: int, first: Any, second: Any, output: Any) -> tuple[Any, ...]:
-    """Return the fixed-point multipliers of both inputs and of their sum, for `_add_twice`."""
     common = 2 * tf.maximum(first, second)
     ratios = first / common, second / common, common / (2.0**bits * output)
     return tuple(map(to_fixed_point, ratios))
@@ -186,8 +184,8 @@ class _Product:
 
     Args:
         ratio: the product of both input scales, divided by the scale of the result.
-        square: the table for a tensor times itself; None for other products.
-        native: the scale of the kernel's result; None if it is always the output's.
+        square: the table for a tensor times itself. None for other products.
+        native: the scale of the kernel's result. None if it is always the output's scale.
     """
 
     ratio: Multiplier
@@ -229,9 +227,9 @@ def _prepare_multiply(a: Arguments) -> _Product:
 
 
 def _multiply(a: Arguments) -> tf.Tensor:
-    """Compute a * b, and multiply it by the ratio of the scales in float32 or in fixed point.
+    """Compute a * b, and rescale the product in float32 or in fixed point.
 
-    XNNPACK looks up a tensor times itself in a table of squares.
+    For a tensor times itself, XNNPACK uses a table of squares.
     """
     prepared: _Product = a.prepared
     x, y = a.q
@@ -249,9 +247,9 @@ def _multiply(a: Arguments) -> tf.Tensor:
 
 
 def accepts_two(rank: int, call: Call, attributes: Attributes, floats: bool = True) -> str | None:
-    """Accepts calls with two inputs, which may be broadcast if they have at most `rank` axes.
+    """Accepts calls with two inputs. Inputs with more than `rank` axes must have equal shapes.
 
-    If `floats` is True, it accepts only calls that return float values.
+    If `floats` is True, calls must return float values.
     """
     leaves = tf.nest.flatten((call.args, call.kwargs))
     shapes = [tuple(x.shape) for x in list_operands(call)]
@@ -272,9 +270,9 @@ def _emit_multiply(e: Emission) -> None:
 
 
 def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **options: Any) -> None:
-    """Add an operator, and a QUANTIZE if its result needs a larger scale than the output has.
+    """Add an operator. If the result needs a larger scale than the output's, add a QUANTIZE.
 
-    The larger scale may not represent 6 exactly, so a fused ReLU6 becomes an operator after the
+    The larger scale may not represent 6 exactly. A fused ReLU6 becomes an operator after the
     QUANTIZE.
     """
     output = e.params
@@ -298,7 +296,7 @@ def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **option
 def _find_wider_scale(
     find_native: Callable[..., Any], inputs: tuple[QuantParams, ...], output: QuantParams
 ) -> np.float32 | None:
-    """Return the scale that an operator's result needs; None if it is the output's scale.
+    """Return the scale of an operator's result. Return None if it is the output's scale.
 
     The result is cached, because all steps of a recurrent layer have the same parameters.
     """
@@ -349,7 +347,6 @@ MULTIPLY = dataclasses.replace(
 
 
 def _make_extremum(name: str, function: Callable[[Any, Any], Any], layer: type) -> Op:
-    """Return the `Op` of the maximum or minimum of two tensors with the same parameters."""
     return dataclasses.replace(
         ADD,
         name=name,

@@ -63,32 +63,32 @@ class Emission:
 
     @property
     def all_params(self) -> list[QuantParams]:
-        """The quantization parameters of the inputs that are quantized, in order."""
+        """The quantization parameters of the quantized inputs, in order."""
         return [x.params for x in self.node.inputs if x.params is not None]
 
     @property
     def source(self) -> int:
-        """The input that an operator moves: its first quantized input, or the first if none is."""
+        """The input that an operator moves: the first quantized input, or if none, the first."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
         return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 
     @property
     def wide(self) -> bool:
-        """Whether activations have 16 bits."""
+        """Whether the first input has 16 bits."""
         return self.builder.graph.tensors[self.inputs[0]].type == schema.TensorType.INT16
 
     @property
     def activation(self) -> int:
-        """The fused activation of an operator, as in TFLite's schema: none, ReLU or ReLU6.
+        """The fused activation in TFLite's schema: none, ReLU or ReLU6.
 
-        With another maximum it is a plain ReLU, because the output's range ends at the maximum.
+        A ReLU with another maximum is a plain ReLU, because the output's range ends at the maximum.
         """
         if self.node.maximum is None:
             return Activation.NONE
         return Activation.RELU6 if self.ends_at_6(self.node.maximum) else Activation.RELU
 
     def ends_at_6(self, maximum: float) -> bool:
-        """Whether a ReLU clips at 6, inside the output's range. Far outside it, kernels fail."""
+        """Returns True if `maximum` is 6 and inside the range. Far outside, kernels fail."""
         params = self.params
         return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
 
@@ -99,7 +99,7 @@ class Emission:
         outputs: list[int] | None = None,
         **options: Any,
     ) -> None:
-        """Adds an operator, by default with all inputs and outputs of the node.
+        """Adds an operator. By default, it has all inputs and outputs of the node.
 
         `options` are fields of the schema, or `intermediates`. None keeps the schema's default.
         """
@@ -124,8 +124,8 @@ class Emission:
     def temporary(self, name: str, shape: Shape, like: int | str | QuantParams) -> int:
         """Adds an intermediate tensor between operators of the node, and returns its index.
 
-        `like` is its type, its quantization parameters, or a tensor with the same type and
-        parameters.
+        `like` is a type, quantization parameters, or the index of a tensor. The new tensor has the
+        same type and parameters as that tensor.
         """
         name = f"{SCOPE}/{self.node.name}/{name}"
         if isinstance(like, QuantParams):
@@ -135,7 +135,7 @@ class Emission:
         return self.builder.similar(like, shape, name)
 
     def shape(self, index: int) -> Shape:
-        """Returns the shape of a tensor, with None for unknown sizes."""
+        """Returns the shape of a tensor. Unknown sizes are None."""
         return tuple(None if size < 0 else int(size) for size in self.builder.sizes(index))
 
     def dtype(self, index: int) -> str:
@@ -160,7 +160,7 @@ class Emission:
         self.add("RESHAPE", [source, self.constant("shape", shape)], [target], newShape=shape)
 
     def make_reshaped(self, source: int, shape: Shape, name: str) -> int:
-        """Adds a RESHAPE and returns its result, or `source` if it already has that shape."""
+        """Adds a RESHAPE and returns its result. Returns `source` if the shape is unchanged."""
         if self.shape(source) == shape:
             return source
         target = self.temporary(name, shape, source)
@@ -170,10 +170,10 @@ class Emission:
     def transpose(
         self, source: int, order: Sequence[int], target: int | None = None, name: str = "transposed"
     ) -> int:
-        """Adds a TRANSPOSE that writes to `target`, by default a new tensor with this name.
+        """Adds a TRANSPOSE that writes to `target`, which by default is a new tensor.
 
         Returns:
-            The transposed tensor; `source` if the order is unchanged and `target` is None.
+            The transposed tensor. Returns `source` if the order is unchanged and `target` is None.
         """
         if target is None:
             if list(order) == sorted(order):
@@ -214,14 +214,14 @@ ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}
 
 
 def as_pair(sizes: Any) -> tuple[int, int]:
-    """Returns (height, width), given one size, or a list of one or two sizes."""
+    """Returns (height, width). One integer stands for both. A list of one integer has height 1."""
     if isinstance(sizes, int):
         return sizes, sizes
     return (1, int(sizes[0])) if len(sizes) == 1 else (int(sizes[0]), int(sizes[1]))
 
 
 def _image_shape(shape: Shape) -> Shape:
-    """Return the shape of a tensor as images: [batch, 1, steps, channels] for a sequence.
+    """Return the shape of a tensor as images. A sequence becomes [batch, 1, steps, channels].
 
     Images keep their shape. In other tensors, each vector of channels becomes a one-pixel image.
     """
@@ -234,12 +234,12 @@ def _image_shape(shape: Shape) -> Shape:
 
 
 def _has_unknown_sizes(shape: Shape) -> bool:
-    """Whether a sequence has more unknown sizes than a RESHAPE can infer."""
+    """Return True if a sequence has more unknown sizes than a RESHAPE can infer."""
     return len(shape) == 3 and shape.count(None) > 1
 
 
 def as_image(e: Emission, source: int) -> int:
-    """Returns a tensor in the shape of images, and adds a RESHAPE if necessary."""
+    """Returns a tensor in the shape of images. Adds a RESHAPE or an EXPAND_DIMS if necessary."""
     shape = e.shape(source)
     if not _has_unknown_sizes(shape):
         return e.make_reshaped(source, _image_shape(shape), "image")
@@ -249,13 +249,13 @@ def as_image(e: Emission, source: int) -> int:
 
 
 def make_image_output(e: Emission, target: int) -> int:
-    """Returns a tensor for images: `target`, or a new one that `emit_from_image` reshapes."""
+    """Returns `target` if it is an image. Otherwise returns a new image for `emit_from_image`."""
     shape = e.shape(target)
     return target if len(shape) == 4 else e.temporary("image_output", _image_shape(shape), target)
 
 
 def emit_from_image(e: Emission, image: int, target: int) -> None:
-    """Adds a RESHAPE from an image to the tensor `target`, unless they are the same tensor."""
+    """Adds a RESHAPE or a SQUEEZE from an image to the tensor `target`, if they differ."""
     if image != target and _has_unknown_sizes(e.shape(target)):
         e.add("SQUEEZE", [image], [target], squeezeDims=[1])
     elif image != target:
@@ -265,7 +265,7 @@ def emit_from_image(e: Emission, image: int, target: int) -> None:
 def emit_on_images(
     e: Emission, code: str, inputs: list[int], target: int | None = None, **options: Any
 ) -> None:
-    """Adds an operator that only supports images, and the RESHAPEs that other tensors need.
+    """Adds an operator that supports only images. Converts other tensors to images and back.
 
     The result is reshaped to `target`, by default the output. A fused ReLU is included.
     """

@@ -44,7 +44,7 @@ def _read_relu_options(call: Call) -> Attributes:
 
 
 def _accept_option(name: str, value: object, call: Call, attributes: Attributes) -> str | None:
-    """Accept operations, and layers with the option `name=value`."""
+    """Accept layers with the option `name=value`, and all operations."""
     is_other = getattr(call.layer, name, value) != value
     return "" if is_other else accept_float(call)
 
@@ -141,7 +141,7 @@ LOOKUPS: tuple[Op, ...] = (
 
 
 def _read_exponent(call: Call) -> float | None:
-    """Return the exponent of `tensor ** exponent`; None unless it is a constant number."""
+    """Return the exponent of `tensor ** exponent`. Return None unless it is a constant number."""
     if isinstance(call.layer, Power):
         return call.layer.exponent
     x, exponent = get_operands(call, "x", "y")
@@ -149,7 +149,7 @@ def _read_exponent(call: Call) -> float | None:
 
 
 def _read_numerator(call: Call) -> float:
-    """Return the numerator of `number / tensor`; NaN for other divisions."""
+    """Return the numerator of `number / tensor`. Return NaN for other divisions."""
     if isinstance(call.layer, Reciprocal):
         return call.layer.numerator
     if get_kind(call) == "reciprocal":

@@ -1,7 +1,7 @@
-"""Operators that replace each quantized value by its entry in a lookup table.
+"""Operators that look up each quantized value in a table.
 
-`lookup_row` returns such an operator, given a float function. If TFLite has no integer kernel for
-it, the file contains the table and looks up values with CAST, ADD and GATHER.
+`lookup_row` returns an operator that computes a float function by a table. If TFLite has no integer
+kernel for the function, the file contains the table. CAST, ADD and GATHER look up values in it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from keras_qat.ops.emission import Emission
 from keras_qat.ops.op import Arguments, Attributes, Op, Prepare
 
 Table = Callable[[Arguments], tf.Tensor]
-"""A function that computes the entries of a table in float64. In its `Arguments`, `q` holds every
-value of the input's type relative to the zero point, and `call` is missing."""
+"""A function that computes the entries of a table in float64. In its `Arguments`, `q` holds all
+values of the input's type, relative to the zero point. `call` is missing."""
 
 
 @functools.cache
 def _make_tabulator(
     table: Table, family: KernelFamily
 ) -> Callable[[QuantParams, QuantParams, Attributes], tf.Tensor]:
-    """Return a function that computes a table, given input and output parameters and attributes."""
+    """Return a function that computes a table from the parameters of its input and output."""
 
     @trace_once
     def compute(
@@ -56,9 +56,10 @@ class Entries:
     """A table for all quantized values of an input.
 
     Args:
-        values: the output for each value of the input, from the lowest to the highest.
+        values: the output for each quantized value of the input, from the lowest to the highest.
         first: the index of the entry for the zero point.
-        of_eights: table for all but the last `size % 8` values; None if `values` is for all.
+        of_eights: the table for all but the last `size % 8` values. If it is None, `values` is for
+            all values.
     """
 
     values: tf.Tensor
@@ -71,8 +72,8 @@ def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
 
     Args:
         table: computes the table.
-        of_neon: computes the table for ARM's vector instructions, which process 8 values at a time;
-            None if both tables are the same.
+        of_neon: computes the table for ARM's vector instructions, which process 8 values at a time.
+            None means that both tables are the same.
     """
 
     def prepare(a: Arguments) -> Entries:
@@ -86,7 +87,7 @@ def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
 
 
 def look_up(q: tf.Tensor, entries: Entries) -> tf.Tensor:
-    """Replaces each quantized value by its entry."""
+    """Looks up each quantized value in a table."""
     positions = tf.cast(q + entries.first, tf.int32)
     values = gather(entries.values, positions)
     if entries.of_eights is None:
@@ -97,14 +98,14 @@ def look_up(q: tf.Tensor, entries: Entries) -> tf.Tensor:
 
 
 def compute_by_table(a: Arguments) -> tf.Tensor:
-    """Replaces the input's values by entries of the prepared table: an `Op.compute`."""
+    """Looks up the input's values in the prepared table. Used as `Op.compute`."""
     return look_up(a.q[0], a.prepared)
 
 
 def compute_in_float64(function: Callable[..., tf.Tensor], a: Arguments) -> tf.Tensor:
     """Computes the table of a float function. Halves round away from zero.
 
-    Infinite results become an end of the output's range, and NaN becomes 0.
+    Infinite results become an end of the output's range. NaN becomes 0.
     """
     (q,), (x,), output = a.q, a.params, a.output
     values = function(q * x.scale, **a.attributes)
@@ -118,12 +119,13 @@ def compute_in_float32(
 ) -> Table:
     """Returns a function that computes a table in float32, like int8 kernels.
 
-    TFLite rounds halves away from zero and then adds the zero point. XNNPACK adds the zero point
-    in float32 and then rounds halves to even.
+    TFLite rounds halves away from zero, and then adds the zero point. XNNPACK adds the zero point
+    in float32, and then rounds halves to even.
 
     Args:
-        function: computes results from float32 values, stored as float64, and the attributes.
-        xnnpack: the function that XNNPACK tabulates, if XNNPACK has a kernel.
+        function: computes results, given the attributes and float32 values. The values are stored
+            as float64.
+        xnnpack: the function that XNNPACK tabulates. None if XNNPACK has no kernel.
     """
 
     def table(a: Arguments) -> tf.Tensor:
@@ -146,10 +148,10 @@ class Kernel:
     Args:
         code: the operator's name in TFLite.
         table: computes the kernel's table.
-        of_neon: computes the table for ARM's vector instructions, if it differs.
-        fits: function that returns whether the kernel supports an operator's attributes.
-        fields: function of the attributes that returns the options in the file.
-        supports: function of the parameters of input and output: whether the kernel supports them.
+        of_neon: computes the table for ARM's vector instructions. None if both tables are the same.
+        fits: returns True if the kernel supports an operator's attributes.
+        fields: returns the options in the file, given the attributes.
+        supports: returns True if the kernel supports the parameters of input and output.
     """
 
     code: str
@@ -161,7 +163,7 @@ class Kernel:
 
 
 def accept_float(call: Call, attributes: Attributes | None = None) -> str | None:
-    """Accepts only calls that compute float values: an `Op.accepts`."""
+    """Accepts only calls that compute float values. Used as `Op.accepts`."""
     return None if call.output.is_float else f"computes {call.output.dtype}"
 
 
@@ -173,13 +175,13 @@ def lookup_row(
     kernel: Kernel | None = None,
     **fields: Any,
 ) -> Op:
-    """Returns the `Op` of an elementwise function, computed by a lookup table.
+    """Returns an `Op` that computes an elementwise function by a lookup table.
 
     Args:
         name, doc: as in `Op`.
         function: a TensorFlow function of a float64 tensor and the attributes. Infinite results
-            become the end of the output's range: the logarithm of 0 is the lowest value.
-        kernel: TFLite's kernel, for 8 bits.
+            become an end of the output's range. For example, log(0) is the lowest value.
+        kernel: TFLite's kernel for 8 bits. None if TFLite has no kernel.
         fields: other fields of the `Op`.
     """
     generic = partial(compute_in_float64, function)

@@ -23,7 +23,7 @@ from keras_qat.ops.requantize import Multiplier
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """The axes of an einsum equation with two inputs, as letters: "first,second->output"."""
+    """The axes of an einsum equation "first,second->output". Each axis is a letter."""
 
     first: str
     second: str
@@ -68,13 +68,13 @@ def parse_equation(equation: str) -> Axes:
 
 
 def expand_ellipsis(terms: Sequence[str], count: int) -> list[str]:
-    """Replaces the ellipsis in terms by letters for `count` axes."""
+    """Replaces "..." in terms by letters for `count` axes."""
     unused = [letter for letter in string.ascii_letters if letter not in "".join(terms)]
     return [term.replace("...", "".join(unused[:count])) for term in terms]
 
 
 def find_positions(axes: str, term: str) -> tuple[int, ...]:
-    """Returns the index in `term` of each of the `axes`."""
+    """Returns the index of each axis in `term`."""
     return tuple(map(term.index, axes))
 
 
@@ -85,9 +85,9 @@ def emit_product(
 
     Args:
         e: the operator.
-        add: function that adds the product, given the index of its output tensor.
-        shape: shape of the product, with axes merged to rows and columns.
-        full: shape of the product, with separate axes.
+        add: adds the product, given the index of the output tensor.
+        shape: the shape of the product, with axes merged to rows and columns.
+        full: the shape of the product, with separate axes.
         order: the order of the axes of `full` in the output.
     """
     (output,) = e.outputs
@@ -101,7 +101,7 @@ def emit_product(
 
 
 EXACT_DEPTH = 2**24 // 255**2
-"""The number of products of two int8 values, without zero points, that float32 adds exactly."""
+"""How many products of two int8 values, relative to the zero points, float32 adds exactly."""
 
 MAX_AXES = 5
 """The maximum number of axes of the TFLite kernel's inputs."""
@@ -119,7 +119,6 @@ def _prepare(a: Arguments) -> Multiplier:
 
 
 def _multiply(a: Arguments) -> tf.Tensor:
-    """Compute sums of products in integers, and multiply them by the ratio of the scales."""
     depth, prepared, dtype = a.attributes["depth"], a.prepared, a.q[0].dtype
     is_small = depth is not None and depth <= EXACT_DEPTH and not a.wide
     exact = tf.float32 if is_small else tf.float64
@@ -143,7 +142,7 @@ def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoin
 
 
 def _matmul_attributes(call: Call) -> Attributes:
-    """Return whether each matrix is `transposed`, and `depth`: the number of products per sum."""
+    """Return `transposed`, a flag for each matrix, and `depth`, the number of products per sum."""
     names = ("a", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
     a, *flags = get_operands(call, *names)
     flipped = tuple(bool(flags[index] or flags[index + 2]) for index in (0, 1))
@@ -198,7 +197,7 @@ ROW_PRODUCTS = dataclasses.replace(
 
 
 def _find_equation(call: Call) -> str:
-    """Return a layer's equation for `tf.einsum`, without an ellipsis; "" if a rank is unknown."""
+    """Return an equation for `tf.einsum` without an ellipsis. Return "" if the call has none."""
     layer = call.layer
     if len(call.inputs) != 2:
         return ""
@@ -226,7 +225,7 @@ def _find_equation(call: Call) -> str:
 
 
 def _contract_attributes(call: Call) -> Attributes:
-    """Return the `equation`, as for `tf.einsum`, and `depth`: the number of products per sum."""
+    """Return the `equation`, as for `tf.einsum`, and `depth`, the number of products per sum."""
     equation, depth = _find_equation(call), None
     if equation:
         axes, (first, second) = parse_equation(equation), call.inputs
@@ -236,7 +235,6 @@ def _contract_attributes(call: Call) -> Attributes:
 
 
 def _find_sizes(axes: Axes, first: Shape, second: Shape) -> dict[str, int | None]:
-    """Return the size of each axis of an equation."""
     sizes = dict(zip(axes.second, second, strict=True))
     for axis, size in zip(axes.first, first, strict=True):
         sizes[axis] = sizes.get(axis) if size is None else size
@@ -296,7 +294,7 @@ def _count_contract(call: Call) -> int | None:
 
 
 def _group_axes(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
-    """Return the shape of matrices: the batch axes, and one axis for each group of merged axes."""
+    """Return the shape of matrices. Axes of a group become one axis, and so do many batch axes."""
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
     return tuple(multiply_sizes([sizes[axis] for axis in group]) for group in (*lead, *groups))
 

@@ -23,7 +23,7 @@ MOST_WIDE = 2**16
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Return the parameters for `_mean`. If known, the count of values is in the float factors."""
+    """Return the parameters for `_mean`. Float factors include the count of values, if known."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)
@@ -33,14 +33,14 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
 
 
 def _find_count(a: Arguments) -> int | None:
-    """Return the number of values that one mean averages; None if it is unknown."""
+    """Return the number of values in one mean. Return None if it is unknown."""
     shape = a.q[0].shape
     sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
     return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
 def _factor_and_offset(a: Arguments, prepared: Any, count: Any) -> tuple[Any, ...]:
-    """Return XNNPACK's factor and offset, and the sum of the zero points, for a known count."""
+    """Return XNNPACK's `(factor, zeros, offset, zero_point)`. `zeros` is the sum of zero points."""
     (ratio, zero, zero_point), size = prepared, tf.cast(count, tf.float64)
     factor, zeros = single(ratio * single(1.0 / size)), size * zero
     return factor, zeros, single(zero_point - _round_summand(a, zeros * factor)), zero_point
@@ -58,8 +58,8 @@ def _is_fixed_point(a: Arguments) -> bool:
 def _mean(a: Arguments) -> Any:
     """Compute means along axes.
 
-    XNNPACK multiplies the sum, including zero points, by a float32 factor, and adds an offset; ARM
-    does both in one step, rounded once. TFLite divides a shifted 31-bit multiplier by the count.
+    XNNPACK multiplies the sum, which includes zero points, by a float32 factor, and adds an offset.
+    On ARM, it rounds only once. TFLite divides a shifted 31-bit multiplier by the count.
     """
     (x,), (params,) = a.q, a.params
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
@@ -84,7 +84,7 @@ def _mean(a: Arguments) -> Any:
 
 
 def _has_few_values(call: Call) -> bool:
-    """Return whether one mean averages at most `MOST_WIDE` values; True if that is unknown."""
+    """Return True if one mean has at most `MOST_WIDE` values, or an unknown count of values."""
     sizes = [call.inputs[0].shape[axis] for axis in MEAN.attributes(call)["axes"]]
     return (multiply_sizes(sizes) or 0) <= MOST_WIDE
 

@@ -1,6 +1,6 @@
 """Helpers for operators that only move values, and operators that do nothing at inference.
 
-`emit_by_converter` adds operators to a file with TFLite's converter.
+For layers without a TFLite operator, `emit_by_converter` adds operators with TFLite's converter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keras_qat.tflite.splice import splice_model
 from keras_qat.tracing.replaced_functions import OwnGradient
 
 Part = tuple[int | None, int | None, int]
-"""(begin, end, step) of a slice along one axis. None stands for the axis's beginning or end."""
+"""A slice (begin, end, step) along one axis. None stands for the axis's beginning or end."""
 
 MAX_SLICED = 5
 """The maximum number of axes of TFLite's slicing operators."""
@@ -41,17 +41,17 @@ def call_on_values(a: Arguments) -> Any:
 
 
 def transpose(x: Any, order: Sequence[int]) -> Any:
-    """Transposes a tensor, or returns it unchanged if `order` is the current order."""
+    """Transposes a tensor. Returns it unchanged if `order` is the current order."""
     return x if list(order) == sorted(order) else tf.transpose(x, order)
 
 
 def get_source(call: Call) -> Any:
-    """Returns the tensor that a call moves. Keras passes it by position."""
+    """Returns the tensor that a call moves, which Keras passes by position."""
     return call.args[0]
 
 
 def read_integers(argument: Any) -> tuple[int, ...] | None:
-    """Returns an argument as integers; None if it is missing or known only at run time."""
+    """Returns an argument as integers. Returns None if missing or known only at run time."""
     if argument is None:
         return None
     leaves = tf.nest.flatten(argument)
@@ -62,7 +62,7 @@ def read_integers(argument: Any) -> tuple[int, ...] | None:
 
 
 def read_integer(argument: Any, default: int | None = None) -> int | None:
-    """Returns an argument as an integer; None if it is known only at run time."""
+    """Returns an argument as an integer. Returns None if it is known only at run time."""
     known = read_integers(default if argument is None else argument)
     return known[0] if known else None
 
@@ -81,12 +81,12 @@ def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
 
 
 def get_rank(call: Call) -> int:
-    """Returns the rank of the tensor that a call moves; 1 if it moves several tensors."""
+    """Returns the rank of the tensor that a call moves. Returns 1 if it moves several tensors."""
     return len(getattr(get_source(call), "shape", ())) or 1
 
 
 def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
-    """Returns an argument as non-negative axes; all axes if it is missing, None if unknown."""
+    """Returns an argument as non-negative axes. None means all axes. Returns None if unknown."""
     if argument is None:
         return tuple(range(rank))
     axes = read_integers(argument)
@@ -94,7 +94,7 @@ def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
-    """Returns an `Op` that only moves values, and does not accept calls with unknown options."""
+    """Returns an `Op` that only moves values. It refuses calls with unknown options."""
     more: Callable[..., str | None] = fields.pop("accepts", lambda call, attributes: None)
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
@@ -111,7 +111,7 @@ def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
 def emit_slice(
     e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
 ) -> None:
-    """Adds a STRIDED_SLICE that selects one part of each axis, and removes the `dropped` axes."""
+    """Adds a STRIDED_SLICE with one part for each axis. The `dropped` axes are removed."""
     begins, ends, steps = ([part[field] for part in parts] for field in range(3))
     for axis in dropped:
         ends[axis] = (begins[axis] or 0) + 1
@@ -145,7 +145,7 @@ MOVES = {
 
 
 def emit_by_converter(e: Emission) -> None:
-    """Converts a call's layer with TFLite's converter, and adds its operators to the file.
+    """Converts a call's layer with TFLite's converter, and adds the operators to the file.
 
     Raises:
         ValueError: if the layer does more than move its values.
@@ -185,7 +185,7 @@ def _convert(node: Node) -> bytes:
 
 
 def _quantize(model: Any, params: QuantParams, node: Node) -> None:
-    """Replace all float tensors of a file by quantized tensors with the same parameters."""
+    """Quantize all float tensors of a file. Raise a `ValueError` if operators change values."""
     dtype = TYPES[params.dtype.name]
     for graph in model.subgraphs:
         floats = {
@@ -214,7 +214,7 @@ def _make_error(node: Node, why: str) -> ValueError:
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
-    """Replace a constant by zeros quantized with `params`, and return whether it was zero."""
+    """Replace a constant by quantized zeros, and return True if its values were zero."""
     data = model.buffers[tensor.buffer].data
     if data is None:
         return True

@@ -1,4 +1,4 @@
-"""Counts the multiply-accumulates of calls. It only reads shapes."""
+"""Counts the multiply-accumulates of calls. Only shapes are read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from keras_qat.ops.registry import find_row, find_rows, match
 
 
 def count_products(call: Call) -> int | None:
-    """Returns the multiply-accumulates of a call for one example; None if sizes are unknown.
+    """Returns a call's multiply-accumulates for one example. Returns None if sizes are unknown.
 
-    For a layer without an operator, it assumes that each weight matrix is used once per position
-    of the output.
+    A layer without an operator is assumed to use each weight matrix once per position of the
+    output.
     """
     layer = call.layer
     if row := match(call).op or next(iter(find_rows(call)), None) or find_row(layer):
@@ -25,10 +25,11 @@ def count_products(call: Call) -> int | None:
 
 
 def integer_share(counts: Iterable[tuple[bool, int | None]]) -> float | None:
-    """Returns the share of multiply-accumulates in integers; None if unknown or all are 0.
+    """Returns the share of multiply-accumulates in integers. Returns None if unknown or all are 0.
 
     Args:
-        counts: for each call, whether it computes in integers, and its multiply-accumulates.
+        counts: a pair for each call: whether the call computes in integers, and its
+            multiply-accumulates.
     """
     totals = {True: 0, False: 0}
     for is_integer, count in counts:
@@ -43,7 +44,7 @@ def describe_share(share: float, bits: int) -> str:
     """Describes a share of multiply-accumulates, as in "97 % of the arithmetic in int8".
 
     Args:
-        share: 0 to 1. Only 1 is rounded to 100 %.
+        share: 0 to 1. The percentage is rounded down, so only 1 becomes 100 %.
         bits: bits of activations. Files store activations of fewer than 8 bits as int8.
     """
     return f"{math.floor(1000 * share) / 10:g} % of the arithmetic in int{max(bits, 8)}"

@@ -1,4 +1,4 @@
-"""Nodes of a resolved graph: operators with their tensors and constants."""
+"""Nodes of a resolved graph. A node is an operator with tensors, constants and weights."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Tensor:
     """A tensor that exists at run time.
 
     Args:
-        name: a unique name, which begins with the layer's name in files.
-        shape: the shape, with None for sizes that are known only at run time.
+        name: a unique name. In files, the name begins with the layer's name.
+        shape: the shape. None stands for a size that is known only at run time.
         dtype: the type in the model, e.g. "float32".
-        params: the quantization parameters; None if the tensor is not quantized.
+        params: the quantization parameters. None if the tensor is not quantized.
         label: the name in the float model, for reports.
     """
 
@@ -34,15 +34,15 @@ class Tensor:
 
     @property
     def is_float(self) -> bool:
-        """Whether the tensor stands for float values, quantized or not."""
+        """Whether the tensor holds float values in the model. Files may quantize the values."""
         return tf.as_dtype(self.dtype).is_floating
 
     @property
     def elements(self) -> int:
-        """Number of values in one example, or in the batch if its size is known.
+        """The number of values in one example, or in the batch if the batch size is known.
 
         Raises:
-            ValueError: if a size is known at run time only.
+            ValueError: if another size is unknown.
         """
         sizes = [1 if axis == 0 and size is None else size for axis, size in enumerate(self.shape)]
         known = [size for size in sizes if size is not None]
@@ -56,7 +56,7 @@ class Constant:
     """A quantized array that is an input of a node.
 
     Args:
-        q: quantized values, int8 or int16, or a float64 tensor if `params` are tensors.
+        q: the quantized values, int8 or int16. If `params` holds tensors, `q` is a float64 tensor.
         params: the quantization parameters.
     """
 
@@ -72,17 +72,17 @@ class Node:
     """An operator with its inputs and outputs.
 
     Args:
-        name: the layer's path. For the second and later calls of a layer, it has a suffix.
-        op: the operator; None if the node computes in float between a DEQUANTIZE and a QUANTIZE.
+        name: the layer's path. The second and later calls of a layer have a suffix.
+        op: the operator. None if the node computes in float, between a DEQUANTIZE and a QUANTIZE.
         attributes: the operator's options.
-        call: the call that the node computes. Its layer is the original layer, not the wrapper.
+        call: the call that the node computes. `call.layer` is the original layer, not the wrapper.
         inputs: the inputs, in the order of the call's arguments.
         outputs: the outputs.
         weights: the weights of a weighted operator.
-        maximum: maximum of a fused ReLU, `inf` for a plain ReLU; None without a ReLU.
+        maximum: the maximum of a fused ReLU. A plain ReLU has `inf`. None means no ReLU.
         reason: the reason why the node computes in float.
-        layer: the layer in the quantization-aware model: the call's layer, or its wrapper.
-        sized: whether the batch size in the file is fixed, even if the model's is unknown.
+        layer: the layer in the quantization-aware model: `call.layer` or its wrapper.
+        sized: whether the file has a fixed batch size. The model's batch size may be unknown.
     """
 
     name: str
@@ -99,11 +99,11 @@ class Node:
 
     @property
     def output(self) -> Tensor:
-        """The first output, which is often the only one."""
+        """The first output. Most nodes have no other output."""
         return self.outputs[0]
 
     @property
     def computes_in_float(self) -> bool:
-        """Whether the node has no operator and computes float values, not just indices or masks."""
+        """Whether the node has no operator, and reads or returns float values."""
         tensors = [x for x in (*self.inputs, *self.outputs) if isinstance(x, Tensor)]
         return self.op is None and any(tensor.is_float for tensor in tensors)

@@ -1,13 +1,13 @@
 """LayerNormalization and GroupNormalization of 8-bit tensors with 32-bit integers.
 
-q are the quantized values that are normalized together, and G is 1 / their standard deviation:
+q are the quantized values that are normalized together:
 
     y = (q - mean) * G * gamma + beta
 
-Only the last result is rounded. Mean and variance have 16 bits. G does not depend on a scale, so
-all layers use the same lookup table for it.
+G is 1 / standard deviation of q. Mean and variance have 16 bits. Only the last result is rounded. G
+does not depend on a scale, so all layers share the lookup table for G.
 
-By default, these layers compute in float, unless the target has no float support.
+By default, these layers compute in float if the target supports float.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ LARGEST = 2.0**31
 """The smallest positive integer that does not fit in 32 bits."""
 
 FINE = 2048
-"""Each variance below this limit has its own table entry. Above, 16 variances share an entry."""
+"""Each variance below this limit has a table entry. Above, 16 variances share an entry."""
 
 LEAST_WEIGHTS = 200.0
-"""Gamma spans at least this many steps. Remaining bits are used for fractional bits of the mean."""
+"""Gamma spans at least this many steps. All remaining bits are fractional bits of the mean."""
 
 
 def _tabulate_inverses() -> np.ndarray:
     """Tabulate 32767 / sqrt(variance) at the indices that `_invert` computes.
 
-    The first entries are unused. The entries of variances below `FINE` follow, and then the entries
-    that 16 variances share.
+    The first entries are unused. Then each variance below `FINE` has an entry. In the remaining
+    entries, 16 variances share an entry.
     """
     shared = np.arange(MOST // 16 + 3)[FINE // 16 + 1 :] * 16
     variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])
@@ -79,11 +79,11 @@ class _View(NamedTuple):
     """The shapes of a tensor at each stage of its normalization.
 
     Args:
-        split: shape with groups as a separate axis.
+        split: the shape with groups as a separate axis.
         order: the transposition that moves the normalized axes to the end.
-        rows: shape that ends with an axis of size 1, and an axis of values normalized together.
-        shape: shape for the multiplication by gamma.
-        weights: shape of gamma and beta.
+        rows: a shape that ends with (1, number of values that are normalized together).
+        shape: the shape for the multiplication by gamma.
+        weights: the shape of gamma and beta.
     """
 
     split: Shape
@@ -94,7 +94,6 @@ class _View(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of values that are normalized together."""
         size = self.rows[-1]
         assert size is not None
         return size
@@ -130,10 +129,10 @@ class _Stages:
     Args:
         mean: parameters of negated means and of differences from the mean.
         variance: parameters of the sums of squared differences, in 16 bits.
-        shared: parameters for shared table entries. Their scale is 16 times `variance`'s.
+        shared: parameters of variances that share table entries, with 16 times the scale.
         epsilon: the layer's epsilon in units of `variance`, and in units of `shared`.
         scaled: parameters of the result in 32 bits.
-        gamma, beta: the weights as integers; None if the layer has no such weight.
+        gamma, beta: the weights as integers. None if the layer does not have the weight.
     """
 
     mean: QuantParams
@@ -187,7 +186,7 @@ def _find_stages(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _St
 
 
 def _invert(m: Machine, difference: Quantized, view: _View, stages: _Stages) -> Quantized:
-    """Look up 32767 / sqrt(variance + epsilon), with both in units of the variance's scale."""
+    """Look up 32767 / sqrt(variance + epsilon). Both are in units of the variance's scale."""
 
     def run(op: Op, inputs: list[Quantized], params: QuantParams) -> Quantized:
         return m.run(op, inputs, params, shape=view.row_shape)
@@ -244,7 +243,7 @@ def _prepare(a: Arguments) -> list[Any]:
 def _make_function(
     view: _View, family: KernelFamily, bits: tuple[int, int], has: tuple[bool, bool]
 ) -> Callable[[Any, list[Any]], Any]:
-    """Return a function of quantized values and prepared parameters that normalizes the values.
+    """Return a function `normalize(x, prepared)` of quantized values.
 
     Args:
         view: the shapes.

@@ -1,7 +1,7 @@
-"""The class `Op`: all properties of an operator, from its layers to its integer arithmetic.
+"""The class `Op`, which describes an operator from its Keras layers to its integer arithmetic.
 
-Placement, inference, simulation, the exporters, the page of operators and the generated tests read
-only `Op` objects, never the options of a layer. To add an operator, add an `Op`.
+To add an operator, add an `Op`. Placement, inference, simulation, the exporters, the page of
+operators and the generated tests read only `Op` objects. They never read the options of a layer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Attributes = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class OwnRange:
-    """The output has its own range, observed by a quantizer.
+    """The output has its own range, which a quantizer observes.
 
     Args:
-        non_negative: whether the output is never below zero.
-        symmetric: whether the zero point is 0. This is used only for ranges inside an operator.
+        non_negative: whether all outputs are at least 0.
+        symmetric: whether the zero point is 0. Only ranges inside an operator use this option.
     """
 
     non_negative: bool = False
@@ -40,7 +40,7 @@ class SharedRange:
     """The output and all inputs have the same quantization parameters.
 
     Args:
-        rounds: whether results can lie between two quantized values, and are rounded.
+        rounds: whether results are rounded, because they can lie between two quantized values.
     """
 
     rounds: bool = False
@@ -48,12 +48,12 @@ class SharedRange:
 
 @dataclasses.dataclass(frozen=True)
 class FixedRange:
-    """The kernels require fixed quantization parameters of the output.
+    """TFLite's kernels require certain quantization parameters of the output.
 
     Args:
-        minimum, maximum: float values that the lowest and the highest int8 value represent.
-        wide: float values that the lowest and the highest int16 value represent.
-        is_bound: whether the function cannot return less than `minimum`.
+        minimum, maximum: the float values of the lowest and the highest int8 value.
+        wide: the float values of the lowest and the highest int16 value.
+        is_bound: whether all results of the function are at least `minimum`.
     """
 
     minimum: float
@@ -62,7 +62,7 @@ class FixedRange:
     is_bound: bool = False
 
     def params(self, bits: int) -> QuantParams:
-        """Returns the quantization parameters that TFLite's kernels require, for 8 or 16 bits."""
+        """Returns the required quantization parameters for 8 or 16 bits."""
         limits = self.wide if bits == 16 else (self.minimum, self.maximum)
         return _from_range(*limits, 16 if bits == 16 else 8)
 
@@ -81,14 +81,14 @@ class Arguments:
     Args:
         family: the kernel family that defines the rounding.
         attributes: the operator's options in this call.
-        q: the quantized values of each input relative to its zero point: integers in float32, or in
-            float64 with 16 bits. Constant arguments of an operation are inputs too.
+        q: the quantized values of each input, relative to the zero point. They are integers in
+            float32, or in float64 with 16 bits. Constant arguments of an operation are inputs too.
         params: the quantization parameters of each input, as float64 scalar tensors.
-        output: the quantization parameters of the result.
+        output: the quantization parameters of the output.
         call: the call. Some operators run the layer of the call on integers.
-        weights: the weights of a weighted operator, or None.
+        weights: the weights. None if the operator has no weights.
         merges_relu: whether the operator has a fused ReLU, which replaces negative results by 0.
-        sized: whether the file has a fixed batch size, even if the call does not.
+        sized: whether the file has a fixed batch size. The call's batch size may be unknown.
         prepared: the result of the operator's `prepare`.
     """
 
@@ -109,7 +109,7 @@ class Arguments:
         return self.params[0].bits == 16
 
     def run_layer(self, inputs: list[tf.Tensor]) -> Any:
-        """Calls the layer on `inputs`, in the order of the tensors that the original call reads."""
+        """Calls the layer on `inputs`. They replace the tensors of the original call, in order."""
         remaining = iter(inputs)
         args, kwargs = map_values(lambda value: next(remaining), (self.call.args, self.call.kwargs))
         if accepts_training(self.call.layer):
@@ -119,19 +119,19 @@ class Arguments:
 
 
 def get_held_dtype(params: QuantParams) -> tf.DType:
-    """Returns the float type for storing quantized values relative to the zero point."""
+    """Returns the float type for quantized values: float64 above 8 bits, otherwise float32."""
     return tf.float64 if params.bits > 8 else tf.float32
 
 
 Prepare = Callable[[Arguments], Any]
-"""A function that computes all parameters that depend only on ranges and weights. They may have any
-structure. In its `Arguments`, `q` holds a `tf.TensorSpec` for each input. Equal tensors are the
-same object. The function runs in TensorFlow, eagerly or in a graph. `compute` receives its result
-as `prepared`, but receives neither weights nor scales."""
+"""A function that computes everything that depends only on ranges and weights. The result may
+have any structure. `compute` receives the result as `prepared`, but no weights or scales. The
+function runs in TensorFlow, eagerly or in a graph. In its `Arguments`, `q` holds a
+`tf.TensorSpec` for each input. Inputs that are the same tensor share one `tf.TensorSpec`."""
 
 Compute = Callable[[Arguments], Any]
-"""A function that computes the quantized values of the output relative to its zero point, or a
-structure of outputs. The caller clips them to the range."""
+"""A function that computes the quantized output relative to the zero point. Several outputs are
+returned in a structure. The caller clips the outputs to the range."""
 
 Emit = Callable[..., object]
 """A function of an `Emission` that adds the operator to a TFLite file."""
@@ -144,56 +144,57 @@ class Op:
     Args:
         name: the name in plans and for `register_op`.
         doc: the description on the page of operators.
-        layers: the Keras layer classes that it computes. If several operators list a class, the
-            first that accepts a call computes it.
-        paths: class paths, as from `get_class_path`, of layers that Keras does not export.
-        kinds: the kinds of operations on symbolic tensors that it computes.
-        functions: the activation functions that it computes.
+        layers: the Keras layer classes that the operator computes. Several operators may list a
+            class. The first that accepts a call computes the call.
+        paths: class paths of layers that Keras does not export. `get_class_path` returns such
+            paths.
+        kinds: the kinds of operations on symbolic tensors that the operator computes.
+        functions: the activation functions that the operator computes.
         attributes: returns the options of a call by name. All other code reads this result.
         needs: names of the attributes that `register_op` requires.
         defaults: default values of the other attributes.
-        accepts: returns None if a call has an integer kernel. Otherwise returns the reason in a few
-            words, which `plan` prints, or "" if another operator returns the reason.
+        accepts: returns None if a call has an integer kernel. Otherwise returns a short reason,
+            which `plan` prints. Returns "" if another operator returns the reason.
         max_axes: the maximum number of axes of an input.
-        integers: types of integer inputs that kernels support; all by default.
-        bits: bits of activations for which there are kernels; 8 stands for 2 to 8.
-        families: for bits that some kernel families do not support: bits -> function that returns
-            whether a family supports them.
-        accepts_wide: returns whether 16-bit kernels support a call.
-        on_request: whether its layers stay in float unless an override has `quantize=True`.
+        integers: the integer types of inputs that kernels support. None means all types.
+        bits: the bits of activations that kernels support. 8 stands for 2 to 8.
+        families: maps bits to a function that returns True if a kernel family supports the bits.
+            All families support bits without an entry.
+        accepts_wide: returns True if 16-bit kernels support a call.
+        on_request: whether layers stay in float unless an override has `quantize=True`.
         output: how the output is quantized.
-        weights: attribute of the layer that holds a weight -> axes of its output channels, counted
-            from the end, or `()` for one scale per tensor.
-        trains_weights: whether a wrapper fake-quantizes its weights in training.
+        weights: maps the attribute that holds a weight to the axes of output channels. Axes are
+            counted from the end. `()` means one scale per tensor.
+        trains_weights: whether a wrapper fake-quantizes the weights in training.
         supports_int4: whether there are kernels for 4-bit weights.
-        folds_batch_norm: whether a BatchNormalization after it is folded into its weights.
-        can_merge_relu: whether its kernels can have a fused ReLU.
-        clips: whether it is a ReLU that can be fused into the operator before it.
-        elementwise: whether it treats all axes alike, so the channels may be any axis.
-        alias: whether its output is its input, so nothing is computed at run time.
-        only_rounds: whether it only rounds float values.
-        is_constant: whether its output is a constant in files. The input only determines the range.
-        reads_only_weights: whether the output depends only on weights. Its range is then the
-            current minimum and maximum.
-        has_mark: whether its output may contain an outlier that marks masked entries.
-        is_table: whether its inputs are indices, which are not quantized. If it has weights, they
-            are a lookup table with the quantization parameters of the output.
-        gates: number of gates in the columns of its weights. Each gate has its own scale. With
+        folds_batch_norm: whether a following BatchNormalization is folded into the weights.
+        can_merge_relu: whether kernels can have a fused ReLU.
+        clips: whether the operator is a ReLU that can be fused into the previous operator.
+        elementwise: whether all axes are treated alike. Any axis can then be the channels.
+        alias: whether the output is the input. Nothing is then computed at run time.
+        only_rounds: whether the operator only rounds float values.
+        is_constant: whether the output is a constant in files. The input only determines the range.
+        reads_only_weights: whether the output depends only on weights. The output's range is then
+            the current minimum and maximum.
+        has_mark: whether an outlier in the output may mark masked entries.
+        is_table: whether the inputs are indices, which are not quantized. Any weights are a lookup
+            table with the output's quantization parameters.
+        gates: the number of gates in the columns of the weights. Each gate has a scale. With
             several gates, training simulates the gates and the states between steps.
-        multiplies_tensors: whether it sums products of two tensors.
-        falls_back_to_input_range: whether an output without a quantizer has the range of the
-            inputs. For example, this applies to means in `recipes.contrib`.
+        multiplies_tensors: whether the operator sums products of two tensors.
+        falls_back_to_input_range: whether an output without a quantizer has the inputs' range. An
+            example is a mean in `recipes.contrib`.
         quantizes_constants: whether constant arguments are quantized like inputs.
         inner: returns the ranges of tensors inside the operator by name, given the attributes.
-        symmetric: indices of inputs that should have zero point 0, which makes kernels faster.
-        converts: index of an input -> the range to which it converts this input. If all consumers
-            of a model input convert it, the input has that range from the start.
-        prepare: computes, once for many batches, what depends only on ranges and weights. Without
-            it, `compute` reads ranges and weights.
+        symmetric: indices of inputs with a preferred zero point of 0, which makes kernels faster.
+        converts: maps the index of an input to the range that the operator converts it to. If all
+            consumers of a model input convert it, the input has this range from the start.
+        prepare: computes everything that depends only on ranges and weights, once for many batches.
+            Without `prepare`, `compute` reads ranges and weights.
         compute: the integer arithmetic, for every kernel family and all `bits`.
         emit: adds the operator to a TFLite file.
-        products: counts the multiply-accumulates of a call for one example; None if a size is
-            unknown.
+        products: returns the multiply-accumulates of a call for one example. Returns None if a size
+            is unknown.
     """
 
     name: str
@@ -249,19 +250,19 @@ class Op:
         return "" in self.weights
 
     def has_kernel_for(self, bits: int, family: KernelFamily | None = None) -> bool:
-        """Whether `family` (None: any family) has kernels for activations of `bits` bits."""
+        """Returns True if `family` has kernels for `bits` bits. None means any family."""
         bits = 16 if bits == 16 else 8
         has_some = self.families.get(bits, lambda family: True)
         return bits in self.bits and (family is None or has_some(family))
 
     def only_families(self, bits: int) -> tuple[str, ...]:
-        """Returns the names of the families with kernels for `bits` bits; () if all have them."""
+        """Returns the names of the families that support `bits` bits, or () if all support them."""
         if bits not in self.families:
             return ()
         return tuple(name for name, family in FAMILIES.items() if self.families[bits](family))
 
     def prepare_arguments(self, a: Arguments) -> Arguments:
-        """Calls `prepare`, and returns the arguments with its result as `prepared`."""
+        """Calls `prepare`. Returns the arguments with the result as `prepared`, without weights."""
         if self.prepare is None:
             return a
         specs = {id(q): tf.TensorSpec(q.shape, q.dtype) for q in a.q}
@@ -269,7 +270,6 @@ class Op:
         return dataclasses.replace(a, prepared=prepared, weights=None)
 
     def __call__(self, a: Arguments) -> Any:
-        """Calls `prepare` and `compute`, and returns the result."""
         return self.compute(self.prepare_arguments(a))
 
     def __repr__(self) -> str:

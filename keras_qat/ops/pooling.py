@@ -1,4 +1,4 @@
-"""Pooling, and the maximum, minimum, argmax, argmin and top k along axes."""
+"""Pooling, and reductions such as maximum, any, argmax and top k along axes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from keras_qat.ops.op import Arguments, Attributes, Op, OwnRange, SharedRange
 from keras_qat.tflite.schema import TYPES
 
 PADDINGS = {"SAME": 0, "VALID": 1}
-"""Padding of Keras -> `Padding` in TFLite's schema."""
+"""Maps the padding of Keras to `Padding` in TFLite's schema."""
 
 
 def _pool_attributes(call: Call) -> Attributes:
-    """Return `pool` and `strides` along the axes between batch and channels, and `padding`."""
+    """Return `padding`, and `pool` and `strides` along the axes between batch and channels."""
     layer, axes = call.layer, get_rank(call) - 2
     if not get_kind(call):
         pool, strides, padding = layer.pool_size, layer.strides, layer.padding
@@ -81,8 +81,7 @@ def _average(a: Arguments) -> tf.Tensor:
     """Average the quantized values, rounding halves away from zero."""
     (x,), zero_point = a.q, a.prepared
     averages = a.run_layer([tf.cast(x, tf.float64)]) + zero_point
-    # 1e-7 is more than the rounding error of a half, but less than the distance to the next
-    # quotient.
+    # 1e-7 exceeds the rounding error of a half, but not the distance to the next quotient.
     away = tf.sign(averages) * tf.floor(tf.abs(averages) + 0.5 + 1e-7)
     return tf.cast(away - zero_point, x.dtype)
 
@@ -102,7 +101,7 @@ AVERAGE_POOLING = dataclasses.replace(
 
 
 def _reduce_attributes(call: Call) -> Attributes:
-    """Return the reduced `axes`, and `keepdims`: whether they remain as axes of size 1."""
+    """Return the reduced `axes`. If `keepdims` is True, they stay as axes of size 1."""
     layer, rank = call.layer, get_rank(call)
     if not get_kind(call):
         start = 2 if layer.data_format == "channels_first" else 1
@@ -143,7 +142,7 @@ _TRUTH = QuantParams(np.float32(0.5), 0, 8)
 
 
 def _make_boolean_reduction(name: str, code: str, words: str) -> Op:
-    """Return the `Op` of a reduction of booleans, which casts them to 8 bits and back.
+    """Return an `Op` that casts booleans to 8 bits, reduces them, and converts them back.
 
     TFLite Micro cannot reduce booleans.
     """

@@ -20,7 +20,7 @@ Layer: TypeAlias = keras.layers.Layer
 
 
 class Match(NamedTuple):
-    """The operator of a call and its attributes, or None and the reason why it stays in float."""
+    """The operator and the attributes of a call. `op` is None if the call stays in float."""
 
     op: Op | None
     attributes: Attributes
@@ -29,17 +29,17 @@ class Match(NamedTuple):
 
 _BY_NAME = {op.name: op for op in ROWS}
 _BY_KEY: dict[object, list[Op]] = {}
-"""Layer class, class path, kind of operation or function -> the operators that list this key."""
+"""Maps a layer class, class path, kind of operation or function to the operators that list it."""
 for _op in ROWS:
     for _key in (*_op.layers, *_op.paths, *_op.kinds, *_op.functions):
         _BY_KEY.setdefault(_key, []).append(_op)
 
 _REGISTERED: dict[type, Op] = {}
-"""Registered layer class -> its operator."""
+"""Maps a registered layer class to its operator."""
 
 
 def match(call: Call) -> Match:
-    """Returns the operator of a call with its attributes, or the reason why there is none."""
+    """Returns the operator of a call and its attributes. Without an operator, returns a reason."""
     if any(x.is_complex for x in call.inputs):
         return Match(None, {}, "reads complex numbers")
     row = _REGISTERED.get(type(call.layer))
@@ -50,7 +50,7 @@ def match(call: Call) -> Match:
 
 
 def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
-    """Raise a `ValueError` if a layer has weights besides the registered weights and a bias."""
+    """Raise a `ValueError` if an attribute in `paths` is missing, or if `paths` lacks a weight."""
     names = [
         name
         for name, value in vars(layer).items()
@@ -87,7 +87,7 @@ def find_rows(call: Call) -> list[Op]:
 
 
 def _match_first(rows: list[Op], call: Call) -> Match:
-    """Return the first operator that accepts a call, or the reason of the first that refuses it."""
+    """Return the first operator that accepts a call. If none does, return the first reason."""
     reason = ""
     for op in rows:
         attributes = op.attributes(call)
@@ -99,7 +99,7 @@ def _match_first(rows: list[Op], call: Call) -> Match:
 
 
 def _find_refusal(op: Op, call: Call) -> str | None:
-    """Return why an operator has no kernel for the inputs of a call; None if it has a kernel."""
+    """Return why an operator has no kernel for the inputs of a call. Return None if it has one."""
     for x in call.inputs[:1]:
         same = flatten_values(call.outputs)[0].dtype == x.dtype
         if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):
@@ -109,24 +109,24 @@ def _find_refusal(op: Op, call: Call) -> str | None:
 
 
 def find_op(call: Call) -> Op | None:
-    """Returns the operator of a call; None if the call stays in float."""
+    """Returns the operator of a call. Returns None if the call stays in float."""
     return match(call).op
 
 
 def find_row(layer: Layer) -> Op | None:
-    """Returns the first operator that lists a layer's class or a base class."""
+    """Returns the first operator that lists a layer's class. If none does, tries base classes."""
     own = next((op for op in ROWS if type(layer) in op.layers), None)
     return own or next((op for op in ROWS if isinstance(layer, op.layers)), None)
 
 
 def count_gates(layer: Layer) -> int:
-    """Returns the number of gates that share the weights of a layer; 1 for most layers."""
+    """Returns the number of gates in the columns of a layer's weights. Most layers have 1."""
     op = find_row(layer)
     return 1 if op is None else op.gates
 
 
 def relu_maximum(layer: Layer) -> float | None:
-    """Returns the maximum of a ReLU layer, `inf` for a plain ReLU; None for other layers."""
+    """Returns the maximum of a ReLU layer. A plain ReLU has `inf`, and other layers have None."""
     value = Value("x", (None,), "float32")
     op, attributes, _ = match(Call(layer, (value,), {}, value, "x"))
     return float(attributes["maximum"]) if op is not None and op.clips else None
@@ -136,7 +136,7 @@ def op_named(name: str) -> Op:
     """Returns the operator with this name.
 
     Raises:
-        ValueError: if there is none; the message lists all names.
+        ValueError: if no operator has this name. The message lists all names.
     """
     if name not in _BY_NAME:
         raise ValueError(
@@ -147,28 +147,28 @@ def op_named(name: str) -> Op:
 
 
 def is_listed(layer: Layer) -> bool:
-    """Whether an operator lists a layer's class, or a user registered the class."""
+    """Returns True for Activation, for classes that operators list, and for registered classes."""
     kind = type(layer)
     return kind.__name__ == "Activation" or kind in _REGISTERED or kind in _BY_KEY
 
 
 def is_registered(layer: Layer) -> bool:
-    """Whether a user registered a layer's class."""
+    """Returns True if a user registered a layer's class."""
     return type(layer) in _REGISTERED
 
 
 def is_on_request(layer: Layer) -> bool:
-    """Whether a layer stays in float unless an override has `quantize=True`."""
+    """Returns True if a layer stays in float unless an override has `quantize=True`."""
     return not is_registered(layer) and any(op.on_request for op in _BY_KEY.get(type(layer), []))
 
 
 def is_listed_function(function: object) -> bool:
-    """Whether an operator lists an activation function."""
+    """Returns True if an operator lists an activation function."""
     return function in _BY_KEY
 
 
 def _list_weights(layer: Layer) -> tuple[str, ...]:
-    """Return the attributes of a layer that contain quantized weights."""
+    """Return the names of a layer's attributes that contain quantized weights."""
     own = _REGISTERED.get(type(layer))
     rows = _BY_KEY.get(type(layer), []) if own is None else [own]
     return tuple(name for op in rows[:1] for name in op.weights if name)
@@ -184,11 +184,11 @@ WEIGHTS_ONLY: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((layers.LSTM, layers.GRU, layers.SimpleRNN), _OF_CELL),
     **dict.fromkeys((layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D), _OF_CELL),
 }
-"""Class of a layer that computes in float -> paths of weights that files store in 8 bits."""
+"""Maps a layer class that computes in float to the paths of weights that files store in 8 bits."""
 
 
 def weights_only(layer: Layer) -> tuple[str, ...]:
-    """Returns the paths of a float layer's weights that files store in 8 bits."""
+    """Returns the paths of weights that files store in 8 bits for a layer that stays in float."""
     inner: dict[str, Layer] = {}
     if isinstance(layer, layers.Bidirectional):
         inner = {name: getattr(layer, name) for name in ("forward_layer", "backward_layer")}
@@ -203,7 +203,7 @@ def weights_only(layer: Layer) -> tuple[str, ...]:
 
 
 class Registration:
-    """The result of `register_op`. `undo()` or the end of a `with` block reverts it."""
+    """A registration by `register_op`. `undo()` or the end of a `with` block reverts it."""
 
     def __init__(self, undo: Callable[[], None]) -> None:
         self.undo = undo
@@ -224,24 +224,25 @@ def register_op(
 ) -> Registration:
     """Registers the operator that computes a custom layer.
 
-    Register the class with Keras too (`keras.utils.register_keras_serializable`), so that saved
-    models load. Registrations are not saved. Repeat them before you export a loaded model.
+    Register the class with Keras too (`keras.utils.register_keras_serializable`). Otherwise, saved
+    models do not load. Registrations are not saved. Repeat them before you export a loaded model.
 
     Args:
-        layer_class: the layer's class; subclasses need separate registrations.
-        op: name of the operator, as in the first column of docs/operators.md: "softmax", "minimum",
-            "leaky_relu", or "move" for a layer that only moves values.
-        attributes: the operator's options in this layer: a dict, or a function that reads them from
-            a layer. Options without a default are required.
-        weights: for weighted operators: attribute of the layer that holds the weight -> axes of its
-            output channels, counted from the end; `()` for one scale per tensor.
+        layer_class: the layer's class. Subclasses need separate registrations.
+        op: the name of the operator, as in the first column of docs/operators.md. Examples are
+            "softmax", "minimum" and "leaky_relu". Use "move" for a layer that only moves values.
+        attributes: the operator's options in this layer. Pass a dict, or a function that reads the
+            options from a layer. Options without a default are required.
+        weights: the weights of a weighted operator. Each key is the layer's attribute that holds a
+            weight. Each value is the axes of output channels, counted from the end. `()` means one
+            scale per tensor.
 
     Returns:
-        The registration. Its `undo()` or the end of a `with` block reverts it.
+        The registration. `undo()` or the end of a `with` block reverts it.
 
     Raises:
-        ValueError: if the operator is unknown, attributes are missing or unknown, or the output
-            channels differ from the operator's.
+        ValueError: if the operator is unknown, if attributes are missing or unknown, or if the
+            output channels differ from the operator's.
 
     Example:
         >>> axis_of = lambda layer: {"axis": layer.dim}
@@ -279,7 +280,7 @@ def _check_class(layer_class: object) -> None:
 
 
 def _check_axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple[int, ...]]:
-    """Check that axes of output channels are the operator's axes or (). Return them as tuples."""
+    """Return axes as tuples. Raise a `ValueError` unless they are () or axes of the operator."""
     for name, axes in weights.items():
         if not isinstance(axes, (tuple, list)) or not all(axis < 0 for axis in axes):
             raise ValueError(
@@ -299,8 +300,8 @@ def _add_attributes(
 ) -> Op:
     """Return an operator with the user's attributes for a custom layer.
 
-    Raises:
-        ValueError: if an attribute is unknown or missing.
+    Unknown or missing attributes raise a `ValueError`. If `source` is a function, the error is
+    raised when a call is matched.
     """
 
     def check(values: Mapping[str, Any]) -> Attributes:

@@ -30,7 +30,7 @@ def _relu_attributes(call: Call) -> Attributes:
 
 def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
     layer = call.layer
-    # Layers with these options are `thresholded_relu`.
+    # The operator `thresholded_relu` computes layers with these options.
     is_other = getattr(layer, "threshold", 0) or getattr(layer, "negative_slope", 0)
     return "" if is_other else accept_float(call)
 
@@ -48,7 +48,7 @@ def _tabulate_relu(a: Arguments) -> tf.Tensor:
 
 
 def _emit_relu(e: Emission) -> None:
-    """Add RELU, and a MINIMUM if its maximum is inside the range.
+    """Add a RELU. If the maximum is inside the output's range, add a MINIMUM.
 
     TFLite Micro's RELU6 does not convert between scales.
     """
@@ -97,7 +97,7 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
     """Compute the table of a leaky ReLU: x above zero, slope * x below zero.
 
-    XNNPACK's 8-bit kernel multiplies by integers in 256ths and rounds halves up. If a slope is too
+    XNNPACK's 8-bit kernel multiplies by factors in 256ths and rounds halves up. If a slope is too
     steep or too flat for XNNPACK, TFLite's kernel runs instead.
     """
     exact = _tabulate_exact_leaky_relu(a)
@@ -120,7 +120,7 @@ def _tabulate_exact_leaky_relu(a: Arguments) -> tf.Tensor:
     above = to_fixed_point(ratio(a.family, scale, by=a.output.scale))
     below = to_fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))
     sign = -1 if slope < 0 else 1
-    # The optimized int16 kernel has a negated multiplier, so it rounds halves up.
+    # The optimized int16 kernel multiplies by a negative factor, so halves round up.
     negates_first = a.family.optimized and a.wide
     falling = multiply(sign * steps, below) if negates_first else sign * multiply(steps, below)
     return tf.cast(tf.where(steps >= 0, multiply(steps, above), falling), tf.float64)
@@ -143,7 +143,7 @@ LEAKY_RELU = Op(
 
 
 def _prepare_prelu(a: Arguments) -> object:
-    """Return the multiplier for values above zero, the multiplier below zero, and the slopes."""
+    """Return the multiplier above zero, the multiplier below zero, and the integer slopes."""
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
     before, after = a.params[0].scale, a.output.scale
     above = to_fixed_point(ratio(a.family, before, by=after))
@@ -152,7 +152,6 @@ def _prepare_prelu(a: Arguments) -> object:
 
 
 def _compute_prelu(a: Arguments) -> tf.Tensor:
-    """Compute x above zero and slopes times x below zero, like TFLite's kernel."""
     x, (above, below, slopes) = tf.cast(a.q[0], tf.int64), a.prepared
     result = tf.where(x >= 0, multiply(x, above), multiply(x * slopes, below))
     return tf.cast(result, a.q[0].dtype)

@@ -1,4 +1,4 @@
-"""QUANTIZE: converts float values to quantized values, or changes quantization parameters."""
+"""The operator QUANTIZE, for float values and for changes of quantization parameters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from keras_qat.ops.op import Arguments, Op, get_held_dtype
 
 
 def _multiplies_by_inverse(a: Arguments) -> bool:
-    """Whether the kernel multiplies by the inverse of the scale. TFLite divides by the scale."""
+    """Return True if the kernel multiplies by the inverse scale. TFLite divides by the scale."""
     return a.family.quantize == "times_inverse" and a.output.bits != 16
 
 
 def _quantize(a: Arguments) -> tf.Tensor:
-    """Quantize float values. Halves round to even, or away from zero in TFLite's kernel."""
+    """Quantize float values. XNNPACK rounds halves to even, TFLite rounds them away from zero."""
     x = tf.cast(a.q[0], tf.float64)
     if _multiplies_by_inverse(a):
         return tf.cast(tf.round(single(x * a.prepared)), tf.float32)
@@ -29,13 +29,13 @@ def _quantize(a: Arguments) -> tf.Tensor:
 
 
 class Multiplier(NamedTuple):
-    """A ratio of scales in the formats of two kernels: TFLite's kernel and the family's own.
+    """A ratio of scales, for TFLite's kernel and for the kernel family's own kernel.
 
     Args:
-        fixed: the ratio in fixed point.
-        other: the ratio in the format of the family's own kernel; None without such a kernel.
+        fixed: the ratio in fixed point, for TFLite's kernel.
+        other: the ratio in the format of the family's own kernel. None without an own kernel.
         is_other: whether the family's own kernel is used.
-        steps: if int8 values are first converted to int16, int16 steps per int8 step; or None.
+        steps: int16 steps per int8 step if int8 values become int16 first. None means 1.
     """
 
     fixed: Any
@@ -49,9 +49,9 @@ class Multiplier(NamedTuple):
         """Multiplies integers by the ratio, with the kernel family's rounding.
 
         Args:
-            in_int64: function that returns the integers in int64, for fixed-point multiplication.
+            in_int64: returns the integers in int64, for fixed-point multiplication.
             dtype: the type of the fixed-point result.
-            compute: function of `other` that returns the result of the family's own kernel.
+            compute: returns the result of the family's own kernel, given `other`.
         """
 
         def multiply_in_fixed_point() -> tf.Tensor:
@@ -66,8 +66,9 @@ def prepare_requantization(
 ) -> Multiplier:
     """Returns the multiplier for `requantize` from `params` to `output`.
 
-    XNNPACK multiplies by an integer in 256ths if the ratio of the scales is from 2^-8 to 2^7.
-    TFLite's kernel has a 31-bit multiplier. `Builder.quantize` adds the operators to a file.
+    XNNPACK multiplies by a factor in 256ths if the ratio of the scales is from 2^-8 to 2^7.
+    Otherwise, TFLite's kernel multiplies by a 31-bit multiplier. `Builder.quantize` adds the
+    operators to a file.
     """
     before, after = (end.as_tensors().scale for end in (params, output))
     if max(params.bits, output.bits) > 8:
@@ -86,7 +87,7 @@ def prepare_requantization(
 def requantize(q: tf.Tensor, multiplier: Multiplier) -> tf.Tensor:
     """Converts quantized values, relative to the zero point, to other quantization parameters.
 
-    Products in 256ths are rounded once, halves up. 31-bit multipliers round twice.
+    XNNPACK rounds products in 256ths once, halves up. TFLite's kernel rounds products twice.
     """
 
     def compute(factor: tf.Tensor) -> tf.Tensor:

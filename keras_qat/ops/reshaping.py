@@ -52,7 +52,7 @@ RESHAPE = make_movement(
 
 
 def _is_of_one(call: Call) -> bool:
-    """Whether all reduced axes have size 1. The call then only reshapes its input."""
+    """Return True if all reduced axes have size 1. The call then only reshapes its input."""
     before, after = get_source(call).shape, call.output.shape
     if not before or not after or before[0] != after[0]:
         return False
@@ -101,7 +101,8 @@ def _block_attributes(call: Call) -> Attributes:
 
 
 ORDER = (0, 1, 3, 2, 4, 5)
-"""Axes in the order batch, rows, columns, row in block, column in block, channels; or back."""
+"""The permutation from [batch, row, column, row in block, column in block, channel] to [batch,
+row, row in block, column, column in block, channel], and back."""
 
 
 def _emit_blocks(code: str, e: Emission) -> None:
@@ -158,10 +159,10 @@ SIZE = dataclasses.replace(
 )
 
 
-# Padding with zeros, which every range represents exactly, or with copies of values.
+# Padding with zeros or with copies of values. Every range represents zeros exactly.
 
 MODES = {"REFLECT": 0, "SYMMETRIC": 1}
-"""Padding mode -> its value in a file."""
+"""Maps a padding mode to its value in a file."""
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -169,7 +170,7 @@ Pairs = tuple[tuple[int, int], ...]
 def read_paddings(layer: Any, options: Any, rank: int) -> Pairs:
     """Returns (before, after) for each of `rank` axes, with zeros for batch and channels.
 
-    `options` is a layer's argument: pairs, or a single pair for one axis.
+    `options` is the layer's argument. It is a list of pairs, or a single pair if there is one axis.
     """
     if rank == 3:
         options = (options,)

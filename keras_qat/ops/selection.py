@@ -35,7 +35,7 @@ from keras_qat.tflite.schema import SCOPE
 
 
 def _find_common(params: Sequence[QuantParams]) -> QuantParams:
-    """Return 16-bit parameters that represent both tensors: 1/128 of the larger 8-bit scale."""
+    """Return 16-bit parameters for both tensors. Their scale is 1/128 of the larger 8-bit scale."""
     first, second = (x.as_tensors().scale for x in params)
     finer = 1.0 if params[0].bits == 16 else 2.0**-7
     return wide_params(tf.maximum(first, second) * finer)
@@ -119,11 +119,11 @@ SELECT = Op(
 
 
 _INTEGERS = integer_params(16)
-"""Placeholder for parameters of 32-bit integers, which kernels treat like 16-bit integers."""
+"""Parameters of 32-bit integers, with the scale 1. Kernels treat them like 16-bit integers."""
 
 
 def _find_limit(output: QuantParams) -> tf.Tensor:
-    """Return a limit for integers, beyond the output's range but small enough for kernels."""
+    """Return a limit for integers. It exceeds the output's range, but kernels support it."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 
@@ -142,7 +142,7 @@ def _cast(a: Arguments) -> tf.Tensor:
 def _emit_cast(e: Emission) -> None:
     """Add a CAST to 32-bit integers with scale 1, a clip to `_find_limit`, and a QUANTIZE.
 
-    QUANTIZE supports uint8 pixels directly.
+    uint8 pixels need only a QUANTIZE.
     """
     (source,), shape = e.inputs, e.shape(e.inputs[0])
     if e.dtype(source) == "uint8" and e.params.dtype == np.int8:
@@ -246,8 +246,8 @@ ONE_HOT = Op(
 )
 
 
-# Masked attention scores become the lowest value of the range, so their softmax is 0. For a
-# minimum, they become the highest value.
+# Masked attention scores become the lowest value of the range. Their softmax is then 0.
+# If a minimum follows, masked values become the highest value.
 
 
 def _prepare_masking(a: Arguments) -> tuple[Multiplier, Any]:
@@ -290,7 +290,7 @@ def _emit_masking(e: Emission) -> None:
 
 
 def _emit_mask(e: Emission, index: int, rank: int) -> int:
-    """Return a boolean mask with `rank` axes, which is True if the value of an input is not 0."""
+    """Return a boolean mask with `rank` axes. It is True for nonzero values of input `index`."""
     mask, params = e.inputs[index], e.node.inputs[index].params
     sizes, dtype = e.shape(mask), e.dtype(mask)
     if dtype != "bool":

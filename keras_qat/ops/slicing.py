@@ -31,7 +31,7 @@ FULL_SLICE = dict.fromkeys(("start", "stop", "step"))
 
 
 def items_for_axes(indices: Any, rank: int) -> list[Any]:
-    """Returns `indices` of `x[indices]` as a list with one item for each axis and each new axis."""
+    """Returns the indices of `x[indices]` as a list, with one item for each axis and new axis."""
     items = list(indices) if isinstance(indices, (list, tuple)) else [indices]
     missing = rank - sum(item is not None and item is not Ellipsis for item in items)
     position = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
@@ -40,7 +40,7 @@ def items_for_axes(indices: Any, rank: int) -> list[Any]:
 
 
 def _slice_attributes(call: Call) -> Attributes:
-    """Return `parts` (slice of each axis), `dropped` input axes and `added` output axes."""
+    """Return `parts`, a slice for each axis, `dropped` input axes and `added` output axes."""
     x = get_source(call)
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
@@ -60,7 +60,7 @@ def _slice_attributes(call: Call) -> Attributes:
 
 
 def _read_indices(indices: Any, rank: int) -> Attributes:
-    """Return the attributes of `x[indices]`, given indices with slices stored as dictionaries."""
+    """Return the attributes of `x[indices]`. Keras stores slices in `indices` as dictionaries."""
     items = items_for_axes(indices, rank)
     leaves = [leaf for leaf in tf.nest.flatten(items) if leaf is not None]
     if any(read_integers(leaf) is None for leaf in leaves):
@@ -82,7 +82,7 @@ def _read_indices(indices: Any, rank: int) -> Attributes:
 
 
 def _emit_slice(e: Emission) -> None:
-    """Add STRIDED_SLICE, then a RESHAPE for all new axes or an EXPAND_DIMS for each."""
+    """Add a STRIDED_SLICE. Add new axes by a RESHAPE, or by EXPAND_DIMS if sizes are unknown."""
     added, (target,) = e.attributes["added"], e.outputs
     shape = e.shape(target)
     if added:
@@ -119,7 +119,7 @@ SLICE = make_movement(
 
 
 def _split_attributes(call: Call) -> Attributes:
-    """Return the `axis`, the `count` of parts, and the `sizes` of parts; () for equal sizes."""
+    """Return the `axis`, and the `count` and the `sizes` of the results. Equal sizes may be ()."""
     parts, axis = get_operands(call, "num_or_size_splits", "axis")
     known, axes = read_integers(parts), read_integers(axis or 0)
     if known is None or axes is None or not isinstance(get_source(call), Value):
@@ -170,7 +170,7 @@ GATHER_ARGUMENTS = ("params", "indices", "axis", "batch_dims", "max_norm")
 
 
 def _gather_attributes(call: Call) -> Attributes:
-    """Return the `axis`, and the `indices` and their `shape`, which are () unless `constant`."""
+    """Return the attributes. `indices` and `shape` are () unless the indices are `constant`."""
     x, indices, axis, batch, limit = get_operands(call, *GATHER_ARGUMENTS)
     batch = read_integers(batch or 0)
     axes = read_integers(batch if axis is None else axis)
@@ -229,7 +229,6 @@ def _accepts_concatenate(call: Call, attributes: Attributes) -> str | None:
 
 
 def _insert_constants(e: Emission) -> list[int]:
-    """Return the tensors to concatenate, with constants inserted at their positions."""
     inputs, dtype = list(e.inputs), e.node.output.dtype
     for position, values, shape in e.attributes["numbers"]:
         inputs.insert(position, e.constant("numbers", np.array(values, dtype).reshape(shape)))

@@ -1,12 +1,13 @@
-"""Softmax and L2 normalization. XNNPACK leaves their kernels to TFLite.
+"""Softmax and L2 normalization. XNNPACK leaves both to TFLite's kernels.
 
-Softmax has four kernels. They compute exponentials from a float32 table, from a uint16 table, in
-fixed point, or in int16.
+TFLite has four softmax kernels. They compute exponentials from a float32 table, from a uint16
+table, in fixed point, or in int16.
 
 Softmax over many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its output has an observed
 range. For 512 nearly equal values, each result is 1/512, but an 8-bit step is 1/256. TFLite's 8-bit
-reference kernel aborts if exponentials add up to 512 or more. But 8 bits are five times as fast in
-XNNPACK. Softmax over fewer than 512 values therefore keeps 8 bits, unless the tensor is small.
+reference kernel also aborts if exponentials add up to 512 or more. With XNNPACK, however, 8 bits
+are five times as fast. Softmax over fewer than 512 values therefore keeps 8 bits, unless the tensor
+is small.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class _Prepared:
     """The prepared parameters of an 8-bit softmax.
 
     Args:
-        is_wider: whether inputs are requantized because their scale is too small for the kernel.
+        is_wider: whether inputs are requantized, because the kernel does not support small scales.
         conversion: the multiplier from the input's scale to the smallest supported scale.
-        table: the exponentials; None for the fixed-point kernel.
-        output: the output's scale; None for the fixed-point kernel.
-        factor: multiplier and bits for differences in the fixed-point kernel.
+        table: the exponentials. None for the fixed-point kernel.
+        output: the output's scale. None for the fixed-point kernel.
+        factor: the multiplier and the shift of differences. None except for the fixed-point kernel.
     """
 
     is_wider: Predicate
@@ -130,7 +131,7 @@ def _sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:
 
 @trace_once
 def _add_rows(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Sum values along an axis in order. Unlike `tf.cumsum`, this computes many sums at once.
+    """Sum values along an axis in order. For many sums, this is faster than `tf.cumsum`.
 
     Negated values are subtracted, because TensorFlow's graph optimizer reorders additions.
     """
@@ -149,8 +150,8 @@ def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tens
     Integers in the format Qn have a sign, n integer bits and 31 - n fractional bits.
 
     Args:
-        q: quantized values.
-        factor: multiplier and bits that convert differences from the maximum to Q5.
+        q: the quantized values.
+        factor: the multiplier and the shift that convert differences from the maximum to Q5.
         axis: the axis of the sums.
     """
     multiplier, bits = factor
@@ -191,7 +192,7 @@ def _compute_int16(family: KernelFamily, q: tf.Tensor, factor: FixedPoint, axis:
 
 
 def _interpolate(x: tf.Tensor, table: np.ndarray) -> tf.Tensor:
-    """Interpolate linearly in a table with one entry every 128 quantized values, 513 in total."""
+    """Interpolate linearly in a table of 513 entries. They are 128 quantized values apart."""
     values = tf.constant(table, tf.int64)
     index = shift_back(x, 7) + 256
     low, high = gather(values, index), gather(values, index + 1)
@@ -206,7 +207,7 @@ def _one_over_one_plus(x: np.ndarray) -> np.ndarray:
 def _tabulate(
     function: Callable[[np.ndarray], np.ndarray], scale: float, zero_point: int, precise: Any
 ) -> np.ndarray:
-    """Tabulate a function at 513 points in 32768ths, minus half of the interpolation error."""
+    """Tabulate a function at 513 points in 32768ths. Subtract half of the interpolation error."""
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)
     inverse = precise(65536 / (2 / 65535 * 65535))
@@ -247,7 +248,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _widen_scale(e: Emission) -> int:
-    """Return the input, requantized if the kernel does not support its scale."""
+    """Return the input. Requantize it first if the kernel does not support its scale."""
     (source,), params = e.inputs, e.node.inputs[0].params
     assert params is not None
     if params.bits == 16 or params.scale >= LEAST_SCALE:
@@ -259,7 +260,7 @@ def _widen_scale(e: Emission) -> int:
 
 
 def _emit(e: Emission) -> None:
-    """Add SOFTMAX. If its axis is not the last, also add a TRANSPOSE before and after it."""
+    """Add a SOFTMAX. If `axis` is not the last axis, also add a TRANSPOSE before and after it."""
     axis, source, (target,) = e.attributes["axis"], _widen_scale(e), e.outputs
     order = list(range(len(e.shape(source))))
     order[axis], order[-1] = order[-1], order[axis]
@@ -299,7 +300,7 @@ SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 def _compute_shares(
     m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
-    """Run the operators up to the 16-bit results. 8-bit quantized values are multiplied by 128."""
+    """Run the operators up to the 16-bit results. 8-bit inputs are converted to 16 bits first."""
     (x,) = inputs
     if x[1].bits < 16:
         is_prepared = output.scale is None
@@ -320,7 +321,8 @@ SOFTMAX_OF_MANY = Op(
 
 
 LARGEST_EPSILON = 1e-5
-"""Kernels have no epsilon. Omitting a larger epsilon would change results."""
+"""The largest epsilon that is omitted. Kernels have no epsilon, and a larger one changes
+results."""
 
 
 def _unit_norm(a: Arguments) -> tf.Tensor:

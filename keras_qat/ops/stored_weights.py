@@ -1,4 +1,4 @@
-"""Operators whose weights and output have the same quantization parameters, such as Embedding."""
+"""Operators that return stored weights or constants, such as Embedding."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange, get_held_dt
 from keras_qat.ops.weights import map_rows
 
 INDICES = ("int32", "int64")
-"""Types of indices that GATHER supports. Other types are converted."""
+"""Types of indices that GATHER supports. Indices of other types are converted."""
 
 
 def _store(values: np.ndarray, params: QuantParams) -> np.ndarray:
-    """Return quantized values as integers for a file: with the zero point added, and clipped."""
+    """Add the zero point to quantized values, clip them, and convert them to the file's type."""
     return np.clip(values + params.zero_point, params.lowest, params.highest).astype(params.dtype)
 
 

@@ -26,11 +26,11 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes
 
 Entries = list[tuple[int, Any]]
-"""Pairs of an axis and the indices to gather. For an unknown size, the number of copies instead."""
+"""Pairs of an axis and the indices to gather, or for an unknown size, the number of copies."""
 
 
 def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
-    """Add a GATHER for each axis in `entries`, because some runtimes have no TILE."""
+    """Gather or concatenate copies along axes, because some runtimes have no TILE."""
     shape = list(e.shape(source))
     for position, (axis, indices) in enumerate(entries):
         is_unknown, target = isinstance(indices, int), e.outputs[0]
@@ -77,7 +77,7 @@ def _broadcast_attributes(call: Call) -> Attributes:
 
 
 def _emit_broadcast(e: Emission) -> None:
-    """Add a RESHAPE for new axes and copies along axes, or a BROADCAST_TO if sizes are unknown."""
+    """Add a RESHAPE and copies. For unknown sizes, add a BROADCAST_TO or use TFLite's converter."""
     source, (target,) = e.source, e.outputs
     before, after = e.shape(source), e.shape(target)
     for axis in e.attributes["added"]:
@@ -107,7 +107,7 @@ BROADCAST = make_movement(
 
 
 def _repeat_attributes(call: Call) -> Attributes:
-    """Return `times`: pairs (axis, repetitions). Repetitions are one integer, or one per entry."""
+    """Return `times`, pairs (axis, repetitions). Repetitions are one integer, or one per entry."""
     layer, rank = call.layer, get_rank(call)
     if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
@@ -123,7 +123,7 @@ def _repeat_attributes(call: Call) -> Attributes:
 
 
 def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any], e: Emission) -> None:
-    """Add a GATHER of the indices `entries(old, change)` for each axis that `attribute` changes."""
+    """Gather the indices `entries(old, change)` for each (axis, change) in `attribute`."""
     source, changes = e.source, e.attributes[attribute]
     shape = e.shape(source)
     if any(shape[axis] is None for axis, _ in changes):
@@ -151,9 +151,9 @@ def _reverse_attributes(call: Call) -> Attributes:
 
 
 def _emit_reverse(e: Emission) -> None:
-    """Add STRIDED_SLICE with steps of -1, because REVERSE_V2 only supports adjacent axes.
+    """Add a STRIDED_SLICE with steps of -1. REVERSE_V2 supports only adjacent axes.
 
-    If the tensor has more axes than TFLite Micro can slice, the last axes are merged.
+    If TFLite Micro cannot slice all axes, the last axes are merged.
     """
     axes, source, (output,) = e.attributes["axes"], e.source, e.outputs
     shape, target = e.shape(source), output
@@ -171,7 +171,7 @@ def _emit_reverse(e: Emission) -> None:
 
 
 SLICED_ANYWHERE = 4
-"""Maximum number of axes that all runtimes can slice."""
+"""The maximum number of axes that all runtimes can slice."""
 
 
 REVERSE = make_movement(
@@ -188,7 +188,7 @@ REVERSE = make_movement(
 
 
 def _roll_attributes(call: Call) -> Attributes:
-    """Return `shifts`: pairs of an axis and the number of elements to shift by."""
+    """Return `shifts`, pairs of an axis and the number of elements to shift by."""
     options = get_operands(call, "shift", "axis")
     if isinstance(call.layer, Roll):
         options = [call.layer.shifts, call.layer.axes]

@@ -1,7 +1,7 @@
-"""Computes exact sums of products with quantized weights, and rescales them like the kernels.
+"""Computes exact sums of products with quantized weights, and rescales the sums like the kernels.
 
-All weighted operators sum integer products, add a bias, and multiply by input scale x weight scale
-/ output scale. Each kernel rounds this last product differently.
+All weighted operators sum integer products and add a bias. Then they multiply by input scale x
+weight scale / output scale. Each kernel rounds the last product differently.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from keras_qat.tflite.weight_packing import pack_nibbles
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
 """Whether all kernels of TensorFlow's runtime support one scale per channel. In older runtimes,
-FULLY_CONNECTED and XNNPACK's TRANSPOSE_CONV do not."""
+FULLY_CONNECTED and XNNPACK's TRANSPOSE_CONV support only one scale."""
 
 Rounding = Literal["fixed", "double", "up", "eights"]
-"""How TFLite's kernel rescales int8 sums.
+"""How TFLite's kernel rescales int8 sums. Sums of int16 products always use fixed point.
 
 - `fixed`: by a 31-bit multiplier, rounding twice.
-- `double`: in double precision, rounding once, halves away from zero. Also for int16.
-- `up`, `eights`: like `fixed`, but TFLite's optimized kernels round halves up. With `up`, they do
-  so in all channels, with `eights` in complete groups of eight channels."""
+- `double`: in double precision, rounding once, halves away from zero.
+- `up`: like `fixed`, but TFLite's optimized kernels round halves up.
+- `eights`: like `up`, but only complete groups of eight channels round halves up."""
 
 INT8_MAX = 127
 """The largest quantized value of a weight."""
 
 EXACT = 2.0**24
-"""Float32 represents all integers below this exactly."""
+"""Float32 represents all integers below this limit exactly."""
 
 Linear = Callable[[Any, Any], Any]
-"""A function (values, weights) -> sums of products, with the output channels in the last axis."""
+"""A function of values and weights that returns sums. Output channels are the last axis."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Sums:
 
     Args:
         kernel: the weights, in the dtype of the sums.
-        bias: one value for each output channel, or None.
+        bias: one value for each output channel. None without a bias.
         channels: axes of the weights that are output channels, counted from the end.
         factor: the factor that rescales the sums, in float32, float64 or fixed point.
         rounding: how sums are rescaled. "family" rescales in float32, like the family's kernels.
@@ -78,10 +78,10 @@ def prepare_sums(
     Args:
         a: the arguments of a weighted operator.
         channels: axes of the weights that are output channels, counted from the end.
-        rounding: how TFLite's kernel rounds. For int8, XNNPACK multiplies in float32 and rounds
-            halves to even.
-        of_int4: how TFLite's optimized kernel rounds with packed 4-bit weights; None if XNNPACK has
-            a kernel for them.
+        rounding: how TFLite's kernel rounds. XNNPACK instead multiplies int8 sums in float32, and
+            rounds halves to even.
+        of_int4: how TFLite's optimized kernel rounds with packed 4-bit weights. None if XNNPACK has
+            a kernel for packed weights.
     """
     weights: Weights = a.weights
     how: Rounding | Literal["family"] = rounding
@@ -105,7 +105,6 @@ def prepare_sums(
 
 
 def _fits(a: Arguments, channels: tuple[int, ...]) -> Any:
-    """Whether float32 represents all possible sums of 8-bit products exactly."""
     weights: Weights = a.weights
     if a.wide or count_terms(tuple(weights.q.shape), channels) <= _most(a):
         return True
@@ -120,7 +119,7 @@ def _largest(a: Arguments) -> int:
 
 
 def _most(a: Arguments) -> int:
-    """Return how many products float32 can sum exactly even for the largest weights."""
+    """Return how many products of the largest values float32 can sum exactly."""
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
@@ -129,9 +128,9 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
 
     Args:
         a: the arguments.
-        linear: function that computes the sums.
-        as_matrices: function that computes the sums as a matrix product, which is exact on GPUs;
-            None if a matrix product would be slow.
+        linear: computes the sums.
+        as_matrices: computes the sums as a matrix product, which is exact on GPUs. None if a matrix
+            product would be slow.
     """
     prepared: Sums = a.prepared
     sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)
@@ -169,11 +168,11 @@ def _flatten(values: Any, dtype: tf.DType) -> Any:
 def _sums_of_8_bits(
     a: Arguments, linear: Linear, as_matrices: Linear | None, dtype: tf.DType
 ) -> Any:
-    """Compute the sums of 8-bit products, plus the bias, and return them in `dtype`.
+    """Compute the sums of 8-bit products plus the bias, in `dtype`.
 
-    Float32 is exact if all sums are below 2^24, as in most models. Otherwise, groups of input
-    channels that are small enough to be exact are summed in float32, and the groups are added in
-    float64. A bias with more bits than float32 is rounded to float32, here and in files.
+    Float32 is exact if all sums are below 2^24, as in most models. Otherwise, input channels are
+    divided into groups with exact sums in float32. Then float64 adds the groups. Here and in files,
+    the bias is rounded to float32.
     """
     x, kernel, bias = a.q[0], a.prepared.kernel, a.prepared.bias
     has_groups = len(kernel.shape) > 2 and x.shape[-1] != kernel.shape[-2]
@@ -181,8 +180,8 @@ def _sums_of_8_bits(
     def add_bias(sums: Any) -> Any:
         if bias is not None:
             values = tf.cast(bias, sums.dtype)
-            # TensorFlow would fuse bias_add with a grouped convolution, for which it has no kernel
-            # on CPUs without oneDNN.
+            # TensorFlow would fuse bias_add with a convolution. CPUs without oneDNN have no such
+            # kernel for grouped convolutions.
             sums = sums + values if has_groups else tf.nn.bias_add(sums, values)
         # TensorFlow can fuse a ReLU, but not a clip.
         return tf.nn.relu(sums) if a.merges_relu else sums
@@ -191,7 +190,7 @@ def _sums_of_8_bits(
         is_wide = math.prod(kernel.shape[:-2]) > 1
         if not (has_gpu() and is_wide and len(a.prepared.channels) == 1):
             return linear(x, kernel)
-        # GPUs may transform convolutions (Winograd, FFT), with rounding errors in float32.
+        # GPUs may compute convolutions by Winograd or FFT, with rounding errors in float32.
         if as_matrices is not None and not has_groups:
             return as_matrices(x, kernel)
         return tf.round(linear(tf.cast(x, tf.float64), tf.cast(kernel, tf.float64)))
@@ -219,12 +218,12 @@ def weight_constants(
 ) -> list[int]:
     """Adds an operator's weights and bias to a file, and returns their tensors.
 
-    It always adds a bias. XNNPACK requires one for convolutions, and the bias's type decides
-    whether int16 kernels sum in 64 bits.
+    A bias is always added, because XNNPACK requires a bias for convolutions. The bias's type also
+    decides whether int16 kernels sum in 64 bits.
 
     Args:
         e: the operator.
-        arrange: function that converts the weights from the layer's shape to the file's.
+        arrange: converts the weights from the layer's shape to the file's shape.
         axis: the axis of the output channels in the file.
     """
     weights = e.weights

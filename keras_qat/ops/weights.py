@@ -15,7 +15,7 @@ from keras_qat.io.inputs import split_rows
 
 
 def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
-    """Applies a function to a table in blocks of rows, to save memory for large tables.
+    """Applies a function to a table in blocks of rows. Blocks save memory for large tables.
 
     Returns:
         An array, or a tensor if the table is a tensor of a graph.
@@ -33,25 +33,25 @@ def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
-    """The quantized weights of a node after folding: arrays for files, or tensors of a graph.
+    """The folded and quantized weights of a node: arrays for files, or tensors of a graph.
 
     Args:
-        name: the layer's attribute that holds the weight; "" for an affine operator.
-        q: quantized values, -127 to 127, in the layer's shape; a value for each channel if affine.
-            None in `Arguments` after preparation.
+        name: the layer's attribute that holds the weight. An affine operator has "".
+        q: the quantized values, -127 to 127, in the layer's shape. An affine operator has a value
+            for each channel. None in `Arguments` after preparation.
         scale: the scales: float32 values in float64, with a shape that broadcasts against `q`.
-        bias: integers in units of input scale x weight scale, one for each output channel; or None.
+        bias: an integer for each output channel, or None. The unit is input scale x weight scale.
         bits: bits that the weights were trained with, 2 to 8.
-        reach: the result of `compute_reach`, or None. Sums of products are at most `reach` times
-            the largest input.
-        rounding: the largest change of a weight, in steps of training, after an asymmetric range
-            of training was made symmetric, as kernels require; 0 for a symmetric range.
-        packed: whether files hold the weights in 4 bits, two in a byte.
-        divisor: common divisor of all values, or one for each channel, if the quotients fit 4 bits;
-            or None. Weights of few bits have a divisor, because files scale them to 8 bits.
-        gates: number of column blocks, each with a scale, in an LSTM.
-        inner: quantization parameters of tensors inside the operator, by name.
-        recurrent: weights of a recurrent operator for its previous output.
+        reach: the result of `compute_reach`, or None if unknown. Sums of products are at most
+            `reach` times the largest input.
+        rounding: the largest change of a weight after training, in steps of training. Kernels
+            require symmetric ranges, so weights change if training had an asymmetric range.
+        packed: whether files store the weights in 4 bits, two in a byte.
+        divisor: the common divisor of all values, or of each channel. None if the quotients do not
+            fit in 4 bits. Weights of few bits have a divisor, because files scale them to 8 bits.
+        gates: the number of column blocks in an LSTM. Each block has a scale.
+        inner: the quantization parameters of tensors inside the operator, by name.
+        recurrent: the weights of a recurrent operator for its previous output.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Weights:
 
     @property
     def count(self) -> int:
-        """The number of weights, without the bias."""
+        """The number of weights, including `recurrent`, without biases."""
         more = 0 if self.recurrent is None else self.recurrent.count
         return int(np.prod(self.q.shape)) + more
 
@@ -80,7 +80,7 @@ class Weights:
 
     @property
     def granularity(self) -> str:
-        """How many scales the weights have: "per gate", "per channel" or "per tensor"."""
+        """The granularity of the scales: "per gate", "per channel" or "per tensor"."""
         return "per gate" if self.gates else "per channel" if self.per_channel else "per tensor"
 
     def __str__(self) -> str:
@@ -90,17 +90,17 @@ class Weights:
 
 
 def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
-    """Returns the number of products in the sum of one output value.
+    """Returns the number of products that are summed for one output value.
 
     Args:
-        shape: shape of the weights.
-        channels: axes of the output channels, counted from the end.
+        shape: the shape of the weights.
+        channels: the axes of the output channels, counted from the end.
     """
     return math.prod(shape) // max(1, math.prod(shape[axis] for axis in channels))
 
 
 def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float | tf.Tensor:
-    """Returns the largest sum of |weight| over the positive or the negative weights of a channel.
+    """Returns the largest sum of |weight| in a channel, over weights with the same sign.
 
     Args:
         q: the quantized weights, an array or a tensor.

@@ -1,6 +1,6 @@
 """Reads and writes the states that a stateful layer keeps between calls.
 
-The states are the layer's float variables, as in training and `reset_states`.
+The states are float variables of the layer. Training and `reset_states` use them too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
 def store_states(
     layer: Any, params: Sequence[QuantParams], states: Sequence[Any], result: Any
 ) -> Any:
-    """Assigns quantized states to the layer's variables, and then returns `result` unchanged."""
+    """Assigns quantized states to the layer's variables. Returns `result` unchanged."""
     done = [
         variable.assign(
             tf.cast(tf.cast(q, tf.float64) * own.scale, variable.dtype), read_value=False
@@ -44,7 +44,7 @@ class StateVariable:
     """A 16-bit variable in a file. It keeps the state of operators that have no variables.
 
     Args:
-        e: the emission.
+        e: adds operators to the file.
         shape: the state's shape, without unknown sizes.
         params: the quantization parameters of the state.
     """
@@ -56,7 +56,7 @@ class StateVariable:
         self.variable = e.builder.variable(e.temporary("kept", column, wide))
 
     def read(self) -> int:
-        """Adds operators that read the state after the previous run. In the first run, it is 0."""
+        """Adds operators that read the state of the previous run. The first run reads 0."""
         column = self.e.temporary("before", self.e.shape(self.variable), self.params)
         self.e.add("QUANTIZE", [self.variable], [column])
         return self.e.make_reshaped(column, self.shape, "begun")
@@ -64,9 +64,9 @@ class StateVariable:
     def write(self, state: int) -> int:
         """Adds an SVDF that writes `state` to the variable, and returns the SVDF's output.
 
-        The SVDF has weights of 1 and a memory of one step, and updates its variable in place. If an
-        operator returned the variable, `read` and `write` would form a cycle, and LiteRT would not
-        delegate them to XNNPACK. The SVDF's output must be used. Otherwise compilers remove the
+        The SVDF has weights of 1 and a memory of one step. It updates its variable in place. If an
+        operator returned the variable, `read` and `write` would form a cycle. LiteRT would then not
+        delegate them to XNNPACK. The SVDF's output must be used. Otherwise, compilers remove the
         SVDF.
         """
         e, scale = self.e, self.params.scale

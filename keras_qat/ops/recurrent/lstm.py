@@ -1,9 +1,10 @@
 """LSTM, which TFLite computes with one operator for all steps of a sequence.
 
-Gates are int16 with 12 fractional bits. Their sigmoids and hyperbolic tangents have 15 fractional
-bits, and TFLite and TFLite Micro compute them differently. The cell state is int16 with 11
-fractional bits, so its values are below 16. The hidden state and the output are int8 from -1 to
-127/128. TFLite Micro also has a kernel with int16 for the input, the hidden state and the output.
+Gates are int16 with 12 fractional bits. Sigmoids and hyperbolic tangents of gates have 15
+fractional bits. TFLite and TFLite Micro compute these functions differently. The cell state is
+int16 with 11 fractional bits, so its values are below 16. The hidden state and the output are int8,
+from -1 to 127/128. TFLite Micro also has a kernel with int16 for the input, the hidden state and
+the output.
 
 The operator keeps its states from one run of a file to the next, like a `stateful` layer. For all
 other layers, the file first writes zeros into the states.
@@ -37,7 +38,7 @@ from keras_qat.ops.recurrent.step_math import count_steps
 from keras_qat.ops.weights import Weights
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
-"""The range of the hidden states. The output consists of hidden states."""
+"""The range of the hidden state and the output."""
 
 CELL = QuantParams(np.float32(2.0**-11), 0, 16)
 """Quantization parameters of the cell state."""
@@ -50,7 +51,7 @@ _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
 def read_form(call: Call) -> Attributes:
-    """Returns the options `backwards`, `sequences` (return all steps) and `keeps` (stateful)."""
+    """Returns `backwards`, `sequences` (return all steps) and `keeps` (keep the states)."""
     return {
         "backwards": bool(call.layer.go_backwards),
         "sequences": bool(call.layer.return_sequences),
@@ -68,7 +69,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def explain_form(call: Call, axes: int = 3) -> str | None:
-    """Returns why a call is not a plain sequence with initial states of zero; None if it is."""
+    """Returns why the inputs of a call are not supported. Returns None if they are supported."""
     layer = call.layer
     is_masked = any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None
     if is_masked and not has_mask_input(layer):
@@ -86,7 +87,7 @@ class _Prepared:
 
     Args:
         of_input, of_hidden: parameters of the products of inputs and of hidden states.
-        tables: the sigmoid and the tanh of gates, and the tanh of cell states, for each int16.
+        tables: sigmoid of gates, tanh of gates and tanh of cell states, for all int16 values.
     """
 
     of_input: Products
@@ -95,7 +96,6 @@ class _Prepared:
 
 
 def _choose_family(a: Arguments) -> Arguments:
-    """Return the arguments, with a kernel family that has an LSTM for these bits."""
     if a.wide and not a.family.int16_lstm:  # Only TFLite Micro has an int16 LSTM.
         return dataclasses.replace(a, family=TFLM)
     return a
@@ -146,7 +146,6 @@ def _compute(a: Arguments) -> Any:
 
 
 def _find_first_states(a: Arguments, x: Any) -> tuple[Any, Any]:
-    """Returns the states before the first step: zeros, or the states of a stateful layer."""
     kernel = a.prepared.of_hidden.kernel
     if a.attributes["keeps"]:
         hidden, cell = read_states(a.call.layer, _get_state_params(a))
@@ -161,19 +160,17 @@ def _get_state_params(a: Arguments) -> tuple[QuantParams, QuantParams]:
 
 
 def _divide(a: Arguments, x: Any, bits: int) -> Any:
-    """Computes x / 2^bits with the kernel family's rounding."""
     if a.family.lstm == "tflite_micro":
         return _divide_twice(x, bits)
     return divide_floats(x, bits)
 
 
 def _divide_twice(x: Any, bits: int) -> Any:
-    """Computes x / 2^bits and rounds twice, like a 31-bit multiplier followed by a shift."""
+    """Compute x / 2^bits and round twice, like a 31-bit multiplier followed by a shift."""
     return divide_floats(tf.floor(x * 0.5 + 0.5), bits - 1)
 
 
 def _tabulate(a: Arguments) -> list[Any]:
-    """Tabulate the sigmoid and the tanh of gates, and the tanh of cell states, for each int16."""
     if a.family.lstm == "tflite":
         tables: Any = (
             sigmoid_and_tanh.sigmoid_table(3),
@@ -245,7 +242,7 @@ def _emit(e: Emission) -> None:
 
 
 def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
-    """Add the weights of each gate as [output, input]. Return their tensors and scales."""
+    """Add the weights of each gate as [output, input]. Return the tensors and the scales."""
     parts = np.split(np.asarray(weights.q).astype(np.int8), 4, -1)
     scales = [np.float32(part.flat[0]) for part in np.split(np.asarray(weights.scale), 4, -1)]
     tensors = [
@@ -256,7 +253,7 @@ def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], li
 
 
 def _count_sequences(e: Emission, x: int) -> int:
-    """Return the number of sequences per example: several if time was folded into the batch."""
+    """Return the number of sequences per example. Folding time into the batch makes several."""
     sequences, examples = e.shape(x)[0], e.shape(FIRST)[0]
     if sequences and examples:
         return sequences // examples
@@ -284,9 +281,9 @@ def _count_sequences(e: Emission, x: int) -> int:
 def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
     """Add operators that write zeros into the states.
 
-    They multiply one value of each example by zeros, to get the batch size. The value is from `x`,
-    or from the file's first input if operators determine sizes at run time: interpreters must
-    allocate the memory of states before such operators.
+    Zeros are multiplied by one value of each example, because the product has the batch size. The
+    value is from `x`. If operators determine sizes at run time, the value is from the file's first
+    input. Interpreters must allocate the memory of states before operators that determine sizes.
     """
     hidden, cell = states
     batch, units = e.shape(cell)
@@ -332,7 +329,7 @@ def _cast_to_int16(e: Emission, source: int) -> int:
 
 
 def _emit_first_values(e: Emission, source: int, batch: int | None) -> int:
-    """Add operators that slice the first value of each example, and return the slice."""
+    """Add operators that slice the first value of each example. Return the slice, [batch, 1]."""
     rank = len(e.shape(source))
     if rank == 1:
         return e.make_reshaped(source, (batch, 1), "some")

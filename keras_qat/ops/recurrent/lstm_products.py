@@ -21,13 +21,13 @@ GATE = QuantParams(np.float32(2.0**-12), 0, 16)
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """The prepared parameters of products with inputs, or with the hidden state.
+    """The prepared parameters of products of weights with inputs or with hidden states.
 
     Args:
         kernel, bias: the quantized weights.
         factor: fixed-point multipliers that convert sums of products to the scale of the gates.
         in_float: the same multipliers for `fixed_point.multiply_floats`.
-        is_small: whether sums are so small that `in_float` has exact results.
+        is_small: whether sums are small enough for `in_float` to be exact.
     """
 
     kernel: Any
@@ -58,7 +58,7 @@ class Products:
         )
 
     def multiply(self, a: Arguments, x: Any) -> Any:
-        """Returns x times the weights, plus the bias, in the scale of the gates, in float64."""
+        """Returns `x` times the weights plus the bias, in float64 and in the scale of the gates."""
         sums = tf.cast(tf.matmul(tf.cast(x, self.kernel.dtype), self.kernel), tf.float64)
         if self.bias is not None:
             sums += self.bias

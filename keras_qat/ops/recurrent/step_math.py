@@ -1,4 +1,4 @@
-"""The steps of recurrent layers, which training and integer inference share."""
+"""The steps of recurrent layers. Training and integer inference share this code."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Arithmetic(Protocol):
     """The operations of a step, in float or in integers. `name` is the name of a result's range."""
 
     def product(self, part: str, hidden: Any) -> Any:
-        """Multiplies a hidden state by one part of the recurrent weights, and adds the bias."""
+        """Multiplies a hidden state by a section of the recurrent weights, and adds the bias."""
 
     def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
-        """Adds two values. If `maximum` is not None, applies a ReLU with this maximum."""
+        """Adds two values. Then applies a ReLU with this maximum, unless `maximum` is None."""
 
     def multiply(self, first: Any, second: Any, name: str) -> Any: ...
     def sigmoid(self, x: Any, name: str) -> Any: ...
@@ -32,20 +32,21 @@ class Arithmetic(Protocol):
         """Computes 1 - x."""
 
     def split(self, x: Any, count: int) -> list[Any]:
-        """Splits a value into blocks of channels."""
+        """Splits `x` into `count` blocks of channels."""
 
 
 States = tuple[Any, ...]
 """The states after a step. The first is the layer's output."""
 
 Step = Callable[[Arithmetic, Mapping[str, Any], States], States]
-"""A function (arithmetic, products of the step's input by part, states) -> next states."""
+"""A function of an `Arithmetic`, the products of the step's inputs by section, and the states.
+It returns the next states."""
 
 
 def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
     """Compute the gates: a sigmoid of the sum of input and state products.
 
-    A hard sigmoid only clips the sum, because the weights include its slope and offset.
+    A hard sigmoid only clips the sum. The weights include the slope and the offset.
     """
     fed_back = m.product("gates", hidden)
     if hard:
@@ -101,29 +102,29 @@ def make_step(attributes: Attributes) -> Step:
 
 
 def names_of_states(attributes: Attributes) -> tuple[str, ...]:
-    """Returns the name of each state's range."""
+    """Returns the names of the states' ranges."""
     return ("hidden", "cell") if has_cell(attributes) else ("hidden",)
 
 
 def has_cell(attributes: Attributes) -> bool:
-    """Whether a layer with these attributes has a cell state, like an LSTM."""
+    """Returns True if a layer with these attributes has a cell state, like an LSTM."""
     return "relu" not in attributes and "reset_after" not in attributes
 
 
 def convolves(attributes: Attributes) -> bool:
-    """Whether a layer with these attributes convolves images, like a ConvLSTM."""
+    """Returns True if a layer with these attributes convolves images, like a ConvLSTM."""
     return "padding" in attributes
 
 
 HARD_SIGMOID = keras.activations.hard_sigmoid
-"""Keras 2's hard sigmoid: 0.2 * (x + 2.5), clipped to 0 to 1."""
+"""Keras 2's hard sigmoid: 0.2 * (x + 2.5), clipped to [0, 1]."""
 
 
 class Part(NamedTuple):
     """Columns of a layer's weights with the same activation function.
 
-    A hard sigmoid clips slope * (product + offset). The weights' scales include the slope, and the
-    bias of the inputs includes the offset.
+    A hard sigmoid clips slope * (product + offset). The weights' scales include the slope. The bias
+    of the inputs includes the offset.
     """
 
     blocks: tuple[slice, ...]
@@ -132,7 +133,7 @@ class Part(NamedTuple):
 
 
 def find_weight_parts(layer: Any) -> dict[str, Part]:
-    """Returns the parts of a layer's weights by name: "sum", or "gates" and "candidate"."""
+    """Returns the sections of a layer's weights by name: "sum", or "gates" and "candidate"."""
     units = layer.filters if isinstance(layer, CONV_LSTMS) else layer.units
 
     def block(first: int, count: int = 1) -> slice:
@@ -158,7 +159,7 @@ def compute_offsets(layer: Any) -> np.ndarray:
 
 
 def select_columns(x: Any, part: Part) -> Any:
-    """Returns the columns of `x`, an array or a tensor, that belong to a part."""
+    """Returns the columns of `x` that belong to a part. `x` is an array or a tensor."""
     blocks = [x[..., block] for block in part.blocks]
     if len(blocks) == 1:
         return blocks[0]
@@ -166,9 +167,9 @@ def select_columns(x: Any, part: Part) -> Any:
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """Returns the ranges that are observed inside a step, by name: ranges of products and sums.
+    """Returns the ranges of products and sums that are observed inside a step, by name.
 
-    16-bit sums have fixed ranges. Products that are converted to 16 bits have the zero point 0.
+    16-bit sums have fixed ranges. Products that become 16-bit have the zero point 0.
     """
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}

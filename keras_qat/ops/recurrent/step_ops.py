@@ -1,4 +1,4 @@
-"""Runs the steps of recurrent layers in integers, with the operators ADD, MUL, TANH and so on."""
+"""Computes the steps of recurrent layers in integers, with operators such as ADD, MUL and TANH."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in (
 assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
-"""16-bit parameters for values up to 1, 10 and 20. For powers of two, kernels round differently."""
+"""16-bit parameters for values up to 1, 10 and 20. Some kernels compute sigmoid and tanh
+differently if the input's scale is a power of two. Limits of 8 and 16 are therefore avoided."""
 
 NEVER_CLIPPED = (UNIT, SUM)
-"""Quantization parameters with ranges that contain all values, so rounding never clips."""
+"""Parameters that never clip, because their ranges contain all values."""
 
 FIXED: dict[str, FixedRange | QuantParams] = {
     "hidden": HIDDEN,
@@ -36,14 +37,14 @@ FIXED: dict[str, FixedRange | QuantParams] = {
     **dict.fromkeys(("addend", "cell"), CELL),
     **dict.fromkeys(("gates", "candidate"), SUM),
 }
-"""Tensor inside a step -> its fixed range, unless the weights have an inner range of that name."""
+"""Maps a tensor inside a step to its fixed range. `Weights.inner` may replace the range."""
 
 ONE = QuantParams(np.float32(1 / 128), -128, 8)
 """Quantization parameters of the constant 1. Its quantized value is 0."""
 
 
 def get_fixed_params(name: str) -> QuantParams:
-    """Returns the quantization parameters of a tensor inside a step that has a fixed range."""
+    """Returns the quantization parameters of a tensor inside a step, from `FIXED`."""
     fixed = FIXED[name]
     return fixed.params(8) if isinstance(fixed, FixedRange) else fixed
 
@@ -61,8 +62,8 @@ class Steps:
         machine: prepares, computes or emits the operators.
         parts: sections of the weights, by name.
         attributes: attributes of the layer's operator.
-        weights: the weights for inputs. Their field `recurrent` has the weights for states. After
-            preparation, they only hold the inner ranges.
+        weights: the weights for inputs. `weights.recurrent` has the weights for states. After
+            preparation, both have only inner ranges.
     """
 
     machine: Machine
@@ -75,7 +76,7 @@ class Steps:
         return get_inner_params(self.weights, name)
 
     def multiply_input(self, part: str, x: Quantized) -> Quantized:
-        """Multiplies the inputs `x` by one part of their weights."""
+        """Multiplies the inputs `x` by the section `part` of their weights."""
         options = {name: self.attributes[name] for name in CONV.defaults if name in self.attributes}
         return self._multiply_weights(x, self.weights, part, f"input_{part}", options)
 
@@ -106,7 +107,7 @@ class Steps:
     def _run_on_two(
         self, op: Op, inputs: list[Quantized], name: str, maximum: float | None = None
     ) -> Quantized:
-        """Run an operator of two inputs in 16 bits if any tensor has 16 bits, otherwise in 8."""
+        """Run an operator in 16 bits if an input or the output has 16 bits, otherwise in 8 bits."""
         params = self.get_params(name)
         if all(item.bits == 8 for item in (params, *(own for _, own in inputs))):
             return self.machine.run(op, inputs, params, maximum=maximum)
@@ -136,13 +137,13 @@ class Steps:
         return self.machine.constant("constant", np.zeros([]), params)
 
     def zeros(self, like: Quantized, name: str) -> Quantized:
-        """Returns zeros with the shape of `like`, by multiplying it by zero."""
+        """Returns zeros with the shape of `like`, by multiplying `like` by zero."""
         zero = QuantParams(np.float32(1.0), 0, self.get_params(name).bits)
         return self.multiply(self._add_zero(zero), like, name)
 
 
 def _select_part(weights: Weights, part: Part) -> Weights:
-    """Return the columns of a part of the weights, with their scales and biases."""
+    """Return the weights, scales and biases in the columns of a part. Scales include its slope."""
     if weights.q is None:  # After preparation.
         return weights
     bias = None if weights.bias is None else select_columns(weights.bias, part)

@@ -1,9 +1,9 @@
-"""Unrolls GRU, SimpleRNN and ConvLSTM, for which TFLite has no operators.
+"""Unrolls GRU, SimpleRNN, ConvLSTM, and LSTM with a mask. TFLite has no operators for them.
 
 The products of the inputs of all steps are computed at once. After that, a step only multiplies the
 hidden state and computes elementwise operations. All steps share weights and ranges. `step_math`
-defines the steps. `step_ops` computes them in integers and emits them. Training computes them in
-float.
+defines a step. `step_ops` computes the step in integers, and emits it. Training computes the step
+in float.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from keras_qat.ops.recurrent.step_ops import SIGMOID, Steps, make_emitting_steps
 from keras_qat.ops.weights import Weights
 
 MOST_STEPS = 64
-"""The maximum number of steps. A step of a SimpleRNN adds 3 operators to the file, a step of a GRU
-adds 13, and a step of a ConvLSTM adds 18."""
+"""The maximum number of steps. A step of a SimpleRNN adds 3 operators to the file. A step of a
+GRU adds 13, and a step of a ConvLSTM adds 18."""
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
     """Prepare the operators of the input products, the initial state, a step and the output.
 
-    Returns the prepared parameters of all four by name, and the weights without their values.
+    Return the prepared parameters of all four by name, and the weights without values.
     """
     weights: Weights = a.weights
     prepared: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
@@ -114,17 +114,17 @@ def _compute(a: Arguments) -> Any:
 
 
 _MASK = "mask"
-"""Key of the mask in a dict of a step's inputs. The other keys are parts of the weights."""
+"""The key of the mask in a dict of a step's inputs. All other keys name sections of the weights."""
 
 
 def has_initial_state(a: Arguments | Emission) -> bool:
-    """Whether the initial state is an input. A layer with a mask cannot have such an input."""
+    """Returns True if the second input is the initial state. With a mask, it is the mask."""
     count = len(a.inputs) if isinstance(a, Emission) else len(a.q)
     return count > 1 and not a.attributes["masked"]
 
 
 def _multiply_inputs(m: Steps, part: str, x: Quantized) -> Quantized:
-    """Multiply the inputs of all steps, as one batch, by one part of the weights."""
+    """Multiply the inputs of all steps, as one batch, by one section of the weights."""
     q, params = x
     if not convolves(m.attributes):
         return m.multiply_input(part, x)
@@ -134,7 +134,6 @@ def _multiply_inputs(m: Steps, part: str, x: Quantized) -> Quantized:
 
 
 def _swap_steps(x: Any) -> Any:
-    """Swap the axes of examples and steps."""
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
@@ -177,7 +176,7 @@ def _emit_first_states(
 
 
 def _emit_masks(e: Emission, steps: int) -> list[int]:
-    """Add operators that split the mask, and return the mask of each step, [batch, 1]."""
+    """Add operators that split the mask. Return the mask of each step, [batch, 1]."""
     mask, (batch, _) = e.inputs[1], e.shape(e.inputs[1])
     masks = [e.temporary(f"mask/{step}", (batch, 1), "bool") for step in range(steps)]
     for step, target in enumerate(masks):
@@ -186,7 +185,7 @@ def _emit_masks(e: Emission, steps: int) -> list[int]:
 
 
 def _emit_selection(e: Emission, mask: int, after: States, before: States) -> States:
-    """Select the states after a step if the mask is True, otherwise the states before it."""
+    """Select the states after a step if the mask is True. Otherwise select the states before it."""
     states = list[Quantized]()
     for (new, params), (old, _) in zip(after, before, strict=True):
         chosen = e.temporary("state", e.shape(new), new)
@@ -196,7 +195,7 @@ def _emit_selection(e: Emission, mask: int, after: States, before: States) -> St
 
 
 def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
-    """Return a function of a step's index that returns the products of the step's input.
+    """Return a function that returns the products of a step's input, given the step's index.
 
     One operator computes the products of all steps. For images, this would need too much memory, so
     each step has its own operator.
@@ -213,7 +212,6 @@ def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized
 
 
 def _emit_output(e: Emission, hidden_states: list[Quantized], output: int) -> None:
-    """Add the output: all hidden states, or the last one."""
     hidden, params = hidden_states[-1]
     native = output
     if "hidden" in e.weights.inner:
@@ -237,7 +235,6 @@ def _emit_output(e: Emission, hidden_states: list[Quantized], output: int) -> No
 
 
 def _emit_steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
-    """Add an UNPACK of a sequence, and return its steps."""
     index, params = x
     batch, steps, *sizes = e.shape(index)
     assert steps is not None
@@ -252,7 +249,6 @@ def _emit_steps(e: Emission, x: Quantized, name: str) -> list[Quantized]:
 def _accepts(
     activations: str, allowed: Mapping[str, tuple[Any, ...]], call: Call, attributes: Attributes
 ) -> str | None:
-    """Accept layers with supported states, masks and activation functions."""
     is_image = convolves(attributes)
     axes = 3 + len(attributes["strides"]) if is_image else 3
     if (reason := explain_form(call, axes)) is not None:
@@ -280,11 +276,11 @@ def _accepts(
 
 
 def _read_attributes(call: Call) -> Attributes:
-    """Return the attributes from `read_form`, and `masked`, `zeroes` and `hard` (hard sigmoids).
+    """Return the attributes from `read_form`, and `masked`, `zeroes` and `hard`.
 
-    With `zeroes`, masked steps return zeros, as inside Bidirectional. Otherwise they repeat the
-    previous output. A GRU also has `reset_after`. A SimpleRNN has `relu` instead of `hard`. A
-    ConvLSTM also has the attributes of a convolution.
+    With `zeroes`, masked steps return zeros, as inside Bidirectional. Otherwise, they repeat the
+    previous output. With `hard`, gates are hard sigmoids. A GRU also has `reset_after`. A SimpleRNN
+    has `relu` instead of `hard`. A ConvLSTM also has the attributes of a convolution.
     """
     layer, masked = call.layer, keras_variants.has_mask_input(call.layer)
     form = {
