@@ -1,8 +1,9 @@
 """Quantization-aware training for Keras 2, with exact int8 export.
 
-`quantize_model` converts a float model to a `QuantizedModel`, and `plan` returns a `Plan` of the
-conversion. `quantizers` returns each `Quantizer`, `summary` returns a `Summary`, `verify` a
-`Report`, `simulate` a `Simulation`, and `resolve` the `ResolvedGraph` that all exports read.
+`quantize_model` converts a float model to a `QuantizedModel`. `plan` describes the conversion in a
+`Plan`. `summary` returns a `Summary`, `verify` returns a `Report`, and `simulate` returns a
+`Simulation`. `quantizers` returns each `Quantizer`. All exports read the `ResolvedGraph` of
+`resolve`.
 """
 
 from keras_qat import callbacks, layers, recipes, specs, targets

@@ -139,7 +139,7 @@ def evaluate(
     kernels: str | None,
     as_json: bool,
 ) -> None:
-    """Measure MODEL on DATA with labels, in float and in integers.
+    """Measure MODEL on DATA with labels, in float and, if it is quantized, in integers.
 
     Measures accuracy for classes, and the mean absolute error for other labels.
     """

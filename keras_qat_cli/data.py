@@ -22,8 +22,7 @@ PIXELS: dict[str, tuple[float, float]] = {
     "0..1": (1 / 255, 0.0),
     "-1..1": (2 / 255, -1.0),
 }
-"""Maps the range of a model's inputs to the factor and the offset that scale pixels to the
-range."""
+"""Maps a range of inputs to the factor and the offset that scale pixels to the range."""
 
 
 class Source(NamedTuple):

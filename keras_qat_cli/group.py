@@ -227,7 +227,7 @@ class Settings(NamedTuple):
             return models.load(path, self.trust, compiled)
 
     def load_quantized(self, path: Path, quantizing: Quantizing) -> Any:
-        """Loads a quantization-aware model. Quantizes a float model."""
+        """Loads a model, and quantizes it if it is a float model."""
         import keras_qat
 
         model = self.load(path)

@@ -92,7 +92,7 @@ class Diagnosis:
 
     @property
     def is_good(self) -> bool:
-        """Whether there are no problems and `verify` would call the model good."""
+        """True if `verify` would call the model good, and there are no problems."""
         now = self.now
         use: Use = "values" if now.agreement is None else "classes or values"
         grade = grade_figures(use, now.sqnr, now.agreement, self.examples)
@@ -119,8 +119,8 @@ class Diagnosis:
 def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
     """Finds problems of a quantized model, and measures which remedies help.
 
-    Half of the examples determine the ranges and biases of remedies. The other half compares the
-    integer outputs of the file with the float model. The model does not change.
+    Half of the examples determine the ranges and biases of remedies. On the other half, the file's
+    integer outputs are compared with the float model. The model does not change.
 
     Args:
         model: a quantization-aware model with ranges, from `quantize_model`.
@@ -183,7 +183,7 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
                 by_remedy[code] = _measure(
                     run_examples(treated, tested, graph.origin.file_family), exact
                 )
-        if code == CALIBRATE:  # Also checks the data.
+        if code == CALIBRATE:  # Calibration also checks the data.
             for text in (str(one.message) for one in caught):
                 problems += [text] * (text.split(",")[0] not in subjects)
                 subjects.add(text.split(",")[0])
@@ -195,8 +195,8 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
     """Return remedies with enough gain, the best first.
 
-    Other remedies must gain `GAIN` more than calibration, which is free on the device. Calibration
-    comes first if it has half of the best gain.
+    Calibration comes first if it has half of the best gain, because it is free on the device. Other
+    remedies must gain `GAIN` more than calibration.
     """
     gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
     calibration = gain.get(CALIBRATE, 0.0)

@@ -57,7 +57,7 @@ def plan(
             or a structure of inputs.
         outputs: names of the tensors that exported files return, by default the model's outputs.
         show_passes: whether to print how each pass of lowering changes the model's graph. The
-            environment variable `KERAS_QAT_SHOW_PASSES=1` does so for every function.
+            environment variable `KERAS_QAT_SHOW_PASSES=1` prints this for every function.
 
     Returns:
         The plan. Print it, or read its `rows`, `float_layers` and `problems`.

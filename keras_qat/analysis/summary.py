@@ -310,7 +310,7 @@ def _find_peak(
 
 
 def _count_copies(node: Node, size: Callable[[Tensor], int]) -> int:
-    """Return the bytes of the dequantized copies that a float node needs of its inputs."""
+    """Return the bytes of a float node's dequantized inputs."""
     if node.op is not None:
         return 0
     read = {x: _count_float_bytes(x) for x in node.inputs if isinstance(x, Tensor)}

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def read_input_range(input_range: Any) -> tuple[float, float] | None:
-    """Checks `input_range`, and widens it to include zero. Returns None for None.
+    """Checks `input_range`, and widens it to include zero. None stays None.
 
     Raises:
         ValueError: if `input_range` is not a finite minimum and maximum.

@@ -1,4 +1,4 @@
-"""Defines recipes, which describe as data how to quantize a model."""
+"""Recipes: descriptions of how to quantize a model, as data."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Override:
         quantize: False keeps the layers in float. True reverts an earlier False. True also
             quantizes LayerNormalization and GroupNormalization, which stay in float by default.
         open: whether to trace custom layers and quantize their operations. False keeps custom
-            layers in float. None traces them, except layers that normalize. True traces all of
-            them.
+            layers in float. None traces custom layers, except layers that normalize. True also
+            traces layers that normalize.
     """
 
     layers: str
@@ -76,14 +76,14 @@ class Recipe:
         freeze_bn_delay: first training step that freezes BatchNormalization, or None.
             `callbacks.FreezeBatchNorm` overrides it.
         overrides: settings that differ for some layers. Later overrides win. See `override`.
-        end_bits: bits of the first and last layers: of weights, inputs and outputs. Activations
-            that are not multiplied, such as the terms of a sum, also have these bits. No activation
-            has fewer bits than `activations`. None means the same bits as elsewhere.
+        end_bits: bits of weights, inputs and outputs of the first and last layers. Activations that
+            are not multiplied, such as the terms of a sum, also have these bits. No activation has
+            fewer bits than `activations`. None means the same bits as elsewhere.
         unpacked_bits: bits of weights that files cannot pack: the weights of all layers except
             convolutions and dense layers. None means the same bits as for other weights.
         without_float: whether normalization layers and computed indices also use integers. Integers
             are slower on targets with float, and rounding may change indices. `strict=True` and
-            targets without float set this.
+            targets without float set it to True.
     """
 
     name: str
@@ -137,8 +137,8 @@ class Recipe:
             quantize: False keeps the layers in float. True reverts an earlier False. True also
                 quantizes LayerNormalization and GroupNormalization, which stay in float by default.
             open: whether to trace custom layers and quantize their operations. False keeps custom
-                layers in float. None traces them, except layers that normalize. True traces all of
-                them.
+                layers in float. None traces custom layers, except layers that normalize. True also
+                traces layers that normalize.
 
         Raises:
             ValueError: on bits outside 2 to 8, or if no setting is passed.
@@ -209,7 +209,7 @@ def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:
 
 
 def note_use(recipe: Recipe) -> None:
-    """Records that a recipe is used. Warns if the result of a `recipe.override` is unused."""
+    """Records that a recipe is used. Warns if a result of `recipe.override(...)` was never used."""
     _note_use(recipe)
     lost = vars(recipe).pop(_LOST, None)
     if lost:

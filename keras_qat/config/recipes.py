@@ -37,9 +37,9 @@ def int8(
 ) -> Recipe:
     """Returns the default recipe, for TFLite's int8 kernels.
 
-    Weights have one symmetric range per output channel, from the current weights. With 8 bits,
-    quantized weights are -127 to 127. Activations, inputs and outputs have one asymmetric range per
-    tensor. This range is the moving average of the minimum and the maximum of batches.
+    Weights have one symmetric range per output channel, which spans the current weights. With 8
+    bits, quantized weights are -127 to 127. Activations, inputs and outputs have one asymmetric
+    range per tensor. The range is the moving average of the minimum and the maximum of batches.
 
     Args:
         weight_bits: 2 to 8.
@@ -48,8 +48,8 @@ def int8(
             averages are shorter, because weights change quickly at first. Before batch 10,000, they
             span the last tenth of all batches.
         per_channel: False for one range per weight tensor, after BatchNormalization is folded in.
-            Some NPUs require this, and others then run several times as fast. Train such a model,
-            because `calibrate` alone loses accuracy.
+            Some NPUs require this. Other NPUs run several times as fast with it. The model then
+            needs training, because `calibrate` alone loses accuracy.
         ranges: how ranges are found. "moving_average" averages observed extremes. "learned" trains
             the ranges of activations and per-channel weights (LSQ), for 4 bits and fewer.
             "learned_clipping" trains only the ranges of activations, with the clipping error
@@ -243,8 +243,8 @@ def contrib(
             observe ranges.
         freeze_bn_delay: first training step that uses BatchNormalization's moving statistics, or
             None.
-        weight_narrow_range: whether weights leave the lowest quantized value unused. The first
-            version of `tf.contrib.quantize` passes False.
+        weight_narrow_range: whether weights leave the lowest quantized value unused. For the first
+            version of `tf.contrib.quantize`, pass False.
         quantize_folded_weights_use_ema: whether the range of folded weights is a moving average.
             The first version has this option. `quant_delay` then also applies to folded weights.
         delay_weights: whether `quant_delay` applies to all weights. In the first version, it only

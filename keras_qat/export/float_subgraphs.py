@@ -204,9 +204,9 @@ def _cast(x: tf.Tensor, dtype: str) -> tf.Tensor:
 
 
 def _explain(error: Exception, graph: ResolvedGraph) -> str:
-    """Return an error message that names the layers that the converter refuses.
+    """Return an error message with the names of the refused layers.
 
-    The converter's own error does not name them, so each layer is converted separately.
+    The converter's own error names no layers, so each layer is converted separately.
     """
     causes: dict[str, str] = {}
     for node in graph.nodes:

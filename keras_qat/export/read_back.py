@@ -84,7 +84,7 @@ def _find_misaligned(contents: bytes, file: schema.ModelT) -> Iterator[str]:
 def _compare_operators(graph: ResolvedGraph, written: schema.ModelT) -> Iterator[str]:
     """Yield the differences between the resolved graph and the operators of a file."""
     file, main = FileGraph(written), written.subgraphs[0]
-    # A RESHAPE's constant and a computed tensor may have the same name. The second one wins.
+    # A RESHAPE's constant and a computed tensor may share a name. The computed tensor wins.
     in_order = sorted(file.tensors, key=lambda tensor: tensor.index in file.producers)
     by_name = {tensor.name: tensor.index for tensor in in_order}
     indices: dict[Tensor, int] = {}

@@ -94,7 +94,7 @@ def find_batch_size(
     the file accepts any batch size.
 
     Raises:
-        ValueError: if two of these batch sizes differ.
+        ValueError: if `requested` differs from the size that the model or the target needs.
     """
     required = None if target is None else target.batch_size
     origin, rows = graph.origin, graph.origin.fixed_batch

@@ -74,7 +74,7 @@ def _add_reshape(builder: Builder, source: int, shape: Shape) -> int:
 def _add_similar_constant(
     builder: Builder, index: int, values: NDArray, scales: NDArray | None = None
 ) -> int:
-    """Add a constant like the constant `index`, with new values. None keeps the scales."""
+    """Add a constant like the constant `index`, with new values. `scales=None` keeps scales."""
     source = builder.graph.tensors[index]
     params = source.quantization
     return builder.constant(
@@ -86,10 +86,7 @@ def _add_similar_constant(
 
 
 def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape) -> None:
-    """Add the operator with new inputs, and restore the shape of its result.
-
-    `shape` is the shape of the operator's result before that.
-    """
+    """Add the operator with new inputs and a result of `shape`. Restore the result's shape."""
     (end,) = site.outputs
     result = _add_similar(builder, end.index, shape, "reshaped")
     builder.operator(site.operation.kernel, inputs, [result], **_get_options(site))
@@ -97,7 +94,7 @@ def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape)
 
 
 def multiply_matrix(builder: Builder, site: Site) -> None:
-    """Merges all axes of a FULLY_CONNECTED's input except the last. The product is a matrix."""
+    """Merges the first axes of a FULLY_CONNECTED's input: [a, b, c] becomes [a * b, c]."""
     x, *weights = _get_inputs(site)
     (end,) = site.outputs
     rows = math.prod(end.shape[:-1])
@@ -118,7 +115,7 @@ def flatten(builder: Builder, site: Site) -> None:
 
 
 def drop_batch_axis(builder: Builder, site: Site) -> None:
-    """Removes the first axis of an operator's tensors, which has size 1."""
+    """Removes the first axis (size 1) of an operator's tensors."""
     inputs, (end,) = _get_inputs(site), site.outputs
     for index, tensor in enumerate(site.tensors[:-1]):
         if len(tensor.shape) == len(end.shape):

@@ -59,8 +59,8 @@ def export_tflite(
     """Exports a trained quantization-aware model to an int8 TFLite file.
 
     The file's inputs and outputs have the model's names and order, as tensors and in the signature
-    `serving_default`. The file accepts batches of any size. `read_metadata` returns how the file
-    was made. The same model always produces the same bytes.
+    `serving_default`. `read_metadata` returns how the file was made. The same model always produces
+    the same bytes.
 
     Args:
         model: the model, or a model built from layers of quantization-aware models.
@@ -75,10 +75,10 @@ def export_tflite(
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without `input_range`, these inputs and the layers that read them are float. The range
             is widened to include zero.
-        rescaling: how training data were computed from pixels, if uint8 inputs are pixels from
-            0 to 255. Pass (scale, offset) for `scale * pixel + offset`, as scalars or
-            one value per channel, or pass the `Rescaling` or `Normalization` layer. For several
-            inputs, pass a dict by name. For training data from -1 to 1, pass `(1 / 127.5, -1)`.
+        rescaling: how training data were computed from pixels, if uint8 inputs are pixels from 0 to
+            255. Pass (scale, offset) for `scale * pixel + offset`, as scalars or one value per
+            channel. Or pass the `Rescaling` or `Normalization` layer. For several inputs, pass a
+            dict by name. For training data from -1 to 1, pass `(1 / 127.5, -1)`.
         pack_int4: whether weights of at most 4 bits are packed, two in a byte. Weights of depthwise
             convolutions are not packed, because few runtimes support this. The default is
             `model.pack_int4`. Packing halves the file. Inference is slower, because kernels unpack
@@ -86,8 +86,8 @@ def export_tflite(
             more coarsely, so about 2 % of a layer's quantized values are off by one. With
             `model.pack_int4 = True`, `predict` computes like the packed file.
         batch_size: fixed batch size of the file. Microcontrollers and NPUs require batch size 1.
-            The default is the target's batch size. Without a target, it is any batch size. For a
-            stateful model, it is the batch size of the states.
+            The default is the target's batch size. Without a target, the file accepts batches of
+            any size. Files of stateful models have the batch size of the states.
         target: the target of the file, by default the target of `quantize_model`. A warning lists
             operators that do not run anywhere. `targets.problems` also lists operators that run on
             another processor.

@@ -84,7 +84,6 @@ def write_graph(
 
 
 def _get_end_params(params: QuantParams, dtype: str | None) -> tuple[str, QuantParams | None]:
-    """Return the type and the quantization parameters of an input or output of the file."""
     if dtype == "float32":
         return dtype, None
     if dtype == "uint8":
@@ -151,7 +150,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Return the tensor of an output. Copy tensors that already are an input or output."""
+    """Return the tensor of an output. Copy a tensor if it already is an input or output."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""

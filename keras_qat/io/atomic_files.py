@@ -111,7 +111,7 @@ def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False
     Args:
         path: the destination.
         suffixes: endings of paths that are files, such as ".h5".
-        saved_model: True if all other paths are SavedModels. If False, they are not replaced.
+        saved_model: whether other paths are SavedModels. If False, other paths are not replaced.
     """
     if not isinstance(path, (str, os.PathLike)):
         yield path

@@ -1,6 +1,6 @@
 """Reads a user's data as batches of arrays, and shows the progress.
 
-All data that `predict` accepts can be read, and the representative data of TFLite's converter.
+The data can be anything that `predict` accepts, or representative data of TFLite's converter.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _has_length(data: Any) -> bool:
 def _read_arrays(
     inputs: Inputs, data: object, batch_size: int, finite: bool
 ) -> Iterator[list[NDArray]]:
-    """Split arrays of all examples into batches."""
+    """Split arrays with all examples into batches."""
     arrays = split_columns(inputs, data)
     shaped = [as_batch(array, one.shape) for array, one in zip(arrays, inputs.all, strict=True)]
     batch = check_batch(inputs, arrays, shaped, finite, "")

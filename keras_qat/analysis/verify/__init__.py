@@ -82,14 +82,14 @@ def verify(
         kernels: the kernels that run the file: "xnnpack" (of this machine), "xnnpack_arm64" (only
             on 64-bit ARM), "optimized" (TFLite's own), "reference" (TFLite's portable kernels), or
             "tflm" (TFLite Micro). "tflm" needs a file with `batch_size=1`. The default is the
-            kernels of the model's target, or "xnnpack" without a target. For targets such as
-            Ethos-U, this is "tflm". If TFLite Micro lacks an operator, the file then runs with
-            "reference", which the report mentions.
+            kernels of the model's target, or "xnnpack" without a target. If TFLite Micro emulates
+            the target (Ethos-U) but lacks an operator, the default is "reference". The report then
+            names the operator.
         runtime: the package that runs the file: "ai-edge-litert", "tensorflow" or "tflite-runtime".
             The default is the first package that is installed. Some versions compute some operators
             differently (docs/measurements.md). `report.runtime` names the package that ran.
-        batch_size: number of examples per batch. A fixed batch size of the model or the file comes
-            first. Its last batch is padded with copies of the last example.
+        batch_size: number of examples per batch. A fixed batch size of the model or the file
+            overrides it. The last batch is then padded with copies of the last example.
         float_examples: number of evenly spread examples that are also computed in float, to check
             whether the model is good. The default is 32, or more for small inputs. If the result is
             unclear, four times as many are computed. With labels or a fixed batch size, all
@@ -99,11 +99,11 @@ def verify(
     Returns:
         A report that prints as a table. `report.verdict` states whether file and model have the
         same outputs, and whether the model is good. The verdict on a poor model names the weakest
-        layer and the cause. `report.notes`, which are also warnings, list reasons for differences
-        other than rounding. For example, the file has other weights, or inputs are outside the
-        ranges. A file with weights packed in 4 bits is compared with `simulate(pack_int4=True)`
-        unless `model.pack_int4` is set. If the file accepts pixels, file and model read `x` rounded
-        to pixels.
+        layer and the cause. `report.notes` lists reasons for differences other than rounding, such
+        as other weights in the file, or inputs outside the ranges. The notes are also warnings. A
+        file with weights packed in 4 bits is compared with `simulate(pack_int4=True)` unless
+        `model.pack_int4` is set. If the file accepts pixels, file and model read `x` rounded to
+        pixels.
 
     Raises:
         ValueError: if the model is not quantized, the file is damaged or belongs to another model,
@@ -233,7 +233,7 @@ def verify(
 def _open(
     contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
-    """Open a file with `kernels`, or with the model's kernels, or with a substitute for them.
+    """Open a file with the requested kernels, the model's kernels, or a substitute.
 
     Returns:
         The file, the substitute or None, and the operators that the model's kernels lack.

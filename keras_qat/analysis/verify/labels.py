@@ -31,7 +31,7 @@ RARER_KEPT = 0.75
 All decisions except the most frequent one are rare."""
 
 FEW_RARER = 8
-"""Minimum number of rare decisions for comparing only these."""
+"""Minimum number of rare decisions to compare only rare decisions."""
 
 
 def find_use(
@@ -83,9 +83,9 @@ def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
 def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bool) -> float | None:
     """Returns the share of decisions that stay the same, 0 to 1. Returns None without decisions.
 
-    The class is the index of the largest entry. A yes-or-no decision is whether a value is above
-    the middle. For embeddings, a decision is the nearest example. `RARER_KEPT` describes how rare
-    decisions count.
+    For classes, the decision is the index of the largest entry. For embeddings, it is the nearest
+    example. For yes-or-no outputs, it is whether a value is above the middle. `RARER_KEPT`
+    describes how rare decisions count.
     """
     if use in ("signals", "values") or not exact.size:
         return None
@@ -129,7 +129,7 @@ def _compute_distances(vectors: NDArray, others: NDArray) -> NDArray:
 
 
 def find_nearest_labels(vectors: NDArray, labels: NDArray) -> NDArray:
-    """Returns the label of the nearest other example for each example."""
+    """Returns, for each example, the label of its nearest neighbour."""
     distances = _compute_distances(vectors, vectors)
     np.fill_diagonal(distances, np.inf)
     return labels[distances.argmin(-1)]
@@ -160,7 +160,7 @@ def match_labels(
     examples: int,
     losses: list[CompiledLoss | None],
 ) -> list[NDArray | None]:
-    """Returns an array of labels for each output of the graph, or None.
+    """Returns an array for each output, or None for an output without labels.
 
     Raises:
         ValueError: if labels do not match the outputs or the number of examples.

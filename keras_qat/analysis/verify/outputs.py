@@ -303,8 +303,8 @@ class OutputComparison:
     def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
         """Return True if the examples can show the cost of quantization.
 
-        Nearly equal outputs cannot, if the examples are alike or the outputs are probabilities.
-        Probabilities are nearly equal for rare events.
+        Nearly equal outputs may hide the cost. They do if the examples are alike, or if the outputs
+        are probabilities of rare events.
         """
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True

@@ -72,7 +72,7 @@ def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair],
     """Matches the tensors of a quantization-aware model and of its file by their names.
 
     Returns:
-        The common tensors in the order of computation, and the quantized layers without one.
+        The common tensors in the order of computation, and the layers without a common tensor.
 
     Raises:
         UnknownLayers: if the file does not name its layers, or has layers that the model lacks.

@@ -49,7 +49,7 @@ class Report:
         packs_int4: whether the file was compared with `simulate(pack_int4=True)` instead of
             `model.predict`.
         refused: operators that TFLite Micro lacks, if TFLite Micro emulates the target. Then
-            `kernels` and `runtime` name the substitute. The file was then compared with
+            `kernels` and `runtime` name the substitute, and the file was compared with
             `simulate(kernels=...)` instead of `model.predict`.
     """
 

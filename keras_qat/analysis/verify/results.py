@@ -18,7 +18,7 @@ SAME = 0.999
 lie halfway between two steps."""
 
 MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
-"""Operators that move values. Tables omit them if another operator of the layer computes."""
+"""Operators that move values. Tables omit them if another operator computes the tensor."""
 
 MOST = 150.0
 """The highest signal-to-noise ratio, in dB, that float32 can represent."""
@@ -48,7 +48,7 @@ def are_alike(inputs: Sequence[NDArray]) -> bool:
 
 
 def _vary(x: NDArray, axis: int | None) -> NDArray:
-    """Return the variance over the first axis, or over all axes for None. Uses little memory."""
+    """Return the variance over the first axis (0) or all axes (None). Uses little memory."""
     kept = x.shape[1:] if axis == 0 else ()
     sums, squares, mean = np.zeros(kept), np.zeros(kept), x[0].mean(dtype=np.float64)
     for rows in split_rows(x):
@@ -247,7 +247,7 @@ class TensorReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether at least 99.9 % of the values are identical, and the others differ by 1 LSB."""
+        """Whether at most 0.1 % of the values differ, and by at most 1 LSB."""
         if self.fed is None:
             return self.run.identical == 1
         return self.fed.identical >= SAME and self.fed.max_difference <= 1

@@ -78,7 +78,7 @@ class Score:
 
     @property
     def is_guess(self) -> bool:
-        """Whether file and float model are both no better than a constant guess."""
+        """Whether file and float model are only as good as a constant guess."""
         span = 1.0 if self.perfect is None else abs(self.perfect - self.guess)
         best = self.gained - min(self.lost, 0.0)
         return not self.tells and (best <= 0 or self.by_chance <= CLEAR * span)

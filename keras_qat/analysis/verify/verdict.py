@@ -44,7 +44,7 @@ LOST_GAIN = 0.15
 """Share of the float model's gain over a guess that a good file may lose."""
 
 LOST_CUSTOM = 0.05
-"""`LOST_GAIN` for a custom loss. Its value for perfect answers is unknown."""
+"""`LOST_GAIN` for a custom loss. The loss of perfect answers is unknown."""
 
 FEW_LABELS = 20
 """With fewer labels, even a good model may appear to guess."""

@@ -1,8 +1,9 @@
 """TFLite Micro with CMSIS-NN, for Cortex-M: its faults, and the rewrites that avoid them.
 
 Operators without a CMSIS-NN kernel run in TFLite Micro's kernels. The faults were observed with
-TFLite Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2. They were run on
-emulated boards: Cortex-M4 (DSP) and Cortex-M55 (Helium). A fault that names no core occurs on both.
+TFLite Micro of August 2026 and CMSIS-NN of June 2026, compiled by GCC 12.2. Two cores were
+emulated: Cortex-M4 (DSP) and Cortex-M55 (Helium). Unless a fault names a core, it occurs on both
+cores.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _is_elementwise(site: Site) -> bool:
 
 
 def _has_batch_of_one(site: Site) -> bool:
-    """Return True for a result with 5 axes if the first has size 1 and is not transposed."""
+    """Return True for 5 axes. The first axis must have size 1, and must not be transposed."""
     shape = site.outputs[0].shape
     order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
     return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)

@@ -28,7 +28,7 @@ def _check_strides(site: Site) -> str | None:
 
 
 def _check_padded_strides(site: Site) -> str | None:
-    """Check the strides of operators with padding or dilation only."""
+    """Check strides only if the operator has padding or dilation."""
     dilation = max(site.option(f"dilation{name}Factor", 1) for name in "HW")
     return None if dilation == 1 and not _is_padded(site) else _check_strides(site)
 
@@ -59,7 +59,7 @@ def _check_axes(site: Site) -> str | None:
 
 
 def _check_maps(site: Site) -> str | None:
-    """Refuse operators if the first input or a result is not quantized to at most 16 bits."""
+    """Require the types `MAPS` for the first input and all results."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
     refused = [dtype for dtype in dtypes if dtype not in MAPS]

@@ -14,7 +14,7 @@ from keras_qat.tflite.builder import Builder
 from keras_qat.tflite.reader import Site
 
 Check = Callable[[Site], str | None]
-"""A function that returns why a target refuses an operator. None means that it is supported."""
+"""A function that returns why a target refuses an operator. None means that the operator runs."""
 
 Form = Callable[[Builder, Site], None]
 """A function that writes a replacement for an operator with a fault."""
@@ -30,7 +30,7 @@ class Fault:
         reason: the effect, in a few words.
         form: the replacement in files for the target: a function, or the name of a function in
             `export/target_rewrites.py`. None means that there is no replacement.
-        change: advice if there is no replacement, in a few words.
+        change: advice for a file with the fault, in a few words.
         knows_open_sizes: whether `applies` also supports tensors with unknown sizes (-1).
     """
 

@@ -1,7 +1,7 @@
 """TFLite Micro: with its reference kernels, on Google's Coral NPU, and with ESP-NN.
 
-tests/targets runs random examples of each operator in the interpreter of `tflite-micro`. It uses
-the types and numbers of axes in this module.
+tests/targets runs random examples of each operator in the interpreter of `tflite-micro`. The
+examples have the types and numbers of axes of this module.
 """
 
 from __future__ import annotations
