@@ -1,4 +1,4 @@
-"""Lowers activations and softmax, and recognizes hard swish and softmax written as operations."""
+"""Lowers activations and softmax layers. Recognizes hard swish and softmax in users' code."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def split_activation(call: Call, context: LoweringContext) -> list[Call]:
 def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
     """Split `layer(activity_regularizer=r)` into the layer and `Regularize(r)`.
 
-    A wrapper around the layer would not compute the regularizer at inference.
+    Otherwise the wrapper of the quantized layer would not compute the regularizer at inference.
     """
     layer = call.layer
     if layer.activity_regularizer is None or len(flatten_values(call.outputs)) > 1:
@@ -71,7 +71,7 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
 
 
 def make_activation(parts: PartsBuilder) -> layers.Layer:
-    """Return a new layer for an activation function, or a copy of an activation layer."""
+    """Return a layer that computes the call's activation. An activation layer is copied."""
     layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, layers.Layer):
         return parts.new("activation", clone, inner, weights=inner.weights)
@@ -152,7 +152,7 @@ SOFTMAX_BY_HAND = Rule(
     ),
     _softmax,
 )
-"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax. Its steps need no ranges.
+"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, which needs fewer ranges.
 
 An epsilon in the divisor is ignored, because the sum is at least 1.
 """

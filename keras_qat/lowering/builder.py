@@ -69,14 +69,14 @@ class LoweringContext:
         make: Callable[[], Layer],
         weights: Iterable[tf.Variable] = (),
     ) -> Layer:
-        """Return the component `part` of a layer. The first call creates it with `make`."""
+        """Return the component `part` of a layer. Create it with `make` if it does not exist."""
         if (source, part) not in self._layers:
             layer = self._layers[source, part] = make()
             self.weights[layer] = list(weights)
         return self._layers[source, part]
 
     def part_for(self, source: Layer, part: str, settings: object) -> str:
-        """Return a name for a component. Different settings get names such as `part_variant_1`.
+        """Return a name for a component: `part`, or `part_variant_1` for other settings.
 
         Calls of one layer may need different settings, for example if the sizes of tensors differ.
         """
@@ -90,7 +90,7 @@ class LoweringContext:
     def keep(
         self, source: Layer, part: str, layer: Layer, weights: Iterable[tf.Variable] = ()
     ) -> Layer:
-        """Store `layer` as the component `part` if there is none. Return the component."""
+        """Store `layer` as the component `part`, unless `part` exists. Return the component."""
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
@@ -108,12 +108,12 @@ class LoweringContext:
         return self.layer(source, part, lambda: clone(source, **config), weights)
 
     def get_weights(self, layer: Layer) -> list[tf.Variable]:
-        """Return the initial weights of a layer. A new layer need not be built."""
+        """Return the initial weights of a layer. The layer may be new and not yet built."""
         return self.weights.get(layer, layer.weights)
 
 
 Lowering = Callable[[Call, LoweringContext], list[Call]]
-"""A function that returns the calls that replace a call. An empty list keeps the call."""
+"""A function that returns the replacements of a call. An empty list keeps the call."""
 
 
 class PartsBuilder:
@@ -133,7 +133,7 @@ class PartsBuilder:
         """Return a new layer for a component.
 
         The component "pad" of the layer `conv` is named `conv_pad`. By default, a new layer has the
-        precision of the call's output. A clone keeps its precision.
+        precision of the call's output. A clone keeps the precision of the original layer.
 
         Args:
             part: name of the component. If it is "", the new layer has the name of the call's
@@ -199,7 +199,7 @@ class PartsBuilder:
 
 
 def get_suffix(tensor: str, call: str) -> str:
-    """Return the end of a tensor's name: `:1` for the tensor `split:1` and the call `split`.
+    """Return the end of a tensor's name, after the name of the call: `:1` for `split:1`.
 
     An inner call of a traced layer may compute the layer's output. The output is then named after
     the layer, not after the call.

@@ -1,8 +1,8 @@
 """Converts channels-first models to channels last.
 
-TFLite's int8 kernels, and many of TensorFlow's CPU kernels, only support channels last.
-Channels-first layers read a channels-last copy of their input. So do elementwise layers after them.
-A Permute restores the original layout for all other layers.
+TFLite's int8 kernels, and many of TensorFlow's CPU kernels, only support channels last. Each
+channels-first layer reads a channels-last copy of its input. Elementwise layers then read the copy,
+too. A Permute restores the original layout for all other layers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Split off the activation. A softmax must still normalize columns, not channels."""
+    """Split off the activation, because a softmax must still normalize columns."""
     layer, parts = call.layer, list[Call]()
     if _has_channels_first(call) and getattr(layer, "activation", None) is not None:
         is_separable = isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D))

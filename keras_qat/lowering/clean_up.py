@@ -1,4 +1,4 @@
-"""Passes that simplify a graph: uniform constants, common subexpressions, identities and names."""
+"""Passes that fold uniform constants, merge equal calls, drop identities and rename calls."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ IGNORES = {"maximum": HIDES, "minimum": -HIDES}
 def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
     """Remove additions of zeros, as in `x + zeros_like(x)`.
 
-    A maximum also reads a constant instead of a uniform tensor of very low values. The tensor would
-    widen the range that a maximum shares with its inputs. A minimum is treated alike.
+    In a maximum, a uniform tensor of very low values becomes a constant. The tensor would widen the
+    range that a maximum shares with its inputs. A minimum is treated alike.
     """
     facts, known = Facts(), dict[Value, Uniform]()
     for value in (call.output for call in graph.calls):

@@ -1,6 +1,7 @@
 """Preserves small values in concatenations, because all concatenated tensors share one range.
 
-Slices of a concatenation read the tensors directly. Tensors before a normalization are scaled.
+Slices of a concatenation read the original tensors. Before a normalization, tensors are scaled to
+similar ranges.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
 LEVELS = 255
-"""The number of steps in an 8-bit range. A tensor is lost if it deviates by less than a step."""
+"""The number of steps of 8 bits. A tensor is lost if its deviation is below one step."""
 ALIKE = 4
 """Tensors are scaled if the widths of their ranges differ by at least this factor."""
 
 
 class _Piece(NamedTuple):
-    """The entries `begin` to `end` of a concatenated tensor."""
+    """The entries `begin` to `end` of an input of a concatenation."""
 
     tensor: Value
     begin: int
@@ -47,10 +48,10 @@ class _Concatenation(NamedTuple):
     is_stacked: bool
 
     def cut(self, begin: int, end: int) -> list[_Piece]:
-        """Return the pieces of tensors that form the entries `begin` to `end` of the concatenation.
+        """Return the pieces of the inputs for the entries `begin` to `end` of the result.
 
         Raises:
-            CannotExpand: if all tensors are needed.
+            CannotExpand: if all inputs are needed.
         """
         pieces = []
         for x, size in zip(self.tensors, self.sizes, strict=True):
@@ -114,7 +115,7 @@ def _cuts(call: Call) -> bool:
 
 
 def _reshape_tensors(call: Call) -> tf.Tensor:
-    """Rewrite `reshape(concat(a, b))` to `concat(reshape(a), reshape(b))` if the axis is kept."""
+    """Rewrite `reshape(concat(a, b))` to `concat(reshape(a), reshape(b))` along the last axis."""
     require(unwrap(match(call).op).name == "reshape")
     found, shape = _find(call.inputs[0]), call.output.shape
     require(not found.is_stacked and found.axis == len(call.inputs[0].shape) - 1)
@@ -176,9 +177,9 @@ def _slice_tensors(call: Call, found: _Concatenation, attributes: Mapping[str, A
 def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
     """Rewrite `norm(concat(a, b))` to `norm(concat(a, b / k) * [1, k])` if 8 bits would lose `a`.
 
-    `k` is a power of two, so the results stay exactly the same. The normalization includes the
-    multiplication. The normalization's statistics show the range of each tensor. An untrained model
-    has no statistics, so it stays unchanged.
+    `k` is a power of two, so the results stay exactly the same. The new normalization also
+    multiplies by `[1, k]`. The normalization's statistics show the range of each tensor. An
+    untrained model has no statistics, so it stays unchanged.
     """
     readers, counts = graph.find_single_consumers(), graph.count_calls()
     replaced: dict[Call, list[Call]] = {}

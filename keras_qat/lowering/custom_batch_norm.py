@@ -1,8 +1,8 @@
 """Replaces subclasses and reimplementations of BatchNormalization by Keras' layer.
 
 Examples of subclasses are `SyncBatchNormalization` and classes with frozen statistics.
-Reimplementations are custom layers that assign moving statistics in training. They are recognized
-by their results for test inputs.
+Reimplementations are custom layers that assign moving statistics in training. Both kinds are
+recognized by their results for test inputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BASE = layers.BatchNormalization.__base__
 
 
 def replace_custom_batch_norm(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a custom BatchNormalization by Keras' layer if both compute and train alike.
+    """Replace a custom BatchNormalization by Keras' layer if results and training are equal.
 
     A layer that always uses the moving statistics is called with `training=False`.
     """
@@ -46,7 +46,7 @@ def _replace_subclass(call: Call, parts: PartsBuilder) -> list[Call]:
         return []
     x = _draw(call, layer.compute_dtype)
     config = _BASE.get_config(layer)
-    if getattr(layer, "synchronized", False):  # Keras omits it.
+    if getattr(layer, "synchronized", False):  # Keras omits this setting.
         config["synchronized"] = True
 
     def make(**changes: object) -> keras.layers.Layer:
@@ -179,7 +179,7 @@ def _compute(
     training: bool,
     weights: Sequence[NDArray[np.float32]] | None = None,
 ) -> list[NDArray[Any]]:
-    """Return a layer's output and its weights after the call. Then restore the old weights."""
+    """Call a layer, and restore its weights. Return the output, and the weights after the call."""
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly:
         before = layer.get_weights()

@@ -128,7 +128,7 @@ def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list
 def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
     """Return the name of a TensorFlow operation that normalizes the graph's input, or "".
 
-    `of_weights` has values that depend only on weights. Operations that compute them are ignored.
+    Values in `of_weights` depend only on weights. A normalization of such values is ignored.
     """
 
     def find_sources(value: Value) -> list[Value]:

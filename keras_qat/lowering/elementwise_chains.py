@@ -38,7 +38,7 @@ _INAUDIBLE = 1e-5
 """Noise below this fraction of the variance is ignored. 8 bits have this noise, -50 dB."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
-"""Layers with an activation that is split off if a chain reads the result."""
+"""If a chain reads the output of these layers, the activation is split off."""
 
 
 class _Chain(NamedTuple):
@@ -89,7 +89,7 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
-    """Split off activations that a chain reads, as in log(softmax)."""
+    """Split off activations that a chain reads, as in log(softmax(x))."""
     readers = graph.consumers()
     split = [function for function, kind in ACTIVATIONS.items() if kind in FUNCTIONS]
     split.append(keras.activations.softmax)
@@ -104,7 +104,7 @@ def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Return calls that compute a chain as a table. Instead of a softmax, read a log-softmax."""
+    """Return calls that compute a chain as a table. A chain after a softmax reads a log-softmax."""
     scores, axis = _find_scores(chain.x)
 
     def compute() -> tf.Tensor:

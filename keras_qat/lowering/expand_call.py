@@ -65,7 +65,7 @@ def unwrap(result: Known | None) -> Known:
 
 
 def make_symbol(value: Value, call: Call | None = None) -> tf.Tensor:
-    """Return a symbolic tensor for a value of the graph. Traced functions compute with it.
+    """Return a symbolic tensor that stands for a value of the graph.
 
     Args:
         value: the value.
@@ -84,7 +84,7 @@ def is_tensor(argument: object) -> bool:
 def get_value(argument: Any) -> Any:
     """Return the value of the graph for a symbolic tensor. Return a constant unchanged.
 
-    An expansion that calls this function depends on the graph. Random inputs cannot test it.
+    The calling expansion then depends on the graph. It is not tested on random inputs.
     """
     if not hasattr(argument, "graph_value"):
         return argument
@@ -93,7 +93,7 @@ def get_value(argument: Any) -> Any:
 
 
 def get_call(tensor: tf.Tensor) -> Call:
-    """Return the expanded call that reads a symbolic tensor. Its expansion is then not tested."""
+    """Return the expanded call that reads a symbolic tensor. The expansion is then not tested."""
     tensor.is_known = True
     call: Call = tensor.expanded_call
     return call
@@ -107,10 +107,10 @@ def copy_outputs(call: Call) -> Any:
 def expand_call(
     call: Call, function: Expansion, context: LoweringContext, inside: bool = False
 ) -> list[Call]:
-    """Trace an expansion of a call, and compare both on random inputs.
+    """Trace an expansion of a call, and compare the results for random inputs.
 
-    The last new call has the name of the original call, such as `norm`. Other new calls also have
-    the name of an operation: `tf.reduce_mean(x, name="mean")` becomes `norm_mean`.
+    The last new call has the name of the original call, such as `norm`. The other new calls append
+    a name: `tf.reduce_mean(x, name="mean")` becomes `norm_mean`.
 
     Args:
         call: the call of an operation or a layer.
@@ -180,7 +180,7 @@ def _is_right(traced: _Traced, context: LoweringContext) -> bool:
     """Return True if a call and its expansion return almost equal results for random inputs.
 
     Equal calls are compared once. An expansion that cannot be compared counts as right. For
-    example, it reads weights of other layers.
+    example, the expansion may read weights of other layers.
     """
     call, outputs, nodes, stand_ins = traced
     arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])
@@ -233,7 +233,7 @@ def _is_close(expected: tf.Tensor, computed: tf.Tensor) -> bool:
     first, second = (np.asarray(tf.cast(x, tf.float32)) for x in (expected, computed))
     if first.shape != second.shape:
         return False
-    # Some functions return +-max instead of infinity.
+    # +-max counts as infinite.
     is_finite: NDArray[np.bool_] = np.abs(first) < np.finfo(np.float32).max
     first, second = first[is_finite], second[is_finite]
     largest = np.max(np.abs(first), initial=0.0)
@@ -307,7 +307,7 @@ def _shorten_name(layer: keras.layers.Layer) -> str:
 
 
 def _find_unused(name: str, used: set[str]) -> str:
-    """Return `name`, with a number if `used` contains it, and add the result to `used`."""
+    """Return an unused name: `name`, `name_1` and so on. Add the name to `used`."""
     numbered = (f"{name}_{count}" for count in itertools.count(1))
     name = next(each for each in itertools.chain([name], numbered) if each not in used)
     used.add(name)

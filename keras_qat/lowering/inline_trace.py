@@ -70,7 +70,7 @@ class TracedCall:
         return list(weights)
 
     def hash_expression(self, value: Value) -> Generator[Value, Any, str]:
-        """Return a hash of the expression that computes a value from weights. A rule for facts."""
+        """Return a hash of the computation of a value from weights. A rule for `self.facts`."""
         if value in self.trace.weights:
             return f"weight {id(self.trace.weights[value])}"
         call = value.producer

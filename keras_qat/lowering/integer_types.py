@@ -162,7 +162,7 @@ def _find_token_ids(graph: Graph) -> set[Value]:
 
 
 def _moves(call: Call) -> bool:
-    """Return True if a call rearranges values, or shifts or scales them by one integer."""
+    """Return True if a call rearranges values, or combines values with one integer."""
     if get_kind(call) in SHIFTS:
         return _reads_one_integer(call)
     return moves_elements(call)

@@ -145,7 +145,7 @@ class Matcher:
         self._operations: dict[Call, tuple[str, list[Any]]] = {}
 
     def find(self, pattern: Pattern, call: Call) -> Iterator[Match]:
-        """Yield the matches of a pattern that end in a call."""
+        """Yield each match of a pattern with `call` as its last call."""
         outputs = flatten_values(call.outputs)
         return self._match(pattern, outputs[0], Match({}, ())) if outputs else iter(())
 
@@ -202,7 +202,7 @@ class Matcher:
             match = match._replace(calls=(*match.calls, *found.calls))
 
     def _bind(self, name: str, operand: Any, match: Match) -> Match | None:
-        """Name an operand in a match. Return None if a different operand has this name."""
+        """Add a named operand to a match. Return None if a different operand has the name."""
         if not name:
             return match
         if name not in match.found:

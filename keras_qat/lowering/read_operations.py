@@ -45,13 +45,13 @@ CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
 SUMS = {"add": operator.add, "subtract": operator.sub}
 
 HIDES = -1e3
-"""A value of at most this masks a score. Code adds the value, or replaces the score."""
+"""A value of at most this masks a score. User code adds it, or replaces the score."""
 
 
 def read_operation(call: Call) -> tuple[str, list[Any]]:
     """Return the kind of a call's operation, and the arguments in order.
 
-    An `Add` layer has the kind "add", like `tf.add`. A layer without a kind returns "".
+    An `Add` layer has the kind "add", like `tf.add`. Other layers have the kind "".
     """
     layer = call.layer
     if is_operation(layer):

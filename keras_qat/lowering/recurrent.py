@@ -200,7 +200,7 @@ def _drops_inputs(layer: layers.RNN) -> bool:
 REASONS: dict[type, str] = {
     layers.ConvLSTM3D: "TFLite has no int8 kernel for convolutions along three axes",
 }
-"""Maps a layer class to the reason for float."""
+"""Maps a layer class to the reason why it computes in float."""
 
 
 def find_float_reason(call: Call) -> str:

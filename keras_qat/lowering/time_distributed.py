@@ -24,7 +24,7 @@ def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
     The call stays unchanged if the layer has no operator, or if a size is unknown before run time.
     """
     inner, parts = call.layer.layer, PartsBuilder(call, context)
-    weights = context.weights.get(call.layer)  # A copy would have initial weights.
+    weights = context.weights.get(call.layer)  # The inner layer of a copy has random weights.
     (sequence,), sizes = call.inputs, call.output.shape[1:]
     is_open = None in (*sequence.shape[1:], *sizes)
     if is_graph_model(inner):

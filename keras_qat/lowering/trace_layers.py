@@ -59,7 +59,7 @@ class BorrowedWeights:
         self.lenders: dict[layers.Layer, list[layers.Layer]] = {}
         """Maps a layer to the owners of the weights that it borrows."""
         self.owners: dict[int, layers.Layer] = {}
-        """Maps the id of a variable to its owner, unless only the borrower calls the owner."""
+        """Maps the id of a shared variable to the layer that owns the variable."""
         self.outside: dict[layers.Layer, list[tf.Variable]] = {}
         """Maps a layer to variables that belong to no layer. Keras does not train them."""
         self.changes = 0

@@ -28,7 +28,7 @@ from keras_qat.ops.recurrent.unrolled import RELU
 from keras_qat.ops.registry import match
 
 CELLS = layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell, layers.StackedRNNCells
-"""Keras' cells that are traced."""
+"""Keras' recurrent cells, which are traced."""
 
 UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
 """Layers that can be unrolled. Subclasses stay unchanged."""

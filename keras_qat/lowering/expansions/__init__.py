@@ -2,10 +2,10 @@
 
 Each file defines some of these tables. A table maps a kind of operation to its expansion.
 
-- `EARLY`: expanded before masks and chains are recognized, if all inputs are float.
-- `EARLY_OF_INTEGERS`: expanded at the same time, if an input is not float.
-- `OPERATIONS`: expanded later.
-- `OF_FLOATS`: expanded later, if all tensors are float.
+- `EARLY`: operations on floats, expanded before masks and chains are recognized.
+- `EARLY_OF_INTEGERS`: operations on integers, expanded at the same time.
+- `OPERATIONS`: operations that are expanded later.
+- `OF_FLOATS`: operations on floats, expanded later.
 - `LAYERS`: maps a layer class or its `get_class_path` to a function of the layer and its inputs.
 - `LAYERS_ALWAYS`: like `LAYERS`, but all recipes use these expansions.
 """

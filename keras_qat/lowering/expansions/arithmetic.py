@@ -104,7 +104,7 @@ def _fill_like(
 
 
 def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.Tensor:
-    """Round a constant in a comparison to the quantized values of the other operand.
+    """Round the constant of a comparison to a quantized value of the other operand.
 
     Otherwise the operand might never equal the constant. For example, the quantized value nearest
     to -1.0 may be -1.003.

@@ -72,7 +72,7 @@ class ComplexPart:
 
 
 def find_complex_part(call: Call) -> ComplexPart | None:
-    """Return the complex part that ends in a call. Return None if no supported part does."""
+    """Return the supported `ComplexPart` that ends with a call, or None."""
     is_end = any(x.is_complex for x in call.inputs) and call.output.is_float
     if not is_end or not is_operation(call.layer):
         return None
@@ -119,7 +119,7 @@ def _compute(call: Call, results: Mapping[Value, Any]) -> list[Any]:
 
 
 def _compute_separately(call: Call, results: Mapping[Value, Any], index: int) -> list[Any]:
-    """Return the results of a call for the real (0) or imaginary (1) parts of its inputs."""
+    """Run a call on the real parts of its inputs, or on the imaginary parts if `index` is 1."""
 
     def select(value: Value) -> Any:
         pair = results[value]
@@ -155,7 +155,7 @@ def _join(real: tf.Tensor, imag: tf.Tensor) -> Pair:
 
 
 def _multiply(x: Any, y: Any, product: Callable[[Any, Any], Any] = operator.mul) -> Pair:
-    """Return a product of complex tensors. `product` is the function for float tensors."""
+    """Multiply complex tensors. `product` multiplies float tensors."""
     (a, b), (c, d) = _to_pair(x), _to_pair(y)
 
     def multiply(left: tf.Tensor, right: tf.Tensor) -> Any:
@@ -260,6 +260,6 @@ RULES: dict[str, Callable[..., Any]] = {
 """Maps a kind of operation to a function that computes it with pairs."""
 
 SEPARABLE = MOVES.union(("pad", "reduce_mean", "reduce_sum"))
-"""Kinds of operations that treat real and imaginary parts alike and separately."""
+"""Kinds of operations to compute separately for real and imaginary parts."""
 
 KNOWN = {*RULES, "zeros_like", *SEPARABLE}

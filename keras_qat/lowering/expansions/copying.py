@@ -39,7 +39,7 @@ COPIES = {"tile": ("multiples",), "repeat": ("repeats", "axis"), "broadcast_to":
 """Maps an operation that copies a tensor to the names of its other arguments."""
 
 SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
-"""Maps an operation that fills a tensor to the name of its argument for sizes."""
+"""Maps an operation that fills a tensor to the name of the argument with the shape."""
 
 
 def _copy(*args: object, **kwargs: object) -> tf.Tensor:
@@ -114,10 +114,10 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return the number of rows for one copy of a table with `size` rows. Return None if unknown.
+    """Return how many rows of a tensor belong to each copy of a table with `size` rows.
 
-    The rows belong to the tensor that determines `counts`. Their number is 1, or `size` if the
-    first axis merges examples and attention heads.
+    `counts` depends on the shape of the tensor. The result is 1, or `size` if the first axis merges
+    examples and attention heads. Return None if the result is unknown.
     """
     like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):

@@ -55,7 +55,7 @@ def _convert_type(image: tf.Tensor, dtype: tf.DType, saturate: bool = False) -> 
 def _extract_patches(
     images: tf.Tensor, sizes: Any, strides: Any, rates: Any, padding: str
 ) -> tf.Tensor:
-    """Expand patches to crops, one for each pixel of a patch.
+    """Expand `tf.image.extract_patches` to crops, one for each pixel of a patch.
 
     A max pooling with windows of one pixel applies strides to the crops. If the patches are
     adjacent squares, a single `tf.nn.space_to_depth` replaces all crops.

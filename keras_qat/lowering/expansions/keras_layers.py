@@ -95,12 +95,12 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
     if not is_last or layer.compute_dtype in ("float16", "bfloat16"):
         return None
     if expand is _convolve_steps and len(call.inputs[0].shape) == layer.rank + 2:
-        return None  # It has an operator.
+        return None  # The layer has an operator.
     return lambda inputs: expand(layer, inputs)
 
 
 def list_owners(layer: keras.layers.Layer) -> list[Any]:
-    """Return `[layer]` if the layer's expansion reads its weights, and `[]` otherwise."""
+    """Return `[layer]` if an expansion reads the layer's weights, and `[]` otherwise."""
     return [layer] if type(layer) in EARLY_LAYERS else []
 
 

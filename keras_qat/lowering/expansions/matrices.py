@@ -122,7 +122,7 @@ def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
 def _multiply_by_constant(
     x: tf.Tensor, term: str, factor: np.ndarray, own: str, output: str
 ) -> tf.Tensor:
-    """Compute `tf.einsum` of `x`, which has the axes `term`, and a constant with the axes `own`."""
+    """Compute `tf.einsum` of `x` with the axes `term` and `factor` with the axes `own`."""
     require(all(len(set(axes)) == len(axes) for axes in (term, own)))
     require(set(own) <= {*term, *output} and set(term) <= {*own, *output})
     summed = [axis for axis in own if axis in term and axis not in output]
@@ -140,7 +140,7 @@ def _multiply_by_constant(
         ]
         return tf.stack(parts, output.index(axis))
     if summed:
-        require(len(own) > 2 or len(summed) > 1)  # Others already are products with a matrix.
+        require(len(own) > 2 or len(summed) > 1)  # Other products already use a matrix.
         axes = [[letters.index(axis) for axis in summed] for letters in (term, own)]
         y, axes_of_y = tf.tensordot(x, factor, axes), [a for a in term if a not in summed] + added
     else:
@@ -218,7 +218,7 @@ def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
 
 
 def _multiply_outer(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Expand the product of a column and a row. A product of integers has no operator."""
+    """Expand an integer product of a column and a row, because it has no operator."""
     require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
     return a * b
 
@@ -324,7 +324,7 @@ def _cumulative_sum(
 def expand_resize(images: tf.Tensor, size: Any, **options: object) -> tf.Tensor:
     """Expand a resize to two products with matrices, along rows and along columns.
 
-    A resize of an identity matrix returns the matrix for a product.
+    The matrices are results of resizing an identity matrix.
     """
     call = get_call(images)
     require(len(images.shape) == 4 and images.dtype.is_floating)
