@@ -107,7 +107,7 @@ DENSE = Op(
 
 
 def _read_einsum(call: Call) -> Attributes:
-    """Return `equation`, with letters for an ellipsis, and `bias_axes` and `form`."""
+    """Return `equation`, `bias_axes` and `form`. In the equation, letters replace an ellipsis."""
     layer = call.layer
     equation = layer.equation.replace(" ", "")
     inputs, weights, _ = terms = re.split(",|->", equation)

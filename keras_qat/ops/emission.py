@@ -214,7 +214,7 @@ ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}
 
 
 def as_pair(sizes: Any) -> tuple[int, int]:
-    """Returns (height, width). One integer stands for both. A list of one integer has height 1."""
+    """Returns (height, width). For example, 3 becomes (3, 3), and [3] becomes (1, 3)."""
     if isinstance(sizes, int):
         return sizes, sizes
     return (1, int(sizes[0])) if len(sizes) == 1 else (int(sizes[0]), int(sizes[1]))
@@ -255,7 +255,7 @@ def make_image_output(e: Emission, target: int) -> int:
 
 
 def emit_from_image(e: Emission, image: int, target: int) -> None:
-    """Adds a RESHAPE or a SQUEEZE from an image to the tensor `target`, if they differ."""
+    """Adds a RESHAPE or a SQUEEZE from `image` to `target`. Does nothing if they are the same."""
     if image != target and _has_unknown_sizes(e.shape(target)):
         e.add("SQUEEZE", [image], [target], squeezeDims=[1])
     elif image != target:

@@ -24,7 +24,7 @@ from keras_qat.ops.op import Arguments, Attributes, Op, Prepare
 
 Table = Callable[[Arguments], tf.Tensor]
 """A function that computes the entries of a table in float64. In its `Arguments`, `q` holds all
-values of the input's type, relative to the zero point. `call` is missing."""
+values of the input's type, relative to the zero point, and `call` is None."""
 
 
 @functools.cache

@@ -197,7 +197,7 @@ ROW_PRODUCTS = dataclasses.replace(
 
 
 def _find_equation(call: Call) -> str:
-    """Return an equation for `tf.einsum` without an ellipsis. Return "" if the call has none."""
+    """Return an equation for `tf.einsum`, with letters for an ellipsis. Return "" if impossible."""
     layer = call.layer
     if len(call.inputs) != 2:
         return ""
@@ -294,7 +294,7 @@ def _count_contract(call: Call) -> int | None:
 
 
 def _group_axes(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
-    """Return the shape of matrices. Axes of a group become one axis, and so do many batch axes."""
+    """Return the shape of matrices. A group becomes one axis, and so do more than 3 batch axes."""
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
     return tuple(multiply_sizes([sizes[axis] for axis in group]) for group in (*lead, *groups))
 

@@ -111,7 +111,7 @@ def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
 def emit_slice(
     e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
 ) -> None:
-    """Adds a STRIDED_SLICE with one part for each axis. The `dropped` axes are removed."""
+    """Adds a STRIDED_SLICE. `parts` has a slice for each axis, and `dropped` axes are removed."""
     begins, ends, steps = ([part[field] for part in parts] for field in range(3))
     for axis in dropped:
         ends[axis] = (begins[axis] or 0) + 1
@@ -214,7 +214,7 @@ def _make_error(node: Node, why: str) -> ValueError:
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
-    """Replace a constant by quantized zeros, and return True if its values were zero."""
+    """Replace a constant by quantized zeros. Return False if it was not zero."""
     data = model.buffers[tensor.buffer].data
     if data is None:
         return True

@@ -28,8 +28,7 @@ def integer_share(counts: Iterable[tuple[bool, int | None]]) -> float | None:
     """Returns the share of multiply-accumulates in integers. Returns None if unknown or all are 0.
 
     Args:
-        counts: a pair for each call: whether the call computes in integers, and its
-            multiply-accumulates.
+        counts: a pair (computes in integers, multiply-accumulates) for each call.
     """
     totals = {True: 0, False: 0}
     for is_integer, count in counts:

@@ -1,11 +1,11 @@
 """LayerNormalization and GroupNormalization of 8-bit tensors with 32-bit integers.
 
-q are the quantized values that are normalized together:
+For quantized values q that are normalized together, the operators compute
 
     y = (q - mean) * G * gamma + beta
 
-G is 1 / standard deviation of q. Mean and variance have 16 bits. Only the last result is rounded. G
-does not depend on a scale, so all layers share the lookup table for G.
+G is the inverse of the standard deviation of q. Mean and variance have 16 bits. Only the last
+result is rounded. G does not depend on a scale, so all layers share the lookup table for G.
 
 By default, these layers compute in float if the target supports float.
 """

@@ -170,7 +170,7 @@ class Op:
         folds_batch_norm: whether a following BatchNormalization is folded into the weights.
         can_merge_relu: whether kernels can have a fused ReLU.
         clips: whether the operator is a ReLU that can be fused into the previous operator.
-        elementwise: whether all axes are treated alike. Any axis can then be the channels.
+        elementwise: whether all axes are treated alike. Channels can then be any axis.
         alias: whether the output is the input. Nothing is then computed at run time.
         only_rounds: whether the operator only rounds float values.
         is_constant: whether the output is a constant in files. The input only determines the range.
@@ -187,8 +187,8 @@ class Op:
         quantizes_constants: whether constant arguments are quantized like inputs.
         inner: returns the ranges of tensors inside the operator by name, given the attributes.
         symmetric: indices of inputs with a preferred zero point of 0, which makes kernels faster.
-        converts: maps the index of an input to the range that the operator converts it to. If all
-            consumers of a model input convert it, the input has this range from the start.
+        converts: maps the index of an input to the range that the operator converts the input to.
+            A model input has this range from the start if all consumers need the range.
         prepare: computes everything that depends only on ranges and weights, once for many batches.
             Without `prepare`, `compute` reads ranges and weights.
         compute: the integer arithmetic, for every kernel family and all `bits`.

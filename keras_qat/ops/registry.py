@@ -184,11 +184,11 @@ WEIGHTS_ONLY: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((layers.LSTM, layers.GRU, layers.SimpleRNN), _OF_CELL),
     **dict.fromkeys((layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D), _OF_CELL),
 }
-"""Maps a layer class that computes in float to the paths of weights that files store in 8 bits."""
+"""Maps a float layer's class to the paths of weights. Files store these weights in 8 bits."""
 
 
 def weights_only(layer: Layer) -> tuple[str, ...]:
-    """Returns the paths of weights that files store in 8 bits for a layer that stays in float."""
+    """Returns the paths of a float layer's weights. Files store these weights in 8 bits."""
     inner: dict[str, Layer] = {}
     if isinstance(layer, layers.Bidirectional):
         inner = {name: getattr(layer, name) for name in ("forward_layer", "backward_layer")}

@@ -119,7 +119,7 @@ SLICE = make_movement(
 
 
 def _split_attributes(call: Call) -> Attributes:
-    """Return the `axis`, and the `count` and the `sizes` of the results. Equal sizes may be ()."""
+    """Return `axis`, `count` and `sizes`. The `sizes` are () if the call has only a count."""
     parts, axis = get_operands(call, "num_or_size_splits", "axis")
     known, axes = read_integers(parts), read_integers(axis or 0)
     if known is None or axes is None or not isinstance(get_source(call), Value):

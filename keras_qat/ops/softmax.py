@@ -321,8 +321,7 @@ SOFTMAX_OF_MANY = Op(
 
 
 LARGEST_EPSILON = 1e-5
-"""The largest epsilon that is omitted. Kernels have no epsilon, and a larger one changes
-results."""
+"""The largest epsilon that may be omitted. Kernels have no epsilon."""
 
 
 def _unit_norm(a: Arguments) -> tf.Tensor:

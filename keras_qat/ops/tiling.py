@@ -123,7 +123,7 @@ def _repeat_attributes(call: Call) -> Attributes:
 
 
 def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any], e: Emission) -> None:
-    """Gather the indices `entries(old, change)` for each (axis, change) in `attribute`."""
+    """For each (axis, n) in `attribute`, gather the indices `entries(np.arange(size), n)`."""
     source, changes = e.source, e.attributes[attribute]
     shape = e.shape(source)
     if any(shape[axis] is None for axis, _ in changes):

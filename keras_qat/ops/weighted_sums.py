@@ -180,8 +180,8 @@ def _sums_of_8_bits(
     def add_bias(sums: Any) -> Any:
         if bias is not None:
             values = tf.cast(bias, sums.dtype)
-            # TensorFlow would fuse bias_add with a convolution. CPUs without oneDNN have no such
-            # kernel for grouped convolutions.
+            # TensorFlow would fuse bias_add with a grouped convolution. CPUs without oneDNN have no
+            # kernel for the fused operation.
             sums = sums + values if has_groups else tf.nn.bias_add(sums, values)
         # TensorFlow can fuse a ReLU, but not a clip.
         return tf.nn.relu(sums) if a.merges_relu else sums

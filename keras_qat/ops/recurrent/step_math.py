@@ -23,7 +23,7 @@ class Arithmetic(Protocol):
         """Multiplies a hidden state by a section of the recurrent weights, and adds the bias."""
 
     def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
-        """Adds two values. Then applies a ReLU with this maximum, unless `maximum` is None."""
+        """Adds two values. If `maximum` is not None, a ReLU with this maximum follows."""
 
     def multiply(self, first: Any, second: Any, name: str) -> Any: ...
     def sigmoid(self, x: Any, name: str) -> Any: ...

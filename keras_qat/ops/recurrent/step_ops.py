@@ -25,7 +25,7 @@ assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
 """16-bit parameters for values up to 1, 10 and 20. Some kernels compute sigmoid and tanh
-differently if the input's scale is a power of two. Limits of 8 and 16 are therefore avoided."""
+differently if the input's scale is a power of two."""
 
 NEVER_CLIPPED = (UNIT, SUM)
 """Parameters that never clip, because their ranges contain all values."""
