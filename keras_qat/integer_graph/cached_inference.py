@@ -189,7 +189,7 @@ class PreparedStore:
         """Assigns new parameters with the same structure to the variables.
 
         Returns:
-            True if traced graphs stay valid. They do if all conditions in them are unchanged.
+            True if traced graphs stay valid: their conditions have not changed.
         """
         packed = self._pack(_list_tensors(prepared))
         for variable, value in zip(self._variables, packed, strict=True):
@@ -198,7 +198,7 @@ class PreparedStore:
         return all(choice.value is self._conditions[index] for index, choice in active)
 
     def read(self, decides: bool) -> Any:
-        """Returns the parameters while a graph is traced. Their tensors read the variables.
+        """Returns the parameters for a graph that is being traced. The graph reads the variables.
 
         Args:
             decides: whether scalar conditions are `Choice`s instead of tensors.

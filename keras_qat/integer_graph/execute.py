@@ -61,7 +61,7 @@ class PreparedNode:
         constants: one entry for each input: the values of a constant, or None for a tensor.
         row: values for fields of `Arguments`: `prepared`, or `params`, `output` and `weights`.
         ends: the ends of the range of the kernel's result. None for a float result.
-        conversion: the multiplier from the kernel's range to the output's range. None if equal.
+        conversion: the multiplier from the kernel's range to the output's range, or None.
         output_ends: the ends of the output's range. None without a conversion.
     """
 

@@ -101,8 +101,8 @@ class FileInference:
         self._file: FileInterpreter | None = None
         self._trials, self._is_trusted, self._compares_speed = TRIALS, False, True
         self._cost = self._spent = self._saved = self._saving = self._last = 0.0
-        """Seconds: for writing the file, in TensorFlow since weights changed, saved since weights
-        changed, saved per batch, for TensorFlow's last batch."""
+        """Times in seconds. `_cost`: to write the file. `_spent`, `_saved`: in TensorFlow and saved
+        since weights changed. `_saving`: saved per batch. `_last`: TensorFlow's last batch."""
 
     def prepare(self, version: int, cost: float, at_once: bool) -> bool:
         """Writes the file if this saves time. Returns whether the interpreter may compute a batch.
@@ -169,7 +169,7 @@ class FileInference:
         return list(tf.cond(is_done, lambda: outputs, compute_otherwise))
 
     def _run(self, inputs: Sequence[NDArray]) -> list[object]:
-        """Run the file. Return `[is_done, time, seconds, *outputs]`: the time after the run."""
+        """Run the file. Return `[is_done, time after the run, duration, *outputs]`."""
         outputs = [np.zeros(0, dtype) for dtype in self._types]
         start = seconds = 0.0
         with self._lock:

@@ -98,7 +98,7 @@ def quantize_table(
 def fold_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
     """Returns the folded weights of a wrapper for each call.
 
-    Calls have the same quantized weights, but other biases and sometimes other scales. With
+    All calls have the same quantized weights. Biases differ, and scales may differ, too. With
     `in_graph`, the weights are tensors.
     """
     rounding, spec = 0.0, wrapper.weight_spec
@@ -219,10 +219,10 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 
 
 def find_divisor(bits: int) -> int:
-    """Returns the largest integer by which quantized weights with few bits fit 8 bits.
+    """Returns the largest integer by which weights with few bits can be multiplied in int8.
 
-    Files multiply quantized weights by this integer, and divide scales by it. Smaller scales are
-    better for a bias, which is a multiple of input scale x weight scale.
+    Files store multiplied weights, and scales that are divided by the integer. Biases are rounded
+    to multiples of input scale x weight scale, so smaller scales are better.
     """
     return INT8_MAX // (2 ** (bits - 1) - 1)
 
@@ -290,7 +290,6 @@ def _find_least_scale(end: Ends) -> tf.Tensor:
 def _widen(
     q: tf.Tensor, scale: tf.Tensor, wider: tf.Tensor, divisor: Any = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Round quantized weights to the larger scale `wider`."""
     wider = single(wider)
     return _scale_and_round(q, scale / wider, 1 if divisor is None else divisor), wider
 

@@ -28,7 +28,7 @@ class Origin:
     Args:
         calls: the calls of the model. They compute in float or with fake quantization.
         inputs: names, shapes and structure of the inputs.
-        recipe: the recipe of `quantize_model`. None for a model of other models' layers.
+        recipe: the recipe of `quantize_model`. None for a model built from other models' layers.
         family: the kernel family that the model's inference reproduces.
         simulates: whether inference uses fake quantization instead of integers.
         target: the target of `quantize_model`, or None.

@@ -172,7 +172,7 @@ class Inference:
         def compute(node: Node, values: list[tf.Tensor]) -> list[tf.Tensor]:
             with take_losses(node.call.layer) as added:
                 results = compute_in_float(node, values)
-            if node.call not in self.with_losses:  # `_finish` calls other layers again.
+            if node.call not in self.with_losses:  # `_finish` calls `with_losses` again.
                 losses.extend(added)
             return results
 

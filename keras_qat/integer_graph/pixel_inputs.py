@@ -48,7 +48,7 @@ CONCATENATE_CHANNELS = dataclasses.replace(
 """Concatenates computed channels. No Keras layer uses this operator."""
 
 FEW = 0.6
-"""A warning is issued if the ranges of rescaled pixels and of the input overlap less."""
+"""Minimum overlap of the ranges of rescaled pixels and of the input, without a warning."""
 
 
 def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
@@ -120,7 +120,7 @@ def accept_pixels(
         The graph, and the rescalings that the scale of an input does not express.
 
     Raises:
-        ValueError: if an input is float or has 16 bits, or if the number of channels is wrong.
+        ValueError: if an input is float, has 16 bits, or has another number of channels.
     """
     rescaled = {}
     for name, rescaling in rescalings.items():
@@ -236,7 +236,6 @@ def _make_channels(
 
 
 def _make_product(tensor: Tensor, scale: NDArray, offset: NDArray) -> Node:
-    """Make a node that multiplies each channel by a scale and adds an offset."""
     pixels = dataclasses.replace(
         tensor, name=f"{tensor.name}/pixels", params=QuantParams(1.0, ZERO)
     )

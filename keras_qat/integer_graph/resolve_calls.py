@@ -33,8 +33,6 @@ def resolve_calls(
 
 
 class _Resolver:
-    """Creates the nodes of a graph from the calls of a model, in order."""
-
     def __init__(
         self, graph: Graph, input_range: tuple[float, float] | None, in_graph: bool
     ) -> None:
@@ -291,7 +289,7 @@ class _Resolver:
         quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
         suffix = "" if quantizer is None else "/real"
         outputs = tuple(self.tensors.create(value, None, suffix) for value in values)
-        # A float weight needs no inputs. They only connect the node to the graph.
+        # A float weight does not need inputs, but they connect the node to the graph.
         operands = self.tensors.get_inputs(call) or tuple(
             self.tensors.of_value[value] for value in call.inputs
         )
@@ -312,7 +310,6 @@ def _match(call: Call) -> Match:
 
 
 def _get_inner_call(call: Call) -> Call:
-    """Return the call of the layer inside a wrapper, with the wrapper's input."""
     wrapper, value = call.layer, call.output
     output = Value(value.name, value.shape, value.dtype)
     return Call(wrapper.layer, call.args, {}, output, call.name, call.origin)

@@ -74,7 +74,7 @@ class Ranges:
         return self.get_or_create(key, lambda: QuantParams.from_range(low, high, bits))
 
     def are_same(self, one: QuantParams, other: QuantParams) -> bool:
-        """Returns whether parameters are equal. Parameters of tensors must be the same object."""
+        """Returns whether parameters are equal. With `in_graph`, they must be the same object."""
         return one is other or (not self.in_graph and one == other)
 
 
@@ -96,7 +96,7 @@ class Tensors:
                 self._consumers.setdefault(value, []).append(call)
 
     def find_only_consumer(self, value: Value) -> Call | None:
-        """Returns the call if only one reads a value. Returns None for model outputs."""
+        """Returns the only call that reads a value. None for several calls or a model output."""
         consumers = self._consumers[value]
         return consumers[0] if len(consumers) == 1 and value not in self._outputs else None
 
@@ -193,7 +193,7 @@ def _get_label(value: Value) -> str:
 
 
 def quantize_constant(values: ArrayLike, bits: int, params: QuantParams | None = None) -> Constant:
-    """Quantizes constants with `params`, or by default for a range that includes 0.
+    """Quantizes constants with `params`. By default, the range includes all values and 0.
 
     `bits` is the bit width of the other operands. With 16 bits, the constant is int16.
     """

@@ -121,7 +121,7 @@ def simulate(
 def run_examples(
     graph: ResolvedGraph, x: Any, family: KernelFamily, batch_size: int = 32, verbose: int = 0
 ) -> Simulation:
-    """Computes a resolved graph for all examples. The other arguments are as in `simulate`."""
+    """Computes a resolved graph for all examples. `x` and the options are as in `simulate`."""
     arrays = read_arrays(graph.origin.inputs, x)
     batch_size = graph.origin.batch_size(len(arrays[0]), batch_size)
     named = {tensor.label: tensor for tensor in graph.tensors.values() if tensor.params}

@@ -1,7 +1,7 @@
 """Applies the placement rules of `tf.contrib.quantize` (the original) in the same order.
 
 The original matches operations, and uses the first rule that fits. In this module, a *layer* is a
-weighted operator with its bias or its folded BatchNormalization. `biased` is a layer's output.
+weighted operator with its bias or its folded BatchNormalization. Code calls its output `biased`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ACTIVATIONS = {"relu", "relu6", "linear"}
 """Kinds of activations that rules match after a layer."""
 
 MERGES = {"add": "AddV2", "multiply": "Mul"}
-"""Operations that are quantized if an input is quantized, with their names in TensorFlow 1."""
+"""Operations to quantize after a quantized input, with their names in TensorFlow 1."""
 
 PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
 """Layers that only move quantized values. `linear` activations do the same."""
@@ -163,7 +163,7 @@ class ContribPlacement:
         return is_implied or op.falls_back_to_input_range or self.kind(call) == "kernel"
 
     def kind(self, call: Call) -> str | None:
-        """Returns the kind of a call, such as "kernel" or "relu6". Unknown calls have no kind."""
+        """Returns a call's kind, such as "kernel" or "relu6". Returns None for unknown calls."""
         op, attributes, _ = match(call)
         if op is None:
             return None
@@ -269,7 +269,7 @@ class ContribPlacement:
         )
 
     def has_quantized_input(self, merge: Call) -> Generator[Call, Any, bool]:
-        """Returns True if an Add or Multiply without a decision has a quantized input."""
+        """Returns True if an Add or Multiply has a quantized input, but no decision yet."""
         if self.kind(merge) not in MERGES or merge.output in self.considered:
             return False
         readers = self.consumers[merge.output]

@@ -31,8 +31,9 @@ def find_index_calls(
     """Returns the calls that compute indices. These calls must stay in float.
 
     Rounding `x` can change the index `tf.cast(tf.floor(16.0 * x), tf.int32)`. The new index selects
-    an unrelated entry. An argmax may read quantized values, because the entries of both indices are
-    then almost equal. The result includes all calls of a Masking with a nonzero mask value.
+    an unrelated entry. An argmax may read quantized values. If rounding changes its index, the old
+    and the new entry are almost equal. The result also includes all calls of a Masking with a
+    nonzero mask value.
 
     Args:
         calls: the calls of a graph, in the order of computation.
@@ -82,7 +83,7 @@ def is_table(call: Call) -> bool:
 
 
 def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None]) -> bool:
-    """Returns True if `value` leads only to float layers, and another input to integer layers.
+    """Returns True if only float layers use `value`, but integer layers use another input.
 
     Such an input may be labels. An opaque layer compares labels with predictions, so labels must
     not be rounded. `get_op` returns the operator of an integer call, or None for a float call.

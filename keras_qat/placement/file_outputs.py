@@ -1,4 +1,4 @@
-"""Makes inner tensors the outputs of files, and finds outputs that concatenate tensors."""
+"""Makes tensors inside a model the outputs of files, and finds concatenated outputs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
 def replace_outputs(lowered: Graph, read: Graph, names: list[str]) -> Graph:
     """Returns the lowered result of `add_outputs` with all named tensors as file outputs.
 
-    `add_outputs` cannot find the names of calls inside custom layers. `plan` lists these names.
+    Names may be names of calls inside custom layers, which exist only after lowering.
 
     Raises:
         ValueError: if a name is unknown, or is the name of an input or of an integer tensor.

@@ -44,7 +44,7 @@ def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> l
     """Finds weighted layers, with the BatchNormalization and the activation after each.
 
     A group ends at a value with several consumers. If a layer is called several times, each call
-    has a group without an activation. The groups then need a BatchNormalization that they share.
+    has a group without an activation. A BatchNormalization is included if all calls share it.
 
     Args:
         graph: a lowered graph.

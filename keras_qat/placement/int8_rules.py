@@ -103,8 +103,8 @@ class Int8Placement:
     def find_inner_ranges(self, group: Group) -> dict[str, QuantSpec]:
         """Returns the specifications of tensors inside an operator. Ranges are never learned.
 
-        If the call reads initial states, ranges include negative values even after a ReLU, because
-        initial states may be negative.
+        If the call reads initial states, ranges include negative values. Initial states may be
+        negative, even for a layer with a ReLU.
         """
         op, attributes, _ = match(group.kernel)
         has_state = any(value.dtype != "bool" for value in group.kernel.inputs[1:])

@@ -15,8 +15,8 @@ from keras_qat.keras2.backend import keras
 Ends = tuple[float, float]
 
 LEVELS, FAR = 4, 32
-"""A feature is lost if it spans fewer than `LEVELS` quantized values, and if the range is at least
-`FAR` times as wide as the feature. The same holds for a concatenated tensor."""
+"""A lost feature spans fewer than `LEVELS` quantized values, and the range is at least `FAR` times
+as wide as the feature. The same holds for a lost tensor of a concatenation."""
 SHOWN = 5
 """Maximum number of features in a sentence."""
 UNVARIED = 2e-6

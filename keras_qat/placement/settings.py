@@ -20,7 +20,7 @@ OUT_OF_SCOPE = "outside the scope"
 BY_RECIPE = "left in float by the recipe"
 NOT_IN_FILE = "after the outputs of exported files"
 REQUESTED = (OUT_OF_SCOPE, BY_RECIPE, NOT_IN_FILE)
-"""Reasons of layers that stay in float because the user wants this."""
+"""Reasons of layers that the user wants in float."""
 
 
 Scope = str | Iterable[str] | Callable[[Any], bool]

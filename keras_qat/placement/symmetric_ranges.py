@@ -16,8 +16,8 @@ def center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
 def find_symmetric(graph: Graph) -> set[Value]:
     """Returns the values that need a symmetric range, and the values that share the range.
 
-    XNNPACK requires zero point 0 for the second factor of a product of two tensors. XNNPACK in
-    TensorFlow's interpreter accepts other zero points, but computes as if they were 0.
+    XNNPACK multiplies two matrices only if the second matrix has zero point 0. In TensorFlow's
+    interpreter, XNNPACK accepts other zero points, but computes as if they were 0.
     """
     values: set[Value] = set()
     for call in graph.calls:

@@ -218,7 +218,7 @@ class Builder:
         """Registers a function that adds operators when `knows_sizes` is final.
 
         `finish` calls `prepare` and moves the added operators. They come before the operator that
-        is last now, or before all operators if a size is unknown.
+        is last now. If a size is unknown, they come before all operators.
         """
         self._waiting.append((self.graph.operators[-1], prepare))
 

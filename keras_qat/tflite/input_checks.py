@@ -20,7 +20,7 @@ MARGIN = 0.97
 """Safety margin, because scores of XNNPACK and of other kernels may differ by one step."""
 
 KEEPS_IDS = ("CAST", "RESHAPE")
-"""Operators that do not change token ids between an input and its table."""
+"""Operators that do not change token ids between an input and a table."""
 
 
 class EndsProcess(ValueError):
@@ -76,7 +76,7 @@ class TokenIdCheck:
     def __init__(self, graph: FileGraph) -> None:
         names = {tensor.index: name for name, tensor in graph.inputs.items()}
         self.rows: dict[str, int] = {}
-        """Maps the name of each input of token ids to the rows of the smallest table after it."""
+        """Maps the name of an input of token ids to the number of rows of the smallest table."""
         for operation in graph.operations:
             if operation.kernel != "GATHER" or graph.options(operation).axis != 0:
                 continue

@@ -70,7 +70,7 @@ class FileInterpreter:
         runtime: the package of the interpreter. The default is the first installed of `RUNTIMES`.
         keeps_tensors: whether inner tensors keep their values after a run.
         threads: number of threads.
-        is_checked: whether `read_file` has checked the file, or an original of a changed file.
+        is_checked: whether `read_file` has checked the file, or the file that it was cut from.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -204,7 +204,7 @@ def create_softmax_check(graph: FileGraph, contents: bytes) -> SoftmaxCheck:
 
 
 def quantize(values: NDArray, dtype: np.dtype, scale: float, zero_point: int) -> NDArray:
-    """Quantizes float values. Does not quantize values of type `dtype` or for a float tensor."""
+    """Quantizes float values. Only casts if `dtype` is float or the type of `values`."""
     if dtype.kind not in "iu" or scale == 0 or values.dtype == dtype:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)

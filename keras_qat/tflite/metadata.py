@@ -96,7 +96,7 @@ def _read_entry(contents: bytes, name: str) -> Any:
 
 
 def read_input_keys(contents: bytes) -> dict[str, str]:
-    """Maps input names to keys of the model's input dict. Equal names and keys are left out."""
+    """Returns `{input name: key in the model's input dict}`, without keys that equal names."""
     return _read_entry(contents, "keys")
 
 

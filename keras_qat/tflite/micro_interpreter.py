@@ -1,7 +1,7 @@
 """Runs files in TFLite Micro's interpreter. No other module uses this interpreter.
 
-The package `tflite-micro` contains the interpreter. `keras-qat[micro]` installs the package. Its
-reference kernels are the kernels that microcontrollers run by default.
+The package `tflite-micro` contains the interpreter. `keras-qat[micro]` installs the package. The
+interpreter has the reference kernels, which microcontrollers run by default.
 """
 
 from __future__ import annotations

@@ -136,10 +136,10 @@ class TFLiteModel:
         """Computes the file's outputs for data.
 
         Args:
-            x: inputs, as for `model.predict`: an array, a list of arrays, a dict of arrays by the
-                model's keys or by name, a `tf.data.Dataset`, a generator or a function that returns
-                one. Labels are ignored. Float values are quantized by `TensorInfo.quantize`. Arrays
-                of the input's integer type are used unchanged.
+            x: inputs, as for `model.predict`: an array, a list or a dict of arrays, a
+                `tf.data.Dataset`, a generator, or a function that returns a generator. Keys of a
+                dict are the model's keys or input names. Labels are ignored. Float values are
+                quantized by `TensorInfo.quantize`. Arrays of the input's type are unchanged.
             batch_size: batch size for arrays. A file with a fixed batch size uses the fixed size,
                 and accepts any number of examples.
             verbose: 1 shows progress.

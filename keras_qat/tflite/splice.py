@@ -25,7 +25,7 @@ def splice_model(
         builder: the file that is being built.
         model: the other file, unpacked. Its objects are moved into `builder`.
         inputs, outputs: tensors of `builder` that replace the main graph's inputs and outputs.
-        params: quantization parameters for int8 or int16 tensors without any.
+        params: quantization parameters for int8 or int16 tensors that have none.
         prefix: prefix for the names of tensors, subgraphs and variables.
     """
     main = model.subgraphs[0]
