@@ -19,8 +19,8 @@ class Choice:
 
     Args:
         value: the value during tracing.
-        tensor: the value when the graph runs, for the ranges and weights at that time.
-        is_taken: whether `value` selected a branch of the graph during tracing.
+        tensor: the value for the ranges and weights when the graph runs.
+        is_taken: True if `value` selected a branch of the graph during tracing.
     """
 
     value: bool
@@ -29,9 +29,9 @@ class Choice:
 
 
 class Switch(NamedTuple):
-    """A condition that selects one of two results after both are computed.
+    """A condition for which `cond` computes both branches, and selects one result.
 
-    Compared with `tf.cond`, it runs a little slower, but is traced much faster.
+    It runs a little slower than `tf.cond`, but is traced much faster.
     """
 
     on: tf.Tensor
@@ -44,16 +44,17 @@ Predicate: TypeAlias = bool | tf.Tensor | Choice | Switch
 def make_switch(predicate: Predicate) -> Predicate:
     """Returns a `Switch` if `predicate` is a tensor of a graph, otherwise `predicate`.
 
-    With a `Switch`, `cond` computes both branches. Use it for branches of few operations.
+    Use it for branches of few operations, because a `Switch` computes both branches.
     """
     is_symbolic = tf.is_tensor(predicate) and not tf.executing_eagerly()
     return Switch(predicate) if is_symbolic else predicate
 
 
 def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
-    """Calls one of two functions: by `tf.cond`, or directly if `predicate` is known while tracing.
+    """Returns `true_fn()` if `predicate`, else `false_fn()`.
 
-    The gradient of `tf.cond` is slow to trace. For many conditions, use `tf.custom_gradient`.
+    If the value of `predicate` is unknown while tracing, this is a `tf.cond`. The gradient of
+    `tf.cond` is slow to trace. For many conditions, use `tf.custom_gradient`.
     """
     if isinstance(predicate, Choice):
         predicate.is_taken, predicate = True, predicate.value
@@ -89,8 +90,8 @@ def replace_gradient(
 ) -> list[tf.Tensor]:
     """Computes `function(*inputs)` with the gradient of `other(owner, *inputs)`.
 
-    `other` is computed only if the gradient is needed. TensorFlow keeps gradient functions until
-    the process ends, so `other` must not reference a model, but `owner` may be a model.
+    `other` is only called for a gradient. It must not reference a model, because TensorFlow keeps
+    gradient functions until the process ends. `owner` may be a model.
     """
     owned_by = weakref.ref(owner)
 
@@ -116,13 +117,13 @@ def trace_once(
 ) -> Callable[..., T]:
     """Wraps a function of tensors. Each call then adds only one operation to a graph.
 
-    The function is traced once, or once for each combination of non-tensor arguments. Tracing it
-    for every layer of a model would delay the first training step by minutes.
+    `function` is traced once for each combination of non-tensor arguments. Tracing for every layer
+    of a model would delay the first training step by minutes.
 
     Args:
         function: a function without state.
-        signature: `tf.TensorSpec`s of the arguments, if their sizes differ between calls.
-        in_line: whether to copy its operations into the calling graphs instead.
+        signature: `tf.TensorSpec`s of the arguments, if sizes of arguments differ between calls.
+        in_line: True to copy the function's operations into the calling graphs instead.
     """
     traced = tf.function(
         function,

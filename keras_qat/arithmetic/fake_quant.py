@@ -1,7 +1,7 @@
 """Fake quantization as stateless TensorFlow functions.
 
 Fake quantization rounds float values to the values that an integer tensor can represent. It clips a
-value to the range and rounds it to the nearest of 2^bits levels, which are one step (LSB) apart.
+value to the range, and rounds to the nearest of 2^bits levels. Levels are one step (LSB) apart.
 
 Activations in half precision are quantized in float32, and the results are rounded to half
 precision. With 8 bits, this changes float16 by at most 1/8 LSB, and bfloat16 by up to 1 LSB.
@@ -24,7 +24,7 @@ from keras_qat.arithmetic.plain_operations import Scalar, must_not_fuse, product
 Gradient = Callable[[tf.Tensor], tf.Tensor]
 
 LARGE, ROWS = 2**18, 32
-"""Ranges per channel of `LARGE` or more weights are computed in blocks of up to `ROWS` rows."""
+"""`channel_limits` reduces kernels of `LARGE` or more weights in blocks of up to `ROWS` rows."""
 
 
 def find_range(
@@ -36,8 +36,8 @@ def find_range(
 
     Args:
         x: the tensor.
-        bits, symmetric, narrow_range: as in `QuantSpec`. A symmetric range has its zero point in
-            the middle, so the negative side is one step longer unless the range is narrow.
+        bits, symmetric, narrow_range: as in `QuantSpec`. A symmetric range has the zero point in
+            the middle. The negative side is one step longer unless the range is narrow.
     """
     low = tf.minimum(tf.cast(tf.reduce_min(x), tf.float32), 0.0)
     high = tf.maximum(tf.cast(tf.reduce_max(x), tf.float32), 0.0)
@@ -52,7 +52,7 @@ EXPONENT, BELOW = 0x7F800000, 0x007FFFFF
 
 
 def power_of_two(scale: tf.Tensor) -> tf.Tensor:
-    """Returns the smallest power of two that is at least a float32 scale; 0 if the scale is 0."""
+    """Rounds a float32 scale up to a power of two. Returns 0 if the scale is 0."""
     bits = tf.bitwise.bitwise_and(tf.bitcast(scale, tf.int32) + BELOW, EXPONENT)
     return tf.where(tf.math.is_finite(scale), tf.bitcast(bits, tf.float32), scale)
 
@@ -77,8 +77,8 @@ def fake_quantize(
 
     The range is nudged (shifted slightly) to make zero a level. The gradient is 1 inside the nudged
     range, and 0 outside. CPUs use the same TensorFlow operation as `tf.contrib.quantize`. On GPUs
-    and in XLA, this operation would wait for the range or round differently. There, basic
-    operations compute the same values.
+    and in XLA, that operation would wait for the range or round differently. Basic operations
+    compute the same values for GPUs and XLA.
 
     Args:
         x: the tensor.
@@ -98,7 +98,7 @@ def _round_to_levels(
 
 
 def apply_relu(x: tf.Tensor, ceiling: float | None) -> tf.Tensor:
-    """Clips `x` between 0 and `ceiling`: `inf` for a plain ReLU, None to leave `x` unchanged."""
+    """Clips `x` between 0 and `ceiling`. `inf` is a plain ReLU, and None leaves `x` unchanged."""
     if ceiling is None:
         return x
     return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
@@ -117,17 +117,17 @@ def fake_quantize_if(
     """Computes `fake_quantize` if `applies`, otherwise returns `x`.
 
     With a `ceiling`, a ReLU is applied to `x` first. Quantizing to a range that begins at zero also
-    computes the ReLU, so one operation is enough.
+    computes the ReLU, without another operation.
 
     The gradient is defined explicitly, because the gradient of `tf.cond` is slow to trace. On CPUs,
-    the gradient reads `x` once. On GPUs, it reads a mask with one byte per element.
+    the gradient reads `x` once. On GPUs, the gradient reads a mask with one byte per element.
 
     Args:
         applies: a bool, or a scalar tensor.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
-        ceiling: maximum of the ReLU, `inf` for a plain ReLU; None without a ReLU.
-        source: a `recompute.Source` that computes `x` again for the gradient, so a CPU need not
-            store `x`. It requires a bool `applies` and no ceiling.
+        ceiling: maximum of the ReLU, `inf` for a plain ReLU. None means no ReLU.
+        source: a `recompute.Source` that computes `x` again for the gradient. A CPU then need not
+            store `x`. `applies` must be a bool, and `ceiling` None.
     """
     if applies is False and ceiling is None:
         return x
@@ -159,7 +159,7 @@ def fake_quantize_if(
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Gradient]:
         y = cond(condition, lambda: quantize(x), lambda: pass_on(x))
-        if isinstance(condition, Switch):  # Both branches have one gradient, which reads `on`.
+        if isinstance(condition, Switch):  # One gradient, which reads `on`, serves both branches.
             return y, partial(differentiate_quantized, x)
         return y, lambda upstream: cond(
             condition,
@@ -195,7 +195,7 @@ def _fake_quantize_plainly(
     narrow_range: bool,
     ceiling: float | None,
 ) -> tf.Tensor:
-    """Compute `fake_quantize_if` with basic operations, and keep a mask for its gradient."""
+    """Compute `fake_quantize_if` with basic operations. Store a mask for the gradient."""
     is_relu = ceiling is not None
 
     def quantize(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -218,9 +218,9 @@ def _fake_quantize_plainly(
 
 
 def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tensor:
-    """Returns the largest magnitude in each output channel, in a shape that broadcasts.
+    """Returns the largest magnitude in each output channel. The shape broadcasts to `weights`.
 
-    The result is 1 for a channel that contains only zeros, because any scale represents zeros.
+    A channel that contains only zeros has the limit 1, because any scale represents zeros.
     """
     weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)
@@ -237,8 +237,8 @@ def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tens
 def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
     """Return the largest magnitude in each column of a large kernel.
 
-    TensorFlow reduces a few columns at a time over all rows, which is slow for large kernels. So
-    this first reduces small blocks of rows, which fit in the CPU's cache.
+    TensorFlow reduces a few columns at a time over all rows, which is slow for large kernels. This
+    function first reduces small blocks of rows, which fit in the CPU's cache.
     """
     *outer, columns = weights.shape
     rows = math.prod(outer)
@@ -253,8 +253,8 @@ def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> t
     """Quantizes `weights` to integers up to 2^(bits - 1) - 1, with the zero point 0.
 
     `limits` are the largest magnitudes of the channels, in a shape that broadcasts. TensorFlow's
-    `fake_quant_with_min_max_vars_per_channel` with a narrow range computes the same, but is about
-    40 times slower on a CPU.
+    `fake_quant_with_min_max_vars_per_channel` with a narrow range rounds in the same way, but is
+    about 40 times slower on a CPU.
     """
     levels = 2.0 ** (bits - 1) - 1.0
     scale = quotient(limits, levels)
@@ -276,7 +276,7 @@ def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8)
 def fake_quantize_average(
     x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int = 8
 ) -> tf.Tensor:
-    """Rounds averages of quantized values to the levels of their range, as kernels do.
+    """Rounds averages of quantized values to the levels of the range, like TFLite's kernels.
 
     Averages are often halfway between two quantized values. TFLite rounds halves away from the
     quantized value 0, but `fake_quantize` does not. The gradient is 1 everywhere.
@@ -286,7 +286,7 @@ def fake_quantize_average(
         x, levels = tf.cast(averages, tf.float32), float(2**bits - 1)
         low, high = (tf.cast(end, tf.float32) for end in (minimum, maximum))
         scale = (high - low) / levels
-        scale = tf.where(scale > 0, scale, 1.0)  # A range of zeros, as of a first batch of zeros.
+        scale = tf.where(scale > 0, scale, 1.0)  # The range is empty after a first batch of zeros.
         zero_point = tf.clip_by_value(tf.floor(0.5 - low / scale), 0.0, levels) - 2 ** (bits - 1)
         q = x / scale + zero_point
         # 0.001 is far more than the float rounding error of halves for windows up to 16x16.

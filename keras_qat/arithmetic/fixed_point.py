@@ -1,11 +1,11 @@
-"""Fixed-point arithmetic of integer kernels in TensorFlow: a 31-bit multiplier and a shift.
+"""Fixed-point arithmetic of TFLite's integer kernels, computed with TensorFlow.
 
-All integers are int64 tensors. TFLite multiplies 32-bit sums by 31-bit multipliers and rounds
-twice. Its int16 kernels multiply 64-bit sums by 15-bit multipliers and round once.
+A fixed-point value is a multiplier and a power of two. All integers are int64 tensors. TFLite
+multiplies 32-bit sums by 31-bit multipliers and rounds twice. TFLite's int16 kernels multiply
+64-bit sums by 15-bit multipliers and round once.
 
-`tests/arithmetic/test_proofs.py` proves with an SMT solver that `to_fixed_point`, `multiply`,
-`divide` and `upper_bits` equal TFLite's definitions for all inputs, and that the result of
-`exact_multiplier` is exact.
+`tests/arithmetic/test_proofs.py` has proofs for all inputs. `to_fixed_point`, `multiply`, `divide`
+and `upper_bits` equal TFLite's definitions. The result of `exact_multiplier` is exact.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ Integer: TypeAlias = int | tf.Tensor
 """An integer of Python, or an int64 tensor."""
 
 FixedPoint = tuple[tf.Tensor, tf.Tensor]
-"""(multiplier, exponent), which represent multiplier / 2^31 * 2^exponent."""
+"""A pair `(multiplier, exponent)`. It represents multiplier / 2^31 * 2^exponent."""
 
 AWAY = 1 + 2.0**-40
-"""A factor that makes `tf.round` round halves away from zero instead of to even. The result is
-exact for integers below 2^39 divided by powers of two, because no other quotient becomes a half."""
+"""A factor that makes `tf.round` round halves away from zero instead of to even.
+
+Rounding stays exact for an integer below 2^39 divided by a power of two."""
 
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 """exp(-2^k) for k = -2, -1, ..., with 31 fractional bits."""
@@ -32,14 +33,13 @@ MANTISSA = 52
 """Fractional bits of a float64."""
 
 LEAST_RATIO = 2.0**-8
-"""The smallest ratio of scales for requantizing int8 values in one step.
+"""The smallest ratio of scales for which one QUANTIZE converts int8 values.
 
-For smaller ratios, XNNPACK leaves QUANTIZE to TFLite. TFLite rounds halves up in vectorized code
-and away from zero elsewhere, depending on an element's position.
+XNNPACK leaves QUANTIZE with smaller ratios to TFLite. TFLite rounds halves up in vectorized code,
+and away from zero for the remaining elements.
 """
 FINER_STEPS = 2.0**7
-"""If the ratio is smaller than `LEAST_RATIO`, values are first converted to int16, with this many
-steps per int8 step."""
+"""Steps of int16 per step of int8. Smaller ratios convert int8 values to int16 first."""
 
 
 def shift(x: tf.Tensor, bits: Integer) -> tf.Tensor:
@@ -68,9 +68,9 @@ def power_of_two(exponent: tf.Tensor) -> tf.Tensor:
 
 
 def near_power_of_two(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns whether kernels treat `x` as a power of two, and the exponent in int64.
+    """Returns a pair: true if kernels treat `x` as a power of two, and the int64 exponent.
 
-    Kernels accept values within 0.07 % of a power of two, which is 0.001 in the logarithm.
+    Kernels accept a difference of 0.07 %, which is 0.001 in the base-2 logarithm.
     """
     of_two = np.float32(1) / np.log(np.float32(2))
     logarithm = tf.cast(tf.math.log(x), tf.float32) * of_two
@@ -90,7 +90,7 @@ def divide_up(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
 
 
 def high_product(a: tf.Tensor, b: Integer, bits: int = 31) -> tf.Tensor:
-    """Computes a * b / 2^bits, rounded, for integers of `bits` bits and a sign."""
+    """Computes a * b / 2^bits, rounding halves up. `a` and `b` have `bits` bits and a sign."""
     return shift_back(a * b + 2 ** (bits - 1), bits)
 
 
@@ -104,8 +104,8 @@ def to_fixed_point(x: float | tf.Tensor) -> FixedPoint:
     """Converts a positive float32 or float64 value to a 31-bit multiplier and a power of two.
 
     Returns:
-        `multiplier`, from 2^30 to 2^31 - 1, or 0 for values below 2^-32, and `exponent`. The value
-        is multiplier / 2^31 * 2^exponent, up to rounding.
+        `(multiplier, exponent)`. `x` is multiplier / 2^31 * 2^exponent, up to rounding. The
+        multiplier is from 2^30 to 2^31 - 1. It is 0 if `x` is below 2^-32.
     """
     bits = tf.bitcast(tf.cast(x, tf.float64), tf.int64)
     one = 2**MANTISSA
@@ -119,10 +119,10 @@ def to_fixed_point(x: float | tf.Tensor) -> FixedPoint:
 def multiply(
     x: tf.Tensor, factor: FixedPoint, rounding: Literal["away", "up", "once"] = "away"
 ) -> tf.Tensor:
-    """Multiplies 32-bit integers by a fixed-point value, and rounds twice.
+    """Multiplies 32-bit integers by a fixed-point value, and rounds.
 
-    The second rounding rounds halves away from zero, or `up` in some optimized kernels. With
-    `once`, as on 64-bit ARM, the product is rounded only once, halves up.
+    "away" and "up" round twice. The second time, halves are rounded away from zero, or up as in
+    some optimized kernels. "once" rounds once, with halves up, as on 64-bit ARM.
     """
     multiplier, exponent = factor
     x, bits = _overflow(shift(x, tf.maximum(exponent, 0))), tf.maximum(-exponent, 0)
@@ -134,7 +134,7 @@ def multiply(
 
 
 def _overflow(x: tf.Tensor) -> tf.Tensor:
-    """Wrap integers at 32 bits, as kernels do if sums overflow."""
+    """Wrap integers at 32 bits, like kernels with overflowing sums."""
     return tf.cast(tf.cast(x, tf.int32), tf.int64)
 
 
@@ -148,7 +148,7 @@ def to_floats(factor: FixedPoint) -> tuple[tf.Tensor, tf.Tensor]:
 def multiply_floats(x: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
     """Computes `multiply` in float64, which is three times as fast.
 
-    It is exact if the integers have at most 22 bits and a sign, and `multiply` does not overflow.
+    The result is exact if `x` has at most 22 bits and a sign, and `multiply` does not overflow.
     """
     first, second = factors
     return tf.round(tf.floor(x * first + 0.5) * second)
@@ -176,16 +176,16 @@ def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
 
 
 def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
-    """Returns the nearest value that int16 kernels represent exactly as a multiplier of sums.
+    """Rounds a multiplier of sums to 15 bits, which int16 kernels represent exactly.
 
-    The result has 15 bits. It is not a power of two, because rounding of scales to float32 in a
-    file could decrease it.
+    The result is never a power of two. Files round scales to float32, and 15 bits could not
+    represent a value slightly below a power of two.
 
     Args:
-        x: float64.
+        x: the multiplier in float64.
 
     Returns:
-        float64, with a relative error of at most 0.0062 %.
+        The rounded multiplier in float64. The relative error is at most 0.0062 %.
     """
     bits = tf.bitcast(x, tf.int64)
     dropped = MANTISSA - 14
@@ -196,12 +196,13 @@ def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
 
 
 def inverse_square_root(x: tf.Tensor) -> FixedPoint:
-    """Computes 1 / sqrt(x) in fixed point for integers below 2^31; the maximum for 0 and 1.
+    """Computes 1 / sqrt(x) in fixed point for integers below 2^31.
 
-    It uses five steps of Newton's method in 32-bit fixed point with 3 integer bits.
+    The result for 0 and 1 is the largest multiplier. Newton's method takes five steps in 32-bit
+    fixed point with 3 integer bits.
     """
     pairs = shift_back(get_exponent(tf.cast(tf.maximum(x, 1), tf.float64)) + 1, 1)
-    # Multiply x by a power of four, so it is from 2^27 to 2^29.
+    # Scale x by a power of four to a value from 2^27 to 2^29.
     scaled = shift_back(shift(x, 2 * tf.maximum(14 - pairs, 0)), 2 * tf.maximum(pairs - 14, 0))
     half = shift_back(shift_back(scaled, 1) + 1, 1)
     y = tf.fill(tf.shape(x), tf.constant(2**28, tf.int64))
@@ -222,8 +223,8 @@ def inverse_square_root(x: tf.Tensor) -> FixedPoint:
 def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
     """Computes exp(x) for x <= 0 like gemmlowp. The result has no integer bits.
 
-    It splits x into a part in [-1/4, 0), for a Taylor series, and powers of two, for constant
-    factors.
+    `x` is split into a value in [-1/4, 0) and powers of two. A Taylor series computes the first
+    factor of the result. `EXPONENTIALS` has the other factors.
     """
     point = bits - integer_bits
     quarter = 2 ** (point - 2)
@@ -260,5 +261,5 @@ def reciprocal(x: tf.Tensor, bits: int = 31) -> tf.Tensor:
 
 
 def _round_constant(value: int, bits: int) -> int:
-    """Return a constant that has 31 fractional bits, or round it to 15 if `bits` is 15."""
+    """Round a constant with 31 fractional bits to 15 bits if `bits` is 15."""
     return value if bits == 31 else (value + 2**15) >> 16

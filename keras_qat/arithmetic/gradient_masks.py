@@ -1,8 +1,8 @@
 """Gradients of quantizers on a CPU, which are zero for elements outside the range.
 
-They use one TensorFlow operation that reads each element once. XLA does not support this operation,
-and a GPU would wait while it reads the range from host memory. In XLA and on GPUs, quantizers
-therefore store a mask (`plain_operations`).
+One TensorFlow operation computes a gradient and reads each element once. XLA does not support this
+operation. A GPU would wait for the range, because the operation reads the range from host memory.
+In XLA and on GPUs, quantizers therefore store a mask (`plain_operations`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def zero_outside_range(
     narrow_range: bool,
     on: bool | tf.Tensor = True,
 ) -> tf.Tensor:
-    """Returns the gradient for elements of `x` in the nudged range, and zero for other elements.
+    """Sets the gradient to zero for elements of `x` outside the nudged range.
 
-    Elements up to a millionth beyond the range are included.
+    Elements up to a millionth beyond the range keep the gradient.
 
     Args:
         gradient, x: the upstream gradient, and the tensor.
         minimum, maximum: the range before nudging.
         bits, narrow_range: as in `QuantSpec`.
-        on: True, or a scalar tensor. If it is false, the gradient is returned for all elements.
+        on: True, or a scalar tensor. If the tensor is false, the gradient remains unchanged.
     """
     beyond = [math.inf, -math.inf]
     # Fake quantization of infinity returns the exact ends of the nudged range.
@@ -47,15 +47,15 @@ def zero_outside_range(
 def zero_outside_relu(
     gradient: tf.Tensor, x: tf.Tensor, maximum: Scalar, ceiling: float, on: bool | tf.Tensor = True
 ) -> tf.Tensor:
-    """Returns the upstream gradient where `x` is above 0, up to `maximum` and below `ceiling`.
+    """Sets the gradient to zero unless `0 < x <= maximum` and `x < ceiling`.
 
-    It is zero for all other elements.
+    Elements up to a millionth above `maximum` keep the gradient.
 
     Args:
         gradient, x: the upstream gradient, and the tensor.
-        maximum: upper end of the quantized range. Elements up to a millionth above it are included.
-        ceiling: maximum of the ReLU. From there on, the gradient is zero.
-        on: True, or a scalar tensor. If it is false, `maximum` is ignored.
+        maximum: upper end of the quantized range.
+        ceiling: maximum of the ReLU, `inf` for a plain ReLU.
+        on: True, or a scalar tensor. If the tensor is false, `maximum` is ignored.
     """
     last = float(np.nextafter(np.float32(ceiling), np.float32(0)))
     least = min if isinstance(maximum, float) else tf.minimum
@@ -64,10 +64,9 @@ def zero_outside_relu(
 
 
 def _zero_outside(upstream: tf.Tensor, x: tf.Tensor, high: Scalar, low: Scalar = TINY) -> tf.Tensor:
-    """Return `upstream` if `x` is from `low` to `high`, or zero.
+    """Return `upstream` for elements of `x` from `low` to `high`, and zero for other elements.
 
-    It uses the gradient of a TensorFlow operation, which reads `x` once. A mask would need four
-    operations.
+    A TensorFlow operation has this gradient, and reads `x` once. A mask would need four operations.
     """
     if x.dtype != tf.float32:
         with tf.control_dependencies([upstream]):  # Not in the forward pass.

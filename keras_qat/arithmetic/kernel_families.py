@@ -1,4 +1,4 @@
-"""Kernel families: how each runtime's kernels round. Only this file compares their names."""
+"""Kernel families: the rounding of each runtime. Only this file compares names of families."""
 
 from __future__ import annotations
 
@@ -27,46 +27,46 @@ def half_up(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class KernelFamily:
-    """The rounding of one runtime's kernels, which operators read from these fields.
+    """The rounding of one runtime's kernels. Operators read the fields.
 
-    The defaults describe TFLite's portable kernels. They multiply by 31-bit fixed-point values and
-    round twice. A new family is a new object in `FAMILIES`.
+    The defaults describe TFLite's portable kernels, which multiply by 31-bit fixed-point values and
+    round twice. To add a family, add an object to `FAMILIES`.
 
     Args:
         name: the name that users pass as `kernels=`.
-        sums: function that rescales int8 sums of products with weights; None for fixed point.
-        matrix_products: function that rescales int8 sums of products of two tensors; None for
+        sums: function that rescales int8 sums of products with weights. None means fixed point.
+        matrix_products: function that rescales int8 sums of products of two tensors. None means
             fixed point.
-        products: function that rescales int8 products of two tensors; None for fixed point.
-        additions: whether int8 sums and differences of two tensors are rounded once, at the end, or
-            also when inputs are converted to a common scale.
-        means: whether an int8 mean multiplies the sum in float32, in float32 with a fused addition
-            of the offset, or in fixed point.
-        quantize: whether float values are multiplied by the inverse of the int8 scale (halves to
-            even), or divided by it (halves away from zero).
-        requantize: whether int8 values are rescaled in 256ths or in fixed point.
-        leaky_relu: whether an int8 LeakyReLU multiplies by slopes in 256ths or in fixed point.
+        products: function that rescales int8 products of two tensors. None means fixed point.
+        additions: how often int8 sums and differences of two tensors are rounded. The additional
+            rounding happens when the inputs are converted to a common scale.
+        means: how an int8 mean multiplies the sum: in float32, in float32 with a fused addition of
+            the offset, or in fixed point.
+        quantize: how float values are converted to int8. "times_inverse" multiplies by the inverse
+            scale and rounds halves to even. "divided" divides and rounds halves away from zero.
+        requantize: how int8 values are rescaled, in 256ths or in fixed point.
+        leaky_relu: format of the slopes of an int8 LeakyReLU, 256ths or fixed point.
         tables: how the int8 tables of ELU, sigmoid, tanh and squares are rounded.
         bilinear: precision of the pixel weights in int8 bilinear interpolation.
-        optimized: whether TFLite's optimized kernels compute the operators that no other field
+        optimized: True if TFLite's optimized kernels compute the operators that no other field
             describes. Some optimized kernels round halves up.
-        neon: whether optimized kernels use ARM's vector instructions. Such instructions round only
+        neon: True if optimized kernels use ARM's vector instructions. These instructions round only
             once in sums with packed int4 weights, and in int8 hard swish for groups of 8 values.
-        softmax: whether int8 softmax computes exponentials in float32 or in fixed point, or looks
-            them up in a uint16 table.
-        int16_curves: whether int16 sigmoid and tanh use the approximation of LSTM gates if the
-            scale is a power of two, or always interpolate in a table.
-        dense: if `sums` is None, whether int8 FULLY_CONNECTED multiplies its sums in double
-            precision or in fixed point.
-        ratios: precision of ratios of scales before their conversion to fixed point.
+        softmax: how int8 softmax computes exponentials: in float32, in fixed point, or with a
+            uint16 table.
+        int16_curves: how int16 sigmoid and tanh are computed. "table" interpolates in a table.
+            "gates" approximates like LSTM gates if the scale is a power of two.
+        dense: how int8 FULLY_CONNECTED multiplies sums if `sums` is None, in double precision or in
+            fixed point.
+        ratios: precision of ratios of scales before the conversion to fixed point.
         int16_softmax_tables: precision of the tables of int16 softmax.
-        int8_curves: whether int8 sigmoid and tanh are computed in float32 or in fixed point. In
-            fixed point, inputs beyond 15 return the end of the range.
-        lstm: whether the steps of an LSTM round as in TFLite or as in TFLite Micro.
-        int16_lstm: whether there is an LSTM for int16 activations.
-        int4_dense_per_channel: whether FULLY_CONNECTED supports int4 weights with a scale for each
+        int8_curves: how int8 sigmoid and tanh are computed, in float32 or in fixed point. In fixed
+            point, inputs beyond 15 return the end of the range.
+        lstm: the runtime that rounds the steps of an LSTM in the same way.
+        int16_lstm: True if there is an LSTM for int16 activations.
+        int4_dense_per_channel: True if FULLY_CONNECTED supports int4 weights with one scale per
             channel.
-        static_shapes: whether shapes must be constants if a batch size is given.
+        static_shapes: True if shapes must be constants in files with a fixed batch size.
     """
 
     name: str
@@ -113,7 +113,7 @@ XNNPACK = KernelFamily(
     softmax="float32",
     int16_curves="gates",
 )
-"""x86 desktops: XNNPACK, and TFLite's optimized kernels for operators that XNNPACK lacks."""
+"""XNNPACK on x86, and TFLite's optimized kernels for operators that XNNPACK lacks."""
 
 DEFAULT = XNNPACK
 """The default family."""
@@ -126,7 +126,7 @@ XNNPACK_ARM64 = dataclasses.replace(
     neon=True,
     softmax="uint16_table",
 )
-"""Phones with 64-bit ARM. It differs from x86 in softmax and in the rounding of halves."""
+"""XNNPACK on 64-bit ARM (phones). Softmax and the rounding of halves differ from x86."""
 
 TFLM = KernelFamily(
     "tflm",
@@ -139,13 +139,13 @@ TFLM = KernelFamily(
     int4_dense_per_channel=False,
     static_shapes=True,
 )
-"""TFLite Micro. Its kernels mostly round like TFLite's portable kernels."""
+"""TFLite Micro. Most of the kernels round like TFLite's portable kernels."""
 
 FAMILIES = {family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM)}
-"""All families, by the name that users pass as `kernels=`."""
+"""All families by name."""
 
 REMOVED = dict.fromkeys(("openvino", "onnxruntime", "esp_dl"), XNNPACK)
-"""Name of a removed family -> the family to use instead."""
+"""Families to use instead of removed families, by the removed name."""
 
 
 def kernel_family(kernels: str) -> KernelFamily:
@@ -162,7 +162,7 @@ def kernel_family(kernels: str) -> KernelFamily:
 
 
 def find_saved_family(kernels: str, model_name: str) -> KernelFamily:
-    """Returns a saved model's family. If it was removed, warns and returns its successor."""
+    """Returns a saved model's family. For a removed family, warns and returns the replacement."""
     if kernels not in REMOVED:
         return kernel_family(kernels)
     family = REMOVED[kernels]

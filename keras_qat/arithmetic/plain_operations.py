@@ -1,9 +1,9 @@
 """Functions that round in the same way on every device, in eager mode and in graphs.
 
-TensorFlow's graph optimizer replaces `1 / x` by an approximate `Reciprocal`, and divisions by
-constants by multiplications. It also reorders products. XLA and GPU kernels fuse a product with a
-sum, and round only once. Each of these rewrites changes the last bits, and therefore quantized
-values. The functions in this module use operations that are not rewritten.
+TensorFlow's graph optimizer replaces `1 / x` by an approximate `Reciprocal`. It also multiplies
+instead of dividing by constants, and reorders products. XLA and GPU kernels fuse a product with a
+sum, and round only once. Each rewrite changes the last bits, and therefore quantized values. The
+functions in this module use operations that are not rewritten.
 """
 
 from __future__ import annotations
@@ -20,56 +20,56 @@ Scalar: TypeAlias = float | tf.Tensor
 TINY = float(np.finfo(np.float32).tiny)
 """The smallest positive normal float32 value."""
 BEYOND = 1 + 2.0**-20
-"""Factor that widens a range a little, because float rounding can make a nudged end too small."""
+"""Factor that widens a range a little. Rounding of floats can make a nudged end too small."""
 
 
 def is_in_xla() -> bool:
-    """Whether XLA compiles the graph that is being traced, as with `jit_compile=True`."""
+    """Returns True while XLA compiles a graph, as with `jit_compile=True`."""
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph)
 
 
 def has_gpu() -> bool:
-    """Whether operations may run on a GPU."""
+    """Returns True if operations may run on a GPU."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 
 def must_not_fuse() -> bool:
-    """Whether XLA or GPU kernels may fuse products with sums. `product` prevents this."""
+    """Returns True if XLA or GPU kernels may fuse products with sums. `product` prevents fusion."""
     return is_in_xla() or has_gpu()
 
 
 def product(x: Scalar, y: tf.Tensor) -> tf.Tensor:
-    """Computes x * y; 0 if y is 0."""
+    """Computes x * y. The result is 0 if y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     if x.dtype == tf.float32 and is_in_xla():
-        # XLA would fuse a float32 product with a sum. In float64 it is exact, and is then rounded.
+        # XLA would fuse a float32 product with a sum. A float64 product is exact until the cast.
         return tf.cast(tf.cast(x, tf.float64) * tf.cast(y, tf.float64), tf.float32)
     return tf.raw_ops.MulNoNan(x=x, y=y)
 
 
 def quotient(x: Scalar, y: Scalar) -> tf.Tensor:
-    """Computes x / y; 0 if y is 0."""
+    """Computes x / y. The result is 0 if y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     y = tf.cast(y, x.dtype)
     if x.dtype == tf.float32 and is_in_xla():
-        # XLA multiplies by 1 / y if y is constant, and a quarter of its quotients on GPUs are wrong
-        # by one bit. In float64, x * (1 / y) rounds to the same float32 value as x / y, which is at
-        # least 2^-49 away from the middle between two float32 values.
+        # XLA multiplies by 1 / y if y is constant. A quarter of XLA's quotients on GPUs are wrong
+        # by one bit. In float64, x * (1 / y) rounds to the same float32 value as x / y, because
+        # x / y is at least 2^-49 away from the middle between two float32 values.
         wide = tf.math.divide_no_nan(tf.ones([], tf.float64), tf.cast(y, tf.float64))
         return tf.cast(tf.raw_ops.MulNoNan(x=tf.cast(x, tf.float64), y=wide), x.dtype)
     return tf.raw_ops.DivNoNan(x=x, y=y)
 
 
 def gather(table: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Returns the entries of a one-dimensional table by index. It is faster than `tf.gather`."""
+    """Looks up entries of a one-dimensional table by index, faster than `tf.gather`."""
     return tf.gather_nd(table, positions[..., tf.newaxis])
 
 
 def hide_constant(value: float) -> tf.Tensor:
-    """Returns a float32 constant that TensorFlow's graph optimizer does not recognize as constant.
+    """Returns a float32 constant that TensorFlow's graph optimizer does not recognize.
 
-    With a plain constant, `(x - y) - 0.5` would become `x - (y + 0.5)`, which rounds differently.
+    The optimizer would turn `(x - y) - 0.5` into `x - (y + 0.5)`, which rounds differently.
     """
     if tf.executing_eagerly():
         return tf.constant(value)
@@ -77,7 +77,7 @@ def hide_constant(value: float) -> tf.Tensor:
 
 
 def are_numbers(minimum: Scalar, maximum: Scalar) -> bool:
-    """Whether the ends of a range are Python floats, not tensors."""
+    """Returns True if the ends of a range are Python floats, not tensors."""
     return isinstance(minimum, float) and isinstance(maximum, float)
 
 
@@ -86,20 +86,19 @@ def fake_quantize(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Computes `fake_quant_with_min_max_vars` with the same order of operations as its CPU kernel.
 
-    Unlike the kernel, this function divides before it clips, so it can clip to constants. The
-    results are the same.
+    The kernel clips first. This function divides first, and clips to constants. The results are
+    the same.
 
     Args:
         x: the tensor, float32.
-        minimum, maximum: the range. If `minimum` is the Python number 0, half of the operations are
-            not needed.
+        minimum, maximum: the range. The Python number 0 as `minimum` saves half of the operations.
         bits, narrow_range: as in `QuantSpec`.
-        is_relu: whether to compute a ReLU of `x` as well; `minimum` must then be the number 0.
+        is_relu: True to compute a ReLU of `x` as well. `minimum` must then be the number 0.
 
     Returns:
-        The tensor, rounded to the levels of the range, and a mask of the elements with a gradient.
-        These are the elements in the range, or up to a millionth of its width beyond it.
-        With `is_relu`, elements below 2^-26 of the range are excluded as zeros of the ReLU.
+        `x` rounded to the levels of the range, and a mask of the elements with a gradient.
+        The mask has the elements in the range, or up to a millionth of the width beyond the range.
+        With `is_relu`, elements below 2^-26 of the range are zeros without a gradient.
     """
     levels = float(2**bits - 1 - narrow_range)
     minimum, maximum = (
@@ -121,7 +120,7 @@ def fake_quantize(
 
 
 def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
-    """Return which elements are from 0 to `levels`. For a ReLU, 0 is excluded.
+    """Return a mask of the elements from 0 to `levels`. For a ReLU, the mask excludes 0.
 
     Comparing the distance to the middle needs two operations instead of three.
     """
@@ -152,9 +151,9 @@ def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
 def _find_minus_scale_and_zero_point(
     minimum: Scalar, maximum: Scalar, levels: float, narrow_range: bool
 ) -> tuple[Scalar, Scalar]:
-    """Return the negated scale of a range and its zero point, the number of steps below zero.
+    """Return `(-scale, zero_point)` of a range. The zero point is the number of steps below zero.
 
-    Both are Python floats if the range is given as floats. Negating the scale saves an operation.
+    Floats as `minimum` and `maximum` result in floats. A negative scale saves an operation.
     """
     if are_numbers(minimum, maximum):
         with tf.init_scope():
@@ -169,10 +168,9 @@ def _find_minus_scale_and_zero_point(
 
 
 def _round(steps: tf.Tensor, levels: float) -> tf.Tensor:
-    """Round halves up to integers from 0 to `levels`, with one operation.
+    """Round to integers from 0 to `levels`, with halves up, in one operation.
 
-    This operation is TensorFlow's fake quantization with a scale of 1, which is exact even if
-    products are fused with sums.
+    TensorFlow's fake quantization with a scale of 1 is exact even if products are fused with sums.
     """
     bits = math.ceil(math.log2(levels + 1.0))
     return tf.raw_ops.FakeQuantWithMinMaxArgs(
@@ -183,9 +181,9 @@ def _round(steps: tf.Tensor, levels: float) -> tf.Tensor:
 def nudged_range(
     minimum: Scalar, maximum: Scalar, bits: Scalar = 8, narrow_range: bool | Scalar = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the nudged range, to which fake quantization clips. Zero and both ends are levels.
+    """Returns the nudged range, to which fake quantization clips. Zero and the ends are levels.
 
-    The order of operations is the same as in TensorFlow's kernel, so the results are identical.
+    The results are identical to TensorFlow's kernel, which has the same order of operations.
     """
     lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
     highest = 2.0**bits - 1.0

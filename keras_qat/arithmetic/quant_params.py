@@ -23,16 +23,16 @@ S = TypeVar("S", float, tf.Tensor)
 
 @dataclasses.dataclass(frozen=True)
 class QuantParams:
-    """Quantization parameters. They map a quantized value q to `scale * (q - zero_point)`.
+    """Quantization parameters: q represents the float value `scale * (q - zero_point)`.
 
-    Scale and zero point are constants in a file or a simulation. They are float64 scalar tensors in
-    a graph that reads a model's ranges whenever it runs.
+    Files and simulations have constant parameters. A graph that reads a model's current ranges has
+    float64 scalar tensors.
 
     Args:
         scale: the size of one step (LSB), in float32 as in files.
         zero_point: the quantized value that represents 0.
-        bits: 2 to 8 for int8, 16 for int16, or 32 for int32, which is only used inside operators.
-            With fewer than 8 bits, only the lowest 2^bits values of int8 are used.
+        bits: 2 to 8 for int8, 16 for int16, or 32 for int32. Only values inside operators have 32
+            bits. With fewer than 8 bits, only the lowest 2^bits values of int8 are used.
     """
 
     scale: Any
@@ -41,15 +41,15 @@ class QuantParams:
 
     @classmethod
     def from_range(cls, minimum: Scalar, maximum: Scalar, bits: int = 8) -> QuantParams:
-        """Returns the parameters for a range, nudged (shifted slightly) to make zero exact.
+        """Returns the parameters for a range that contains zero.
 
-        As in TFLite, the nudged ends are float32, and the division is in double precision. The
-        range must contain zero. If it is empty, the scale is 1. With 16 bits, the range is
-        symmetric and the zero point is 0.
+        The range is nudged (shifted slightly) to make zero exact. As in TFLite, the nudged ends are
+        float32, and the division is in double precision. The scale of an empty range is 1. A range
+        with 16 bits is symmetric, and the zero point is 0.
 
         Args:
-            minimum, maximum: floats or scalar tensors. The result holds tensors only if the values
-                are unknown while a graph is traced.
+            minimum, maximum: floats or scalar tensors. The result has tensors if the values are
+                unknown while a graph is traced.
             bits: 2 to 8, or 16.
         """
         known = [None if _is_eager(end) else tf.get_static_value(end) for end in (minimum, maximum)]
@@ -99,7 +99,7 @@ class QuantParams:
         return (quantized.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
-        """Quantizes float values as users of a file do. It rounds halves up, and clips."""
+        """Quantizes float values like code that feeds a file: rounds halves up, and clips."""
         precise: Any = np.float64 if self.bits == 16 else np.float32
         scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
         return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
@@ -114,7 +114,7 @@ def _is_eager(value: Scalar) -> bool:
 
 @functools.cache
 def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tensor]]:
-    """Return a function of minimum and maximum that returns scale and zero point."""
+    """Return a function that converts `(minimum, maximum)` to `(scale, zero_point)`."""
 
     @partial(trace_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
     def scale_and_zero_point(minimum: Scalar, maximum: Scalar) -> tuple[tf.Tensor, tf.Tensor]:
@@ -124,12 +124,12 @@ def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tens
         scale = tf.where(scale > 0, scale, tf.ones_like(scale))
         if bits == 16:
             return single(scale), tf.zeros([], tf.float64)
-        # In float32 and with halves rounded up, as in training: zero must be the same level.
+        # Use float32 and round halves up, as in training. Zero must have the same level.
         below = tf.math.divide_no_nan(-low, single(quotient(single(high - low), levels)))
         below = tf.clip_by_value(tf.floor(single(below) + 0.5), 0.0, levels)
         if bits == 8:
             scale = quotient(single((levels - below) * scale) - single(-below * scale), levels)
-        else:  # The range in the file has 256 levels; only the lower ones are used.
+        else:  # The range in the file has 256 levels. Only the lower levels are used.
             scale = quotient(single((255.0 - below) * scale) - single(-below * scale), 255.0)
         return single(scale), below - 128.0
 
@@ -142,39 +142,39 @@ def single(x: Scalar) -> tf.Tensor:
 
 
 def ratio(family: KernelFamily, *factors: Scalar, by: Scalar) -> tf.Tensor:
-    """Divides a product of scales by the scale `by`, with the family's precision for ratios."""
+    """Divides the product of `factors` by `by`, in the precision `family.ratios`."""
     step = (lambda x: x) if family.ratios == "float64" else single
     return step(quotient(functools.reduce(lambda x, y: step(x * y), factors), by))
 
 
 def round_half_away(x: tf.Tensor) -> tf.Tensor:
-    """Rounds to integers, halves away from zero."""
+    """Rounds to integers, with halves away from zero."""
     return tf.sign(x) * tf.floor(tf.abs(x) + 0.5)
 
 
 WIDER = 1 / 1019
-"""The range of an input is wider than its data by this share, to avoid rounding ties.
+"""Share of the data's width that is added to the range of an input, to avoid rounding ties.
 
 With 8 bits, the data then covers 255 / (1 + 1 / 1019) = 1019 / 4 steps of the range. Data on a grid
-often has n equal steps, and its k-th value lies at 1019 k / (4 n). Because 1019 is a prime, this is
-at least 1 / (4 n) away from a tie if n is below 1019, a power of 2 or a power of 10.
+often has n equal steps, and the k-th value lies at 1019 k / (4 n). The distance to a tie is at
+least 1 / (4 n) if n is below 1019, a power of 2 or a power of 10, because 1019 is a prime.
 """
 
 TRIES = 10
-"""How many multiples of `WIDER` are tried. The largest multiple widens a range by 1 %."""
+"""Number of multiples of `WIDER` to try. The largest multiple widens a range by 1 %."""
 
 REPEATED = 0.9
-"""If a larger share of values is distinct, they are on no grid, and some always lie near ties."""
+"""The largest share of distinct values in data on a grid. Other data always has ties."""
 
 ENOUGH = 2e-4
 """Sufficient distance from a tie, in steps. The float32 error of 255 steps is 3e-5."""
 
 
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
-    """Returns by how much to widen a range to avoid rounding ties, as a share of its width.
+    """Returns the share of a range's width by which to widen the range, to avoid rounding ties.
 
-    For values on a grid, the share is the first multiple of `WIDER` that keeps them far enough from
-    ties, or the best multiple if none does.
+    For values on a grid, returns the first multiple of `WIDER` that keeps all values far enough
+    from ties. If no multiple does, returns the best multiple. For other values, returns `WIDER`.
 
     Args:
         low, high: the ends of the range, which includes zero.
@@ -197,5 +197,5 @@ def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) 
 
 
 def widen_range(low: S, high: S, share: float = WIDER) -> S:
-    """Returns the upper end of a range that is widened by a share of its width."""
+    """Returns the new upper end of a range that grows by `share` of the width."""
     return high + (high - low) * share

@@ -1,12 +1,12 @@
 """Sigmoid and hyperbolic tangent in integers, like TFLite's kernels.
 
 `compute_sigmoid` and `compute_tanh` follow `fixedpoint.h` of gemmlowp, Google's library for integer
-matrices: a Taylor series for the exponential, then Newton's method for the reciprocal. TFLite's
-LSTM kernel uses them for gates with 16 bits, and TFLite Micro's int8 kernels with 32 bits.
+matrices. A Taylor series computes the exponential, and Newton's method the reciprocal. TFLite's
+LSTM kernel does this with 16 bits, and TFLite Micro's int8 kernels with 32 bits.
 
 `compute_int16_sigmoid` and `compute_int16_tanh` are the int16 operators LOGISTIC and TANH, which
-interpolate in a table of the sigmoid. If the scale is almost 2^-12, or 2^-11 for tanh, the
-optimized kernel follows gemmlowp instead.
+interpolate in a table of the sigmoid. If the scale is almost 2^-12, the optimized kernels follow
+gemmlowp instead. The kernel of TANH also follows gemmlowp for 2^-11.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.plain_operations import gather
 
 INTEGER_BITS = 3
-"""Integer bits of 16-bit inputs of gemmlowp's functions, which have 12 fractional bits."""
+"""Integer bits of 16-bit inputs of gemmlowp's functions. The inputs have 12 fractional bits."""
 
 
 def compute_sigmoid(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
@@ -50,7 +50,8 @@ def compute_sigmoid(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tenso
 
 
 def compute_tanh(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
-    """Computes tanh(x) like `compute_sigmoid`, as (1 - e) / (1 + e) with e = exp(-2 |x|)."""
+    """Computes tanh(x). The arguments are the same as in `compute_sigmoid`."""
+    # The magnitude is (1 - e) / (1 + e) with e = exp(-2 |x|).
     half = reciprocal(exponential(-tf.abs(x), integer_bits + 1, bits), bits)
     return tf.sign(x) * saturate(shift(half - 2 ** (bits - 2), 2), bits)
 
@@ -77,8 +78,8 @@ class Curve:
     """The prepared parameters of an int16 sigmoid or hyperbolic tangent.
 
     Args:
-        is_power: whether the scale is a power of two for which the family follows gemmlowp.
-        left: log2(scale) + 12, used if `is_power`.
+        is_power: true if the family follows gemmlowp for this scale, which is a power of two.
+        left: log2(scale) + 12. Only used if `is_power`.
         factor, bits: multiplier and shift that convert quantized values to units of the table.
     """
 
@@ -99,7 +100,7 @@ def prepare_tanh(family: KernelFamily, scale: tf.Tensor) -> Curve:
 
 
 def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
-    """Return the parameters. The gemmlowp variant supports scales from 2^-12 to 2^(wider - 12)."""
+    """Prepare a curve. gemmlowp's variant needs a scale from 2^-12 to 2^(wider - 12)."""
     is_power, left, scale = _as_power(scale, wider)
     has_gates = family.int16_curves == "gates"
     return Curve(is_power if has_gates else False, left, *_scale_to_table(scale))
@@ -107,7 +108,7 @@ def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
 
 @trace_once
 def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return whether gemmlowp's variant supports a scale, log2(scale) + 12, and a scale to use."""
+    """Return `is_power` and `left` of `Curve`, and the scale, rounded to a power if `is_power`."""
     is_near, exponent = near_power_of_two(scale)
     left = exponent + 15 - INTEGER_BITS
     is_power = is_near & (left >= 0) & (left <= wider)
@@ -117,7 +118,7 @@ def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Te
 
 @trace_once
 def _scale_to_table(scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the multiplier (14 or 15 bits) and shift that convert `scale` to units of 1/12288."""
+    """Convert `scale` to units of 1/12288. Return a multiplier of 14 or 15 bits, and a shift."""
     factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
     for _ in range(31):
         small = factor <= 32767.0 / 2.0
@@ -126,7 +127,7 @@ def _scale_to_table(scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def compute_int16_sigmoid(q: tf.Tensor, curve: Curve) -> tf.Tensor:
-    """Computes the sigmoid of int16 values. The results are 32768ths in int64."""
+    """Computes the sigmoid of int16 values. The results are int64, in units of 1/32768."""
 
     def interpolate(steps: tf.Tensor) -> tf.Tensor:
         y = _interpolate(tf.abs(steps), 9)
@@ -136,7 +137,7 @@ def compute_int16_sigmoid(q: tf.Tensor, curve: Curve) -> tf.Tensor:
 
 
 def compute_int16_tanh(q: tf.Tensor, curve: Curve) -> tf.Tensor:
-    """Computes tanh(x) = 2 sigmoid(2x) - 1 of int16 values. The results are 32768ths in int64."""
+    """Computes tanh(x) = 2 sigmoid(2x) - 1 like `compute_int16_sigmoid`."""
 
     def interpolate(steps: tf.Tensor) -> tf.Tensor:
         y = _interpolate(tf.abs(steps), 8)
@@ -166,7 +167,7 @@ def _compute(
 
 
 def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
-    """Interpolate linearly in the sigmoid's table. The result has `bits` more fractional bits."""
+    """Interpolate linearly in the sigmoid's table. The result gets `bits` more fractional bits."""
     table = tf.constant(_points(), tf.int64)
     last = 2**16 - 1 if bits == 8 else 2**16 - 2
     index = shift_back(size, bits)
@@ -179,7 +180,7 @@ def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
 def _points() -> np.ndarray:
     """Tabulate sigmoid(k / 24) in 65536ths, plus half of the error of linear interpolation.
 
-    Half of the error is 1/16 of the second difference. All larger inputs use the last entry.
+    Half of the error is 1/16 of the second difference.
     """
     sigmoid = 1 / (1 + np.exp(-np.arange(256) / 24))
     curvature = sigmoid * (1 - sigmoid) * (2 * sigmoid - 1) / 24**2
