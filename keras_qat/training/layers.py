@@ -27,9 +27,9 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
-    """Return the input and the maximum of the ReLU that computed `x`, or else `x` and None.
+    """Return `(input, maximum)` of the ReLU that computed `x`. Without a ReLU, return `(x, None)`.
 
-    A quantizer that clips at zero also computes the ReLU, so training need not store its output.
+    A quantizer that clips at zero replaces the ReLU. Training then need not store its output.
     """
     op_type = "" if tf.executing_eagerly() else x.op.type
     ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(op_type)
@@ -40,14 +40,13 @@ def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
 class Quantize(ScheduledLayer):
     """Fake-quantizes activations that no wrapper quantizes, such as inputs and sums.
 
-    If several tensors share a range, one layer is called on each of them, with a separate `slot`.
+    If several tensors share a range, the same layer is called on each tensor, with another `slot`.
 
     Args:
         spec: `QuantSpec` or `FixedSpec`.
-        slots: how many tensors share the range.
+        slots: number of tensors that share the range.
         tensors: names of the quantized tensors in the float model, for reports.
-        rounds: whether to round. If not, it only observes the range, for files with integer
-            outputs.
+        rounds: True to round. False to only observe the range, for files with integer outputs.
 
     Shapes: any. The output has the input's shape.
     """
@@ -113,14 +112,14 @@ class QuantizeWrapper(ScheduledLayer):
 
     Args:
         layer: the layer. Its `call` is used, so every option of the layer works.
-        weights: path of each weight in `layer` -> axes of its output channels, counted from the
-            end, e.g. `{"kernel": (-1,)}`.
-        weight_spec: specification of the weights; None if they stay in float.
-        batch_norm: the BatchNormalization after the layer, or None. Exports fold it.
-        batch_norm_frozen: whether `batch_norm` always uses its moving statistics.
+        weights: maps the path of each weight in `layer` to the axes of the output channels, counted
+            from the end, e.g. `{"kernel": (-1,)}`.
+        weight_spec: specification of the weights. None leaves the weights in float.
+        batch_norm: the BatchNormalization after the layer, or None. Files contain it folded.
+        batch_norm_frozen: True if `batch_norm` always uses the moving statistics.
         fold: how `batch_norm` and weight quantization are combined, a key of `fold_modes.FOLDS`.
         activation: the activation layer after `batch_norm`, or None.
-        output_spec: specification of the output; None if this layer does not quantize it.
+        output_spec: specification of the output. None leaves the output unquantized.
         tensor: name of the output in the float model, for reports.
         inner_specs: specifications of the tensors inside a recurrent layer, by name.
         state_bits: bits of the hidden state of an LSTM between steps, 8 or 16.
@@ -255,13 +254,13 @@ class QuantizeWrapper(ScheduledLayer):
 
 
 def _restore_shape(shapes: Any) -> Any:
-    """Convert lists of sizes, which Keras 2.15 reads from files, to one or several shapes."""
+    """Convert lists of sizes to one or several shapes. Keras 2.15 reads lists from files."""
     is_one = all(size is None or isinstance(size, int) for size in shapes)
     return tf.TensorShape(shapes) if is_one else [tf.TensorShape(shape) for shape in shapes]
 
 
 def _make_layer(layer: Any) -> Any:
-    """Create a layer from its configuration. Layers and None are returned unchanged.
+    """Create a layer from a configuration. Return layers and None unchanged.
 
     Raises:
         ValueError: for any other argument.
@@ -278,13 +277,13 @@ def _make_layer(layer: Any) -> Any:
 class QuantizeWeights(ScheduledLayer):
     """Computes a layer in float with fake-quantized weights.
 
-    It is for layers without an int8 operator, such as many recurrent layers. The file stores their
-    weights in 8 bits, and computes with the same weights as training.
+    Many recurrent layers need this, because they have no int8 operator. The file stores the weights
+    in 8 bits, and computes with the same weights as training.
 
     Args:
         layer: the layer. Its `call` is used, with any arguments, states and masks.
-        weights: path of each weight in `layer`, such as `"cell.kernel"` -> axes of its output
-            channels, counted from the end; empty for a range per tensor.
+        weights: maps the path of each weight in `layer`, such as `"cell.kernel"`, to the axes of
+            the output channels, counted from the end. Without axes, the weight has one range.
         weight_spec: specification of the weights.
 
     Shapes: the same as for `layer`.

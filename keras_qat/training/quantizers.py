@@ -1,4 +1,4 @@
-"""Lists a model's quantizers, with their tensors, specifications and ranges."""
+"""Lists a model's quantizers, including tensors, specifications and ranges."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PREFIX = "quant_"
 
 @dataclasses.dataclass(frozen=True)
 class Quantizer:
-    """A quantizer of a model, with its range.
+    """A quantizer of a model, and the current range.
 
     Args:
         name: unique name, such as `layer/output` or `layer/kernel`.
-        quantizes: names of the tensors in the float model that it quantizes.
+        quantizes: names of the quantized tensors in the float model.
         spec: the specification.
-        minimum: the lower end of the range; an array if there is one range per channel.
+        minimum: the lower end of the range. It is an array if there is one range per channel.
         maximum: the upper end of the range.
     """
 
@@ -40,7 +40,7 @@ class Quantizer:
 
     @property
     def calibrated(self) -> bool:
-        """Whether it has a range. Without a range, it does not quantize."""
+        """True if the quantizer has a range. Without a range, it does not quantize."""
         is_initial = isinstance(self.spec, QuantSpec) and self.spec.initial_range is not None
         has_range = is_initial or np.any(self.maximum > self.minimum)
         return bool(np.all(np.isfinite([self.minimum, self.maximum])) and has_range)
@@ -83,8 +83,8 @@ def quantizers(model: keras.Model) -> Quantizers:
         model: a quantization-aware model.
 
     Returns:
-        A list of quantizers, each with its tensors, specification and range. If its index is the
-        name of a layer or a tensor, the list returns the quantizers of that layer or tensor.
+        A list of quantizers. The index may also be the name of a layer or a tensor, which selects
+        a list of the quantizers for that layer or tensor.
 
     Raises:
         ValueError: if the model is not quantization-aware.
@@ -104,7 +104,7 @@ def quantizers(model: keras.Model) -> Quantizers:
 
 
 def list_activation_quantizers(model: keras.Model) -> list[Quantizer]:
-    """Lists the quantizers of activations only, which is faster than `quantizers`."""
+    """Lists only the quantizers of activations. This is faster than `quantizers`."""
     return [x for layer in list_scheduled_layers(model) for x in _activation_quantizers(layer)]
 
 
@@ -114,7 +114,7 @@ def list_layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[
 
 
 def get_quantized_weight(layer: keras.layers.Layer, name: str) -> Any:
-    """Returns the weight that a layer's quantizer with this name quantizes."""
+    """Returns a layer's weight `name` before quantization. A kernel may be folded."""
     if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
         return get_weight(layer.layer, name)
     return fold_kernel(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)
@@ -130,7 +130,7 @@ def _weight_quantizers(layer: ScheduledLayer) -> list[Quantizer]:
 
 
 def _activation_quantizers(layer: ScheduledLayer) -> list[Quantizer]:
-    """List the quantizers inside a layer, then the quantizer of its output."""
+    """List the quantizers inside a layer, and then the quantizer of the layer's output."""
     tensors = layer.tensors if isinstance(layer, Quantize) else (getattr(layer, "tensor", ""),)
     inner = getattr(layer, "inner", {})
     names = [*inner, *["output"] * (len(layer.quantizers) - len(inner))]

@@ -18,7 +18,7 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 def list_scheduled_layers(model: keras.Model) -> Iterator[ScheduledLayer]:
-    """Yields the quantize-aware layers of a model, and of models inside it."""
+    """Yields the quantize-aware layers of a model and of inner models."""
     return (layer for layer in list_layers(model) if isinstance(layer, ScheduledLayer))
 
 
@@ -28,12 +28,12 @@ def list_quantizers(model: keras.Model) -> list[ActivationQuantizer]:
 
 
 def is_quantized(model: keras.Model) -> bool:
-    """Whether a model contains quantize-aware layers."""
+    """Returns True if a model contains quantize-aware layers."""
     return not isinstance(model, type) and any(True for _ in list_scheduled_layers(model))
 
 
 def share_layers(model: keras.Model, other: Any) -> bool:
-    """Whether two models have a quantize-aware layer in common."""
+    """Returns True if two models have a quantize-aware layer in common."""
     return not set(list_scheduled_layers(model)).isdisjoint(list_scheduled_layers(other))
 
 
@@ -54,10 +54,10 @@ def check_quantized(model: keras.Model) -> None:
 
 
 def check_is_graph(model: keras.Model) -> None:
-    """Raises a `ValueError` if Python code that cannot be exported calls quantize-aware layers.
+    """Raises a `ValueError` if a model calls quantize-aware layers in Python code, not as a graph.
 
     Args:
-        model: a model, or a layer that is called in one.
+        model: a model, or a layer of a model.
     """
     if isinstance(model, ScheduledLayer) or is_graph_model(model) or not is_quantized(model):
         return
@@ -70,9 +70,9 @@ def check_is_graph(model: keras.Model) -> None:
 
 
 def get_file_model(model: keras.Model) -> Any:
-    """Returns the part of a model that is exported: the entire model unless it has `file_outputs`.
+    """Returns the exported part of a model, which is the entire model without `file_outputs`.
 
-    If Keras built the model from quantize-aware layers, it is changed to predict the file's
+    If users built the model from quantize-aware layers, its predictions change to the file's
     results.
 
     Raises:
@@ -92,7 +92,7 @@ IMPORTED_IN = os.getpid()
 def check_process(model: keras.Model) -> None:
     """Raises a `RuntimeError` in a fork of the process that created a model.
 
-    A fork lacks TensorFlow's threads, so it would wait for them forever.
+    A fork lacks TensorFlow's threads, and would wait forever.
     """
     if os.getpid() == IMPORTED_IN:
         return
@@ -107,9 +107,9 @@ def check_process(model: keras.Model) -> None:
 
 
 def get_recipe(model: keras.Model) -> Any:
-    """Returns a quantized model's recipe, or the recipe of the model to which its layers belong.
+    """Returns the recipe of a model or, if it has none, of the first layer with a recipe.
 
-    Returns None if the model to which the layers belong no longer exists.
+    Returns None without a recipe.
     """
     for part in [model, *getattr(model, "layers", ()), *list_scheduled_layers(model)]:
         if getattr(part, "recipe", None) is not None:
@@ -120,11 +120,11 @@ def get_recipe(model: keras.Model) -> Any:
 def set_quantization(model: keras.Model, enabled: bool = True) -> None:
     """Turns fake quantization on or off. Ranges are observed in both cases.
 
-    Use it in custom training loops. `callbacks.QuantDelay` turns it on at a given step.
+    Use it in custom training loops. `callbacks.QuantDelay` turns quantization on at a given step.
 
     Args:
         model: a quantization-aware model.
-        enabled: whether to quantize.
+        enabled: True to quantize.
 
     Raises:
         ValueError: if the model is not quantized.
@@ -136,12 +136,13 @@ def set_quantization(model: keras.Model, enabled: bool = True) -> None:
 def freeze_batch_norm(model: keras.Model, frozen: bool = True) -> None:
     """Freezes or unfreezes the statistics of BatchNormalization.
 
-    While frozen, training uses the moving statistics, which do not change. Gamma and beta continue
-    to train. Use it in custom training loops. `callbacks.FreezeBatchNorm` freezes at a given step.
+    With frozen statistics, training uses the moving statistics, which do not change. Gamma and beta
+    continue to train. Use it in custom training loops. `callbacks.FreezeBatchNorm` freezes at a
+    given step.
 
     Args:
         model: a quantization-aware model.
-        frozen: whether to freeze.
+        frozen: True to freeze.
 
     Raises:
         ValueError: if the model is not quantized.
@@ -157,7 +158,7 @@ def freeze_ranges(model: keras.Model, frozen: bool = True) -> None:
 
     Args:
         model: a quantization-aware model.
-        frozen: whether to freeze.
+        frozen: True to freeze.
 
     Raises:
         ValueError: if the model is not quantized.
@@ -186,7 +187,7 @@ def schedule(model: keras.Model, **thresholds: int) -> None:
     check_quantized(model)
     calls = read_model(model).count_calls()
     for layer in list_scheduled_layers(model):
-        # A layer counts its calls, of which there may be several per step.
+        # A layer counts calls. A step may call it several times.
         per_step = calls.get(layer, 1)
         counts = {}
         for name, step in thresholds.items():
@@ -200,15 +201,15 @@ def leave_in_float(layer: keras.layers.Layer, reason: str) -> None:
 
 
 def get_float_reason(layer: keras.layers.Layer) -> str | None:
-    """Returns the reason passed to `leave_in_float`; None for other layers."""
+    """Returns the reason that was passed to `leave_in_float`, or None."""
     return getattr(layer, "keras_qat_float_reason", None)
 
 
 def ask_for_integers(layer: keras.layers.Layer) -> None:
-    """Marks a layer to compute in integers, for operators that do this only `on_request`."""
+    """Marks a layer to compute in integers. Operators that are `on_request` need this mark."""
     layer.keras_qat_asked_for = True
 
 
 def is_integer_requested(layer: keras.layers.Layer) -> bool:
-    """Whether `ask_for_integers` was called on a layer."""
+    """Returns True if `ask_for_integers` was called on a layer."""
     return getattr(layer, "keras_qat_asked_for", False)

@@ -1,8 +1,8 @@
 """BatchNormalization folding with correction factors, as in `tf.contrib.quantize`.
 
-The kernel is folded with the moving variance, so its range changes smoothly. Until
-BatchNormalization is frozen, a second convolution with the float kernel computes the batch's
-statistics, and the output is corrected to them.
+The kernel is folded with the moving variance, because the kernel's range then changes smoothly.
+Until BatchNormalization is frozen, a second convolution computes the batch's statistics with the
+float kernel. The output is corrected to these statistics.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from keras_qat.training.fake_quantization.observers import subtract_product
 from keras_qat.training.fake_quantization.phase import Phase
 
 MUCH_LESS = 0.8
-"""The covariance is used if it needs less than this share of the products of the convolution."""
+"""Largest cost of the covariance for which it is used, as a share of the convolution's cost."""
 
 
 def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
@@ -42,7 +42,7 @@ def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
 
         def gradient(d_mean: tf.Tensor, d_variance: tf.Tensor) -> Any:
             slope = d_variance * (2.0 / count)
-            offset = d_mean / count - mean * slope  # Two passes are faster than a fused one here.
+            offset = d_mean / count - mean * slope  # Two passes are faster than one fused pass.
             return z * spread(slope, z, channel_axis) + spread(offset, z, channel_axis)
 
         return (mean, variance), gradient
@@ -62,7 +62,7 @@ def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
 
         def gradient(d_mean: tf.Tensor, d_covariance: tf.Tensor) -> Any:
             slope = (d_covariance + tf.transpose(d_covariance)) / count
-            # `centered` is not used here, so it need not stay in memory.
+            # Without `centered`, which need not stay in memory.
             offset = d_mean / count - tf.linalg.matvec(slope, mean)
             return tf.nn.bias_add(tf.matmul(rows, slope), offset)
 
@@ -72,12 +72,12 @@ def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
 
 
 def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
-    """Whether it is faster to compute a layer's statistics from the covariance of its inputs.
+    """Returns True if output statistics are faster to compute from the covariance of `inputs`.
 
-    The statistics of a 1x1 convolution's outputs follow from the covariance of its inputs. With
-    gradients, the convolution costs three products per weight and pixel. The covariance costs two
-    products per pair of input channels and pixel, and three small matrix products. A batch of
-    unknown size counts as 32 examples.
+    The covariance determines the output statistics of a 1x1 convolution. With gradients, the
+    convolution costs three products per weight and pixel. The covariance costs two products per
+    pair of input channels and pixel, and three small matrix products. A batch of unknown size
+    counts as 32 examples.
     """
     is_by_pixel = (
         type(layer) is backend.keras.layers.Conv2D
@@ -96,21 +96,20 @@ def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
 
 
 def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
-    """Reshapes a vector with one value per channel, so that it broadcasts to `y`."""
+    """Reshapes a vector with one value per channel. The result broadcasts to `y`."""
     return tf.reshape(values, [-1 if axis == channel_axis else 1 for axis in range(len(y.shape))])
 
 
 class CorrectedFold:
-    """Computes a call of a layer and its BatchNormalization, corrected or uncorrected.
+    """Computes a call of a layer and the BatchNormalization after it.
 
-    `tf.contrib.quantize` folds with the batch's variance and corrects the kernel to the moving
-    variance. Both steps cancel out, so the kernel is folded with the moving variance, as in an
-    exported file. With frozen statistics the output needs no correction, and one convolution is
-    enough.
+    `tf.contrib.quantize` folds with the batch's variance, and then corrects the kernel to the
+    moving variance. This class folds with the moving variance directly, as exported files do. With
+    frozen statistics, the output needs no correction, and one convolution is enough.
 
-    The other operations are the same as in `tf.contrib.quantize`, but the correction factor
-    multiplies the kernel instead of the output. The moving statistics are read before the step
-    updates them. Results therefore differ only by rounding.
+    The correction factor multiplies the kernel, but multiplies the output in `tf.contrib.quantize`.
+    The remaining operations are the same, and results differ only by rounding. The moving
+    statistics are read before the step updates them.
     """
 
     def __init__(self, wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> None:
@@ -130,8 +129,8 @@ class CorrectedFold:
     def __call__(self, learning: Any) -> Any:
         """Computes the output. If `learning`, the output is corrected to the batch's statistics.
 
-        Inference and exported files compute the uncorrected output. Only terms that differ are
-        inside a branch, because replicas must not wait for each other in a branch.
+        Inference and exported files compute the uncorrected output. Branches contain only terms
+        that differ, because replicas must not wait for each other in a branch.
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
         kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))
@@ -157,7 +156,10 @@ class CorrectedFold:
         return tf.ones_like(offset), offset
 
     def batch_moments(self) -> tuple[Any, Any, Any]:
-        """Returns mean, variance and count of the float kernel's outputs on all replicas."""
+        """Returns mean, variance and count of the float kernel's outputs.
+
+        If statistics are `synchronized`, the outputs of all replicas are included.
+        """
         mean, variance, size = self.local_moments()
         count = tf.cast(size, mean.dtype)
         return (
@@ -165,10 +167,7 @@ class CorrectedFold:
         )
 
     def local_moments(self) -> tuple[Any, Any, Any]:
-        """Returns mean, variance and count of the outputs on this replica.
-
-        Computes them from the outputs, or from the covariance of the inputs if that is faster.
-        """
+        """Returns mean, variance and count of the outputs on this replica."""
         if not is_covariance_faster(self.layer, self.inputs):
             z = self.convolve(self.kernel)
             mean, variance = moments(z, self.norm.axis[0])
@@ -204,5 +203,5 @@ class CorrectedFold:
             return tf.cast(self.layer(self.inputs), tf.float32)
 
     def quantize(self, folded: tf.Tensor) -> Any:
-        """Quantizes the folded kernel, unless the plan leaves it in float."""
+        """Quantizes the folded kernel, unless the recipe leaves the kernel in float."""
         return folded if self.quantizer is None else self.quantizer(folded, self.phase)

@@ -24,13 +24,12 @@ def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> 
     with `a = gamma / sqrt(variance + epsilon)`.
 
     Args:
-        wrapper: the wrapper. Without quantized weights, its layer is affine: Normalization,
+        wrapper: the wrapper. If `weight_axes` is empty, the layer is affine: Normalization,
             Rescaling, BatchNormalization or ConvNeXt's LayerScale.
         dtype: the type of the computation and of the results.
 
     Returns:
-        The factor and the bias, each a vector or None. For an affine layer, the factor is the
-        kernel.
+        The factor and the bias, each a vector or None. The factor of an affine layer is the kernel.
     """
     layer, norm = wrapper.layer, wrapper.batch_norm
     factor, bias = None, getattr(layer, "bias", None)
@@ -75,7 +74,7 @@ def fold_normalization(
 
 
 def scale_channels(kernel: tf.Tensor, channel_axes: tuple[int, ...], factor: tf.Tensor) -> Any:
-    """Multiplies each output channel of a kernel by its factor."""
+    """Multiplies each output channel of a kernel by the channel's factor."""
     rank = len(kernel.shape)
     shape = [kernel.shape[axis] if axis in channel_axes else 1 for axis in range(-rank, 0)]
     return kernel * tf.reshape(factor, shape)
@@ -89,10 +88,10 @@ class Weighted(Protocol):
     batch_norm: Any
     """The BatchNormalization after the layer, or None."""
     weight_axes: dict[str, tuple[int, ...]]
-    """Path of each weight -> axes of its output channels, counted from the end; empty if affine."""
+    """Axes of the output channels, counted from the end, by weight path. Empty if affine."""
     weight_spec: QuantSpec | None
     weight_quantizers: Mapping[str, WeightQuantizer]
-    """Path of each weight that does not stay in float -> its quantizer."""
+    """Quantizers of the quantized weights, by weight path."""
     channels: int
     """Number of channels of the layer's input."""
     state_bits: int

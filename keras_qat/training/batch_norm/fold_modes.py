@@ -1,15 +1,15 @@
 """How training combines weight quantization with the BatchNormalization after a layer.
 
 With one scale per channel, quantization commutes with the factors of a BatchNormalization. With one
-scale per tensor, the quantized values of a channel depend on the factors of all channels. In this
-case, training quantizes the folded kernel `a * W`, where `a` is the factor of the moving
-statistics. It convolves with `Q(a * W) / a`, and then applies Keras' BatchNormalization.
+scale per tensor, the quantized values of a channel depend on the factors of all channels. Training
+then quantizes the folded kernel `a * W` with the factors `a` of the moving statistics. It convolves
+with `Q(a * W) / a`, and applies Keras' BatchNormalization.
 
-If a channel has only a few distinct values, quantization changes its norm. Normalizing with the
-batch's statistics would hide this in training. Therefore the convolution keeps the norm of `W`, and
+Quantization changes the norm of a channel with few distinct values. Normalizing with the batch's
+statistics would hide this change in training. Therefore the convolution keeps the norm of `W`, and
 gamma is multiplied by the gain of the channel. The gain is the norm after quantization divided by
-the norm before. A channel that is quantized to zeros has the gain 0 and keeps the statistics of the
-float kernel, so it can recover.
+the norm before quantization. A channel that is quantized to zeros has the gain 0. It keeps the
+statistics of the float kernel, and can recover.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def normalize_per_channel(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) ->
     """Quantizes the unfolded kernel, then normalizes: BatchNorm(conv(x, Q(W))).
 
     With symmetric weights and one range per output channel, `Q(a * W)` equals `a * Q(W)` for any
-    factor `a` of a channel. So the folded kernel has the same quantized values, and training needs
-    only one convolution and Keras' own BatchNormalization.
+    factor `a` of a channel. The folded kernel has the same quantized values as `W`. Training
+    therefore needs only one convolution and Keras' BatchNormalization.
     """
     x = apply_quantized(wrapper, inputs, phase)
     if wrapper.batch_norm is not None:
@@ -50,9 +50,9 @@ def normalize_per_channel(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) ->
 
 
 def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
-    """Calls a BatchNormalization. If statistics are frozen, it uses the moving statistics.
+    """Calls a BatchNormalization. If `phase.frozen`, it uses the moving statistics.
 
-    If `frozen` is a `Switch`, computes both results and selects one.
+    A `Switch` selects between the results with the batch's and with the moving statistics.
     """
     if isinstance(phase.frozen, Switch):
         return _normalize_twice(norm, x, phase.frozen)
@@ -60,7 +60,7 @@ def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
 
 
 def _normalize_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> Any:
-    """Call a BatchNormalization with the batch's and the moving statistics, and select a result."""
+    """Normalize with the batch's and with the moving statistics. Select one result."""
     names = [name for name in ("gamma", "beta") if getattr(norm, name) is not None]
     weights = [tf.convert_to_tensor(getattr(norm, name)) for name in names]
     momentum = tf.where(frozen.on, 1.0, norm.momentum)
@@ -88,7 +88,7 @@ def _normalize_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> 
 
 
 def is_learning(phase: Phase) -> Any:
-    """Whether BatchNormalization uses the batch's statistics and updates its moving statistics."""
+    """Returns true if BatchNormalization uses and averages the batch's statistics."""
     if phase.training is False or phase.frozen is True:
         return False
     if phase.training is True:
@@ -105,7 +105,7 @@ def fold_with_correction(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> 
 
 
 def normalize_per_tensor(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
-    """Quantizes the folded kernel with one scale for the whole tensor."""
+    """Quantizes the folded kernel with one scale for the entire tensor."""
     norm, layer = wrapper.batch_norm, wrapper.layer
     if norm is None and wrapper.weight_axes:
         return apply_quantized(wrapper, inputs, phase)
@@ -144,7 +144,7 @@ FOLDS = {
     "per_tensor": normalize_per_tensor,
     "correction": fold_with_correction,
 }
-"""Value of `Recipe.fold` -> function that computes a layer and its BatchNormalization."""
+"""Functions that compute a layer and the BatchNormalization after it, by `Recipe.fold`."""
 
 
 _layers = backend.keras.layers
@@ -156,7 +156,7 @@ class QuantizedKernel(NamedTuple):
     Args:
         q: the quantized values, integers in float32.
         scale: the scale, a scalar.
-        gains: for each output channel, the norm after quantization divided by the norm before.
+        gains: for each output channel, the quantized norm divided by the float norm.
     """
 
     q: Any
@@ -170,7 +170,7 @@ def quantize_folded(wrapper: Weighted) -> QuantizedKernel:
 
 
 def _get_kernel(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
-    """Return a wrapper's kernel, the factors of its channels (float32), and the channels' axes.
+    """Return a wrapper's kernel, a float32 factor for each channel, and the axes of the channels.
 
     The kernel of an affine layer is 1 for each channel. Without BatchNormalization, factors are 1.
     """
@@ -185,7 +185,7 @@ def _get_kernel(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
 
 
 def fold_kernel(wrapper: Weighted) -> Any:
-    """Folds the BatchNormalization of a wrapper into its kernel, in float."""
+    """Returns the float kernel of a wrapper with the BatchNormalization folded into the kernel."""
     kernel, factor, axes = _get_kernel(wrapper)
     return scale_channels(kernel, axes, factor)
 
@@ -215,10 +215,10 @@ def _quantize(
 
 
 def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
-    """Returns the quantized kernel, scaled to the norm of the float kernel, and the gains.
+    """Returns `(kernel, gains)`. The quantized kernel is scaled to the norm of the float kernel.
 
-    The gradient is passed to the float kernel unchanged. While quantization is off, the kernel is
-    returned unchanged, and the gains are 1.
+    The float kernel receives the gradient unchanged. While quantization is off, the float kernel
+    is returned, and the gains are 1.
     """
     kernel, factor, axes = _get_kernel(wrapper)
     values, factor = tf.stop_gradient(kernel), tf.stop_gradient(factor)
@@ -242,9 +242,10 @@ def use_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
 
 
 def apply_gains(wrapper: Weighted, bias: tf.Tensor, gains: tf.Tensor) -> Any:
-    """Multiplies the bias of `compute_factor_and_bias`, or an affine layer's output, by the gains.
+    """Multiplies `bias` by the gains, except for the offset that is added after the factor.
 
-    The offset that is added after the factor does not change. Without a factor, nothing changes.
+    `bias` is from `compute_factor_and_bias`, or an affine layer's output. It is returned unchanged
+    if the wrapper has no factor.
     """
     if wrapper.batch_norm is None and wrapper.weight_axes:
         return bias

@@ -18,14 +18,14 @@ from keras_qat.training.steps.recompute import find_source
 
 
 class ActivationQuantizer:
-    """Observes the range of activations, and fake-quantizes them with one scale per tensor.
+    """Observes the range of activations, and fake-quantizes with one scale per tensor.
 
     Args:
         spec: `QuantSpec` or `FixedSpec`.
         host: the layer that owns the variables. The quantizer is created while `host` is built.
         name: prefix of the variables' names.
-        slots: number of tensors that share the range, such as the inputs of a concatenation. They
-            are observed separately, and the range includes the values of all of them.
+        slots: number of tensors that share the range, such as the inputs of a concatenation. The
+            tensors are observed separately. The range includes the values of all tensors.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class ActivationQuantizer:
     ) -> None:
         self.spec = spec
         self.watched: Callable[[int, tf.Tensor], None] | None = None
-        """Function that `calibrate` sets, called with the slot and the values of each tensor."""
+        """Function that `calibrate` sets. Its arguments are the slot and the values of a tensor."""
         self.observers: list[Observer] = []
         if isinstance(spec, specs.QuantSpec):
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
@@ -46,7 +46,7 @@ class ActivationQuantizer:
     def __call__(
         self, x: tf.Tensor, phase: Phase, slot: int | None = 0, ceiling: float | None = None
     ) -> tf.Tensor:
-        """Fake-quantizes `x`. In training, it also observes `x` as the tensor in `slot`.
+        """Fake-quantizes `x`. In training, also observes `x` as the tensor in `slot`.
 
         If `slot` is None, `x` is an average of quantized values and is not observed. With a
         `ceiling`, a ReLU with this maximum is applied to `x` first.
@@ -79,7 +79,7 @@ class ActivationQuantizer:
         return y
 
     def _constant_range(self, phase: Phase) -> tuple[float, float] | None:
-        """Return the range if it is constant in the graph, or None."""
+        """Return the range if graphs contain it as a constant, or None."""
         if isinstance(self.spec, specs.FixedSpec):
             return float(self.spec.minimum), float(self.spec.maximum)
         if not phase.known or self.learns:
@@ -104,13 +104,13 @@ class ActivationQuantizer:
 
     @property
     def learns(self) -> bool:
-        """Whether training learns the range by gradient descent."""
+        """True if training learns the range by gradient descent."""
         learned = ("learned", "learned_clipping")
         return isinstance(self.spec, specs.QuantSpec) and self.spec.observer in learned
 
     @property
     def clips_at_zero(self) -> bool:
-        """Whether the range always begins at zero, so the quantizer also computes a ReLU."""
+        """True if the range always begins at zero. The quantizer then also computes a ReLU."""
         spec = self.spec
         if not isinstance(spec, specs.QuantSpec) or spec.observer == "current_value":
             return False
@@ -144,7 +144,7 @@ class ActivationQuantizer:
         return low, high
 
     def applies(self, phase: Phase, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag | Switch:
-        """Whether a call quantizes, because the delay is over and data was observed."""
+        """Returns true if a call quantizes: the delay is over, and data was observed."""
         if phase.calibrated:
             return phase.quantizing
         has_range = self.has_range(minimum, maximum)
@@ -153,14 +153,14 @@ class ActivationQuantizer:
         return tf.logical_and(phase.quantizing, has_range)
 
     def has_range(self, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag:
-        """Whether the ends are a usable range. Without data, a quantizer has no range."""
+        """Returns true if the ends are a usable range. Without data, a quantizer has no range."""
         if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
             return True
         return maximum > minimum
 
     @property
     def untouched_range(self) -> tuple[float, float] | None:
-        """The recipe's initial range, if no data has changed it, or None."""
+        """The recipe's initial range while no data has changed it, otherwise None."""
         if not isinstance(self.spec, specs.QuantSpec) or self.spec.initial_range is None:
             return None
         counters = [observer.counter for observer in self.observers]
@@ -168,11 +168,11 @@ class ActivationQuantizer:
         return self.spec.initial_range if is_untouched else None
 
     def is_calibrated(self) -> Flag:
-        """Whether the quantizer has a range."""
+        """Returns true if the quantizer has a range."""
         return self.has_range(*self.observe(None, training=False))
 
     def current_range(self) -> tuple[float, float]:
-        """Returns the range as floats; (0, 0) if no data was seen."""
+        """Returns the range as floats, or (0, 0) before any data."""
         with tf.init_scope():  # Reads values even while a function is traced.
             minimum, maximum = self.observe(None, training=False)
             return float(minimum), float(maximum)

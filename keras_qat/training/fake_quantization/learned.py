@@ -1,8 +1,8 @@
 """Fake quantization with learned ranges: the ends of the ranges have a gradient.
 
-With a learned step size (LSQ, Esser et al. 2020, arXiv:1902.08153), values beyond an end and the
-rounding errors of values inside the range contribute to the gradient. With learned clipping (PACT,
-Choi et al. 2018, arXiv:1805.06085), only values beyond an end contribute.
+In learned clipping (PACT, Choi et al. 2018, arXiv:1805.06085), values beyond an end contribute to
+the gradient. In learned step size quantization (LSQ, Esser et al. 2020, arXiv:1902.08153), rounding
+errors inside the range also contribute.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from keras_qat.training.fake_quantization.phase import Flag
 def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
     """Return the factor for the gradient of a range's end.
 
-    LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels), so scales and weights change
-    at the same rate. An end is `levels` times the scale.
+    LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels). Scales and weights then
+    change at the same rate. For an end, which is `levels` scales, the factor is `levels`^2 larger.
     """
     return levels**2 / tf.sqrt(tf.cast(count, tf.float32) * levels)
 
@@ -38,10 +38,10 @@ def fake_quantize_learned(
     """Computes `fake_quantize` if `applies`, with a gradient for the ends of the range.
 
     Args:
-        applies: whether to quantize.
+        applies: true to quantize.
         x, minimum, maximum, bits: as in `fake_quantize`.
-        rounding: whether rounding errors contribute to the gradients of the ends, as in LSQ.
-        fixed: whether the ends have no gradient.
+        rounding: True if rounding errors contribute to the gradients of the ends, as in LSQ.
+        fixed: true to set the gradients of the ends to zero.
     """
     levels = 2**bits - 1
 

@@ -1,7 +1,7 @@
-"""Observers, which store the range of a quantizer and update it in training.
+"""Observers, which store and update the ranges of quantizers.
 
-`update` observes a training batch, and `range` returns the current range. The variables are weights
-of the layer that hosts the quantizer, so Keras saves them.
+`update` observes a training batch, and `range` returns the current range. Keras saves the
+variables, because they are weights of the layer that hosts the quantizer.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Range = tuple[tf.Tensor, tf.Tensor]
 Counts: TypeAlias = bool | tf.Tensor | Switch
 
 RECENT = 10.0
-"""An average spans the last 10 batches, or the last tenth of all batches if that is more.
+"""An average spans at most the last 10 batches, or the last tenth of more than 100 batches.
 
 Weights change most when training begins. An average over all batches would clip growing values."""
 
 
 def select_seen(seen: Flag, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Returns `new` if a batch counts, else `old`. A branch would stall a GPU."""
+    """Returns `new` if `seen`, else `old`. A branch would stall a GPU."""
     return new if seen is True else tf.where(seen, new, old)
 
 
@@ -48,7 +48,7 @@ def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> 
 
 
 def _add_variable(host: keras.layers.Layer, name: str, value: float = 0.0) -> tf.Variable:
-    """Add a variable to `host`. Its value is equal on all replicas, which average observations."""
+    """Add a variable to `host`. Replicas average observations, and have equal values."""
     on_read = tf.VariableSynchronization.ON_READ
     return add_scalar(host, name, value, synchronization=on_read)
 
@@ -67,7 +67,7 @@ class Observer:
     counters: Sequence[tf.Variable] = ()
     """The variables that the function `weigh` reads."""
     variables: Sequence[tf.Variable] = ()
-    """The variables of the range and its counters."""
+    """The variables of the range, and the counters."""
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         self.spec, self.host = spec, host
@@ -81,8 +81,8 @@ class Observer:
 
         Args:
             x: the batch.
-            ceiling: the maximum of the ReLU that the quantizer applies to `x`; None without a ReLU.
-            counts: whether the batch changes the range, or a `Switch` that is on if it is frozen.
+            ceiling: the maximum of the ReLU that the quantizer applies to `x`. None means no ReLU.
+            counts: true if the batch changes the range. A `Switch` is on if the range is frozen.
         """
         return self.range(x)
 
@@ -107,16 +107,16 @@ class LastValue(Observer):
 
     @property
     def ignores_minimum(self) -> bool:
-        """Whether the range always begins at zero, so only the maximum is observed."""
+        """True if the range always begins at zero. Only the maximum is then observed."""
         return self.spec.lower_bound == 0.0 and not self.spec.symmetric
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the model computes in half precision."""
+        """True if the model computes in half precision."""
         return getattr(self.host, "mixed", False)
 
     def batch_range(self, x: tf.Tensor, ceiling: float | None) -> Range:
-        """Returns a batch's range, including 0 and up to `ceiling`, averaged over replicas."""
+        """Returns the range of a batch and 0, at most `ceiling`. Averages over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
             low, high = fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)
@@ -146,9 +146,9 @@ class LastValue(Observer):
         )
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
-        """Sets the range to `low` to `high`, including zero, as if observed in `batches` batches.
+        """Sets the range as if each of `batches` batches had the extremes `low` and `high`.
 
-        With `QuantSpec.off_ties`, the range is widened by the share `wider`.
+        The range includes zero. With `QuantSpec.off_ties`, it is widened by the share `wider`.
         """
         spec = self.spec
         ends = fake_quant.find_range(
@@ -158,7 +158,7 @@ class LastValue(Observer):
         self.maximum.assign(widen_range(*ends, wider) if spec.off_ties else ends[1])
 
     def is_seen(self, low: tf.Tensor, high: tf.Tensor, counts: Counts) -> Flag:
-        """Whether a batch with these extremes changes the range.
+        """Returns true if a batch with these extremes changes the range.
 
         In half precision, batches with infinity or NaN are ignored, because `LossScaleOptimizer`
         skips such steps.
@@ -178,15 +178,15 @@ class _Average(LastValue):
 
     Attributes:
         decay: the decay of the average, float32.
-        weigh: function of counters, decays and whether the ranges are frozen. It returns the
-            counters including this batch, and the factor for the average.
+        weigh: function of counters, decays, and a flag for frozen ranges. It returns the new
+            counters, and the factors for the averages.
     """
 
     decay: np.float32
     weigh: staticmethod[..., tuple[tf.Tensor, tf.Tensor]]
 
     def count(self, counter: tf.Variable, seen: Flag, frozen: Flag | None = None) -> tf.Tensor:
-        """Counts a batch if it is `seen`, and returns the factor from `weigh`."""
+        """Counts a batch if `seen`. Returns the factor from `weigh`."""
         prepared = step_tensors.current().averages.pop(counter.ref(), None)
         if prepared is None:  # The prepared factor is only valid for the first batch in a step.
             prepared = self.weigh(tf.convert_to_tensor(counter), self.decay, frozen)
@@ -198,7 +198,7 @@ class _Average(LastValue):
 def compute_average_weight(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the number of batches including the next batch, and its weight in the average.
+    """Returns the number of batches including the next batch, and the weight of the next batch.
 
     The weight is computed in float64. Therefore the float32 result is equal for scalars and
     vectors, on CPUs and on GPUs.
@@ -218,7 +218,7 @@ class MovingAverage(_Average):
     """Exponential moving average of the batches' extremes, without bias at the start.
 
     The n-th batch has the weight (1 - decay) / (1 - decay^n), as in the zero-debiased average of
-    `assign_moving_average`, or 10 / max(n, 100) if that is larger. The average and n are stored.
+    `assign_moving_average`. The weight is at least 10 / max(n, 100). The average and n are stored.
     """
 
     weigh = staticmethod(compute_average_weight)
@@ -235,7 +235,7 @@ class MovingAverage(_Average):
 
     def update(self, x: tf.Tensor, ceiling: float | None = None, counts: Counts = True) -> Range:
         low, high = self.batch_range(x, ceiling)
-        # With a switch, a frozen range's batch has the weight 0.
+        # If a switch freezes the range, the weight of the batch is 0.
         frozen = counts.on if isinstance(counts, Switch) else None
         seen = self.is_seen(low, high, counts if frozen is None else True)
         weight = self.count(self.batches, seen, frozen)
@@ -255,7 +255,7 @@ class MovingAverage(_Average):
         return self._widen_empty(*super().range(x), self.batches > 0.0)
 
     def _widen_empty(self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: Flag) -> Range:
-        """Return the range. If `is_range` and both ends are equal, the upper end becomes 1."""
+        """Return the range. If `is_range` and the ends are equal, change the upper end to 1."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
             longer = 1.0 if self.spec.narrow_range else 2**self.spec.bits / (2**self.spec.bits - 2)
@@ -266,10 +266,10 @@ class MovingAverage(_Average):
 def compute_known_share(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the number of batches including the next batch, and their share 1 - decay^n.
+    """Returns the number n of batches including the next batch, and 1 - decay^n.
 
-    TensorFlow 1's average begins at zero and is divided by this share. The computation uses float64
-    for the same reason as in `compute_average_weight`.
+    TensorFlow 1's average begins at zero and is divided by 1 - decay^n. The computation uses
+    float64 for the same reason as in `compute_average_weight`.
     """
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))
@@ -280,9 +280,9 @@ def compute_known_share(
 class ShadowedMovingAverage(_Average):
     """Zero-debiased moving average of the batches' extremes, as in TensorFlow 1.
 
-    The average of the first n batches is divided by 1 - decay^n. It has the same arithmetic and
-    variables as TensorFlow 1's `assign_moving_average`, so `recipes.contrib` can continue training
-    from TensorFlow 1 checkpoints.
+    The average of the first n batches is divided by 1 - decay^n. Arithmetic and variables are the
+    same as in TensorFlow 1's `assign_moving_average`. Therefore `recipes.contrib` can continue
+    training from TensorFlow 1 checkpoints.
     """
 
     weigh = staticmethod(compute_known_share)
@@ -321,7 +321,7 @@ class ShadowedMovingAverage(_Average):
         known = self.count(counter, seen)
         if end == "min" and self.ignores_minimum:
             return tf.convert_to_tensor(variable)
-        # Operations have the same order as in TensorFlow 1, so results are bit-exact.
+        # Results are bit-exact, because operations have the same order as in TensorFlow 1.
         weight = tf.constant(1.0 - self.spec.ema_decay, tf.float32)
         change = select_seen(seen, biased.read_value() - value, 0.0)
         average = subtract_product(biased, weight, change) / known
@@ -329,9 +329,9 @@ class ShadowedMovingAverage(_Average):
 
 
 class Learned(LastValue):
-    """A range that is trained like a weight, and starts from the range that `calibrate` sets.
+    """A range that is trained like a weight. `calibrate` sets the initial range.
 
-    The ends are absolute values of variables, so training cannot make the range empty.
+    The ends are absolute values of variables, so zero always remains inside the range.
     """
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
@@ -359,7 +359,7 @@ class Learned(LastValue):
 
 
 def make_observer(spec: QuantSpec, host: keras.layers.Layer, name: str) -> Observer:
-    """Returns a new observer of the class that `spec` names. Its variables belong to `host`."""
+    """Creates the observer `spec.observer`. The variables belong to `host`."""
     return OBSERVERS[spec.observer](spec, host, name)
 
 
@@ -371,4 +371,4 @@ OBSERVERS: dict[str, type[Observer]] = {
     "learned": Learned,
     "learned_clipping": Learned,
 }
-"""Name in `QuantSpec.observer` -> class of the observer."""
+"""Classes of observers, by the value of `QuantSpec.observer`."""

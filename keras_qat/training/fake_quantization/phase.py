@@ -16,23 +16,23 @@ NEVER = 2**62
 class Phase(NamedTuple):
     """The state of one call of a layer.
 
-    A field is a bool, a scalar tensor, or a `Switch` if a variable decides while the graph runs. In
-    `ScheduledLayer.assumed`, it is a bool or that variable.
+    A field is a bool, a scalar tensor or a `Switch`. A `Switch` reads a variable while the graph
+    runs. `ScheduledLayer.assumed` contains the variable instead.
     """
 
     training: Any
     quantizing: Any
-    """Whether the call quantizes."""
+    """True if the call quantizes."""
     frozen: Any
-    """Whether BatchNormalization uses the moving statistics."""
+    """True if BatchNormalization uses the moving statistics."""
     calibrated: bool = False
-    """Whether all quantizers are known to have a range."""
+    """True if all quantizers certainly have a range."""
     fixed: Any = False
-    """Whether ranges are frozen, so training does not observe. If it is a `Switch`, no range is
+    """True if ranges are frozen. Training then does not observe. With a `Switch`, no range is
     empty."""
     known: int = 0
-    """The index of the set of frozen ranges that are constants in the graph; 0 without
-    constants."""
+    """The index of the set of frozen ranges that are constants in the graph. 0 means that ranges
+    are not constants."""
 
 
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
@@ -41,7 +41,7 @@ QUANTIZED = IN_FLOAT._replace(quantizing=True)
 
 
 def is_exact(phase: Phase | None) -> bool:
-    """Whether a phase is inference, and all layers quantize and have ranges."""
+    """Returns True if a phase is inference, and all layers quantize and have ranges."""
     if phase is None or phase.training is not False:
         return False
     return phase.quantizing is True and phase.calibrated

@@ -22,17 +22,17 @@ from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.steps import step_tensors
 
 LEAST_LIMIT = 1e-12
-"""Smallest learned limit, so training cannot make a range empty."""
+"""Smallest learned limit. Training cannot make a range empty."""
 
 
 class WeightQuantizer:
     """Fake-quantizes one weight of a layer, per tensor or per output channel.
 
     Args:
-        spec: the specification. Ranges per channel must be symmetric and narrow, and must follow
-            the current values or be learned. A range per tensor may be any range.
+        spec: the specification. Ranges per channel must be symmetric and narrow. They must follow
+            the current values, or be learned. Any range is possible for an entire tensor.
         host: the layer that owns the variables. The quantizer is created while `host` is built.
-        name: the weight's attribute name, prefix of the variables' names.
+        name: the weight's attribute name, which is also the prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.
     """
 
@@ -46,7 +46,7 @@ class WeightQuantizer:
         is_learned = spec.per_channel and spec.observer == "learned"
         self.observer = observers.make_observer(spec, host, name) if is_stored else None
         self.learned = self._add_limits(host, name) if is_learned and channel_axes else None
-        """The variable for the limits of the channels, if training learns them."""
+        """The variable for the limits of the channels if training learns limits, or None."""
 
     def _add_limits(self, host: keras.layers.Layer, name: str) -> tf.Variable:
         shape = getattr(host.layer, name).shape
@@ -73,14 +73,14 @@ class WeightQuantizer:
             self.learned.assign(limits)
 
     def quantize(self, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the quantized values of weights, if ranges are symmetric and narrow."""
+        """Returns the quantized values of weights. Ranges must be symmetric and narrow."""
         limits = self.limits(weights)
         if self.learned is not None:
             weights = tf.clip_by_value(weights, -limits, limits)
         return fake_quant.quantize_channels(weights, limits, self.spec.bits)
 
     def __call__(self, weights: tf.Tensor, phase: Phase) -> tf.Tensor:
-        """Fake-quantizes `weights`. In training, it also observes them."""
+        """Fake-quantizes `weights`. In training, also observes the range."""
         spec, observer = self.spec, self.observer
         weights, prepared = step_tensors.current().weights.get(self, (weights, None))
         weights = tf.convert_to_tensor(weights)
@@ -115,14 +115,14 @@ class WeightQuantizer:
 
     @property
     def can_share_block(self) -> bool:
-        """Whether the weights may be concatenated with other layers' weights for quantization."""
+        """True if the weights may be quantized together with the weights of other layers."""
         is_plain = self.observer is None and self.learned is None and self.spec.preserve is None
         axes = self.channel_axes
         is_last = bool(axes) and axes == tuple(range(-len(axes), 0))
         return is_plain and is_last and type(self) is WeightQuantizer
 
     def current_range(self, weights: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range: scalars, or arrays with one entry per channel."""
+        """Returns the ends of the range: scalars, or arrays with one entry per channel."""
         if self.observer is not None:
             minimum, maximum = self.observer.range(weights)
             return minimum.numpy(), maximum.numpy()
@@ -131,7 +131,7 @@ class WeightQuantizer:
 
 
 class CellQuantizer(WeightQuantizer):
-    """Quantizer of recurrent weights. Its ranges always follow the current values."""
+    """Quantizer of recurrent weights. The ranges always follow the current values."""
 
     def __init__(self, spec: QuantSpec, *args: Any) -> None:
         super().__init__(dataclasses.replace(spec, observer="current_value"), *args)
@@ -154,7 +154,7 @@ def get_weight(layer: keras.layers.Layer, path: str) -> tf.Tensor:
 
 @contextlib.contextmanager
 def replace_weights(layer: keras.layers.Layer, weights: dict[str, tf.Tensor]) -> Iterator[None]:
-    """Returns a context manager that replaces weights of a layer, given by their paths."""
+    """Replaces weights of a layer inside a `with` block. The keys of `weights` are paths."""
     with contextlib.ExitStack() as stack:
         for path, weight in weights.items():
             owner, name = _find_owner(layer, path)
@@ -164,7 +164,7 @@ def replace_weights(layer: keras.layers.Layer, weights: dict[str, tf.Tensor]) ->
 
 
 def _find_owner(layer: keras.layers.Layer, path: str) -> tuple[Any, str]:
-    """Return the object that has the weight at a path, and the attribute's name."""
+    """Return the object that has the weight at `path`, and the name of the attribute."""
     *steps, name = path.split(".")
 
     def enter(owner: Any, step: str) -> Any:
@@ -177,7 +177,7 @@ Change = Callable[[tf.Tensor], tf.Tensor]
 
 
 def _change_gradient(weights: tf.Tensor, change: Change) -> tf.Tensor:
-    """Return the weights unchanged. `change` is a function that changes their gradient."""
+    """Return the weights unchanged. In backpropagation, `change` changes the gradient."""
 
     @tf.custom_gradient
     def same(weights: tf.Tensor) -> tuple[tf.Tensor, Change]:
@@ -192,9 +192,9 @@ def keep_zeros(weights: tf.Tensor) -> tf.Tensor:
 
 
 def keep_clusters(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weights unchanged. Equal weights get their mean gradient, and zeros get none.
+    """Returns the weights unchanged. Equal weights get the mean of their gradients, zeros get none.
 
-    Optimizers then keep them equal or zero, so no mask is stored.
+    Optimizers then keep equal weights equal, and zeros zero. No mask is stored.
     """
 
     def mean(up: tf.Tensor) -> tf.Tensor:
@@ -207,4 +207,4 @@ def keep_clusters(weights: tf.Tensor) -> tf.Tensor:
 
 
 PRESERVED: dict[str, Change] = {"zeros": keep_zeros, "clusters": keep_clusters}
-"""Value of `QuantSpec.preserve` -> function that changes the gradient."""
+"""Functions that change the gradient, by the value of `QuantSpec.preserve`."""

@@ -32,26 +32,26 @@ def bias_correction(
     """Corrects biases for the mean error of quantization, without labels.
 
     Rounded weights shift the mean of a layer's outputs. The mean difference from the float model is
-    subtracted from the layer's bias, or from the offset of the BatchNormalization after it. Layers
-    are corrected from first to last, with the corrected and quantized outputs of earlier layers.
+    subtracted from the bias, or from the offset of the BatchNormalization after the layer. Layers
+    are corrected from first to last. Each layer reads the quantized outputs of corrected layers.
 
-    A channel is corrected only if the correction also works for other data. The correction computed
-    from one half of the examples must bring the other half closer to the float model, even after
-    the activation. Layers that have neither a bias nor BatchNormalization do not change, nor do
-    layers that are called several times.
+    A channel is corrected only if the correction also works for other data. A correction from one
+    half of the examples must bring the other half closer to the float model, measured after the
+    activation. Layers without bias and BatchNormalization do not change. Layers that are called
+    several times do not change.
 
     Args:
-        model: a calibrated quantization-aware model; its weights change.
+        model: a calibrated quantization-aware model. Its weights change.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches. Keep
-            similar examples next to each other, such as crops of one photograph, because both
-            halves should not contain the same image.
-        steps: how many batches to read; all by default. Required for an endless dataset.
+            similar examples, such as crops of one photograph, next to each other. They should be in
+            the same half.
+        steps: number of batches to read. By default all. Required for an infinite dataset.
         batch_size: examples per batch of arrays, 32 by default.
         verbose: 1 shows progress.
 
     Raises:
-        ValueError: if the model is not quantized or calibrated, or the data does not fit it.
+        ValueError: if the model is not quantized or calibrated, or the data does not fit.
 
     Example:
         >>> keras_qat.calibrate(qat, x_train[:256])
@@ -76,14 +76,14 @@ def bias_correction(
 def _find_shift(
     wrapper: QuantizeWrapper, variable: tf.Variable, in_float: tf.Tensor, quantized: tf.Tensor
 ) -> Any:
-    """Return each channel's mean error in a wrapper's outputs; 0 if both halves disagree."""
+    """Return the mean error of each channel, or 0 for channels without a useful correction."""
     fold = fold_modes.FOLDS[wrapper.fold]
     activation = wrapper.activation or tf.identity
     middle = int(in_float.shape[0] + 1) // 2
     halves = [slice(None, middle), slice(middle, None) if in_float.shape[0] > 1 else slice(None)]
 
     def over_batches(half: slice, measure: Callable[[Any, Any], Any]) -> np.ndarray:
-        """Returns the mean of `measure(float output, quantized output)` for each channel."""
+        """Return the mean of `measure(float output, quantized output)` for each channel."""
         x, q = in_float[half], quantized[half]
         parts = [slice(at, at + BATCH) for at in range(0, int(x.shape[0]), BATCH)]
         sums = [
@@ -119,14 +119,14 @@ def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWra
 
 
 def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, np.ndarray]) -> None:
-    """Corrects the wrappers of a part in order. Their mean outputs become `means`."""
+    """Corrects wrappers in order. The mean output of each wrapper becomes `means[wrapper]`."""
     for call, batches in walk(part, quantized, QUANTIZED):
         if call.layer in means:
             shift_output(call.layer, means[call.layer] - _mean(call, batches, QUANTIZED))
 
 
 def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
-    """Return the mean output of a wrapper before its activation, over all examples."""
+    """Return the mean of a wrapper's outputs before the activation, over all examples."""
     fold = fold_modes.FOLDS[call.layer.fold]
     total, count = np.zeros(()), 0
     for tensors in batches:
@@ -137,7 +137,7 @@ def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
 
 
 def _find_variable(wrapper: QuantizeWrapper) -> Any:
-    """Return the bias or beta that is added to a wrapper's outputs, or None."""
+    """Return the variable that shifts a wrapper's outputs: a bias, beta or moving mean, or None."""
     norm = wrapper.batch_norm
     if norm is None:
         return getattr(wrapper.layer, "bias", None)
@@ -145,7 +145,7 @@ def _find_variable(wrapper: QuantizeWrapper) -> Any:
 
 
 def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
-    """Adds the mean of `shift` per channel to the bias. `shift` has the shape of an output."""
+    """Adds the mean of `shift` per channel to the bias. `shift` has the shape of one output."""
     norm, variable = wrapper.batch_norm, _find_variable(wrapper)
     if variable is None:
         return
@@ -158,7 +158,7 @@ def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
 
 
 def _average_over_axes(shift: np.ndarray, variable: tf.Variable) -> np.ndarray:
-    """Average a shift over axes that the variable lacks, or that have size 1 in the variable."""
+    """Average `shift` over axes that `variable` lacks, and over axes with size 1 in `variable`."""
     rank = len(variable.shape)
     shift = np.mean(shift, axis=tuple(range(shift.ndim - rank)))
     axes = tuple(axis for axis in range(rank) if variable.shape[axis] == 1)

@@ -29,9 +29,9 @@ _BATCH = 32
 _NUMBERS = 2**20
 """Maximum number of values in a tensor of one training step. A few large images are enough."""
 _STRETCH = 1.2
-"""Factor that stretches the sigmoid before clipping, so the result can reach 0 and 1."""
+"""Factor that stretches the sigmoid before clipping. The result can then reach 0 and 1."""
 _SHARP = 20.0, 2.0
-"""The exponent in the regularization, at the start and at the end."""
+"""The exponent of the regularization at the start and at the end."""
 _WARM = 0.2
 """Share of the steps before regularization begins."""
 _WEIGHT = 1.0
@@ -56,31 +56,31 @@ def learn_rounding(
 
     Rounding to the nearest level is best for a single weight, but not for a sum of many products.
     `learn_rounding` visits layers from first to last. For each layer, it searches for the rounding
-    that brings the layer's output closest to the float model's, given the new weights of earlier
-    layers. The weights are set to the chosen levels, so `predict`, `simulate` and files use them,
-    and training can continue. It also corrects biases, like `bias_correction`. Use it with fewer
-    than 8 bits. Models with at most 4 bits gain most.
+    that brings the layer's output closest to the float model's output. Earlier layers already have
+    new weights. The weights are set to the chosen levels. `predict`, `simulate` and files use these
+    levels, and training can continue. Biases are also corrected, like in `bias_correction`. Use
+    `learn_rounding` with fewer than 8 bits. Models with at most 4 bits gain most.
 
     With `reconstruct="block"`, the layers of a residual block are learned together, with quantized
-    activations between them, so one layer can compensate for another. A layer outside of residual
+    activations in between. One layer can then compensate for another. A layer outside of residual
     blocks is a separate block. Use blocks with 2 bits, and for depthwise networks.
 
     A layer or block keeps rounding to nearest if this has a smaller error on the data. Layers that
     are called several times always round to nearest.
 
     Under a strategy, the replicas share the examples of each step. In a cluster, all workers must
-    call it with the same data. The order in which gradients are summed then differs from a single
-    device, so a weight halfway between two levels may be rounded differently.
+    call this function with the same data. Several devices sum gradients in a different order than
+    one device. A weight halfway between two levels may therefore be rounded differently.
 
     Args:
-        model: a calibrated quantization-aware model; its weights change. Before the call, they must
-            be the float model's weights, not changed by `calibrate(..., weights="mse")` or an
-            earlier call. Zeros that the recipe preserves stay zero.
+        model: a calibrated quantization-aware model. Its weights must be the float model's weights,
+            not changed by `calibrate(..., weights="mse")` or an earlier call. The call changes the
+            weights. Zeros that the recipe preserves stay zero.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
             arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
-        steps: number of batches to read; all by default. Required for an infinite dataset.
+        steps: number of batches to read. By default all. Required for an infinite dataset.
         batch_size: examples per batch of arrays, 32 by default.
-        iterations: training steps for each layer or block, each with 32 examples, or fewer if
+        iterations: training steps for each layer or block. A step has 32 examples, or fewer if
             tensors are large.
         learning_rate: the learning rate of Adam.
         weights: ranges of weights: "mse" for the least squared error, "minmax" for the extremes.
@@ -123,7 +123,7 @@ def learn_rounding(
             reconstruction = Reconstruction(part, levels, in_float, quantized)
             part_seed = int(draw.integers(2**31))
             reconstruction.learn(iterations, learning_rate, part_seed, model.distribute_strategy)
-        # Layers within a block compensate for each other, so only its outputs are corrected.
+        # Layers within a block compensate for each other. Only the block's outputs are corrected.
         between = {value for call in part.alone for value in call.inputs}
         within = {call.layer for call in part.alone if call.output in between}
         correct(part, quantized, {layer: means[layer] for layer in means.keys() - within})
@@ -137,8 +137,8 @@ class Reconstruction:
 
     Args:
         part: the calls.
-        levels: wrapper that learns rounding -> its `Levels`.
-        in_float, quantized: the tensors of each batch, as for a `Visit`.
+        levels: the `Levels` of each wrapper that learns rounding.
+        in_float, quantized: the tensors of each batch, as in `Visit`.
     """
 
     def __init__(
@@ -186,7 +186,6 @@ class Reconstruction:
         return tf.reshape(x, [self.count, -1, *x.shape[1:]])
 
     def _split_by_layer(self, up: tf.Tensor) -> list[Any]:
-        """Split a vector of all weights into one array per layer."""
         shapes = [levels.share.shape for levels in self.levels.values()]
         parts = tf.split(tf.cast(up, tf.float32), [int(np.prod(shape)) for shape in shapes])
         return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -195,8 +194,8 @@ class Reconstruction:
         """Compute the outputs of the part, with quantized activations inside.
 
         Args:
-            up: distance of each weight from the level below it, in units of the scale.
-            inputs: the tensors that the part reads.
+            up: distance of each weight from the level below, in steps.
+            inputs: the tensors that the part reads, grouped by example.
         """
         tensors: Tensors = dict(zip(self.part.reads, map(_rows, inputs), strict=True))
         outputs: Tensors = {}
@@ -210,7 +209,7 @@ class Reconstruction:
         return [outputs[value] for value in self.outputs]
 
     def _quantize(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
-        """Return the outputs of a call as later calls read them. `exact` are its float outputs."""
+        """Quantize the float outputs `exact` of a call, as inputs for later calls."""
         layer = call.layer
         if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
             return exact
@@ -230,7 +229,7 @@ class Reconstruction:
         return max(sizes)
 
     def _distance(self, outputs: list[Any], targets: list[Any]) -> Any:
-        """Return the sum of squared errors of outputs, each divided by its target's mean square."""
+        """Return the sum of squared errors, relative to the mean square of each target."""
         sums = [
             tf.reduce_sum((tf.reshape(output, tf.shape(target)) - target) ** 2) / power
             for output, target, power in zip(outputs, targets, self.power, strict=True)
@@ -238,7 +237,7 @@ class Reconstruction:
         return tf.add_n(sums)
 
     def _error(self, up: np.ndarray) -> float:
-        """Return the mean distance between the outputs and their targets over all examples."""
+        """Return the mean of `_distance` over all examples."""
         sums = []
         for i in range(0, self.count, _BATCH):
             inputs = [x[i : i + _BATCH] for x in self.inputs]
@@ -247,9 +246,9 @@ class Reconstruction:
         return float(np.sum(sums)) / self.count
 
     def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
-        """Return the loss: the error of some examples, and a penalty for weights between levels.
+        """Return a function for the loss: an error, plus a penalty for weights between levels.
 
-        Each replica computes the loss of its share of the examples.
+        The error is of random examples. Each replica computes the loss of a share of the examples.
         """
         count, (first, last) = self.count, _SHARP
         batch = min(_BATCH, count, max(1, _NUMBERS // self._largest()))
@@ -274,7 +273,6 @@ class Reconstruction:
 
 
 def _concatenate(batches: list[Tensors], values: list[Value]) -> list[Any]:
-    """Concatenate the batches of each value."""
     return [tf.concat([tensors[value] for tensors in batches], 0) for value in values]
 
 
@@ -295,7 +293,7 @@ def _minimize(
     rate: float,
     strategy: tf.distribute.Strategy,
 ) -> Any:
-    """Minimize the mean of a loss over replicas with Adam in one graph, and return the result."""
+    """Minimize the mean of `loss` over replicas with Adam, in one graph. Return the variable."""
     beta_1, beta_2 = 0.9, 0.999
 
     def slope_at(x: tf.Tensor, i: tf.Tensor) -> Any:
@@ -322,7 +320,7 @@ def _minimize(
 
 
 class Levels:
-    """The weights of a wrapper, each as the level below it and a fraction of a step."""
+    """The weights of a wrapper, split into the level below each weight and a fraction of a step."""
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
         self.layer = wrapper.layer
@@ -331,7 +329,7 @@ class Levels:
         self.value = self.weights.numpy()
         axes, bits = self.quantizer.channel_axes, self.quantizer.spec.bits
         folded, self.factor = self.value, np.float32(1)
-        if wrapper.fold == "per_tensor":  # The range is of the folded kernel.
+        if wrapper.fold == "per_tensor":  # The range belongs to the folded kernel.
             folded = fold_modes.fold_kernel(wrapper).numpy()
             self.factor = fold_modes.get_factors(wrapper).numpy()
         if ranges == "mse":
@@ -342,7 +340,7 @@ class Levels:
         scale = limits / np.float32(self.levels)
         self.scale = scale / np.where(self.factor == 0, np.float32(1), self.factor)
         steps = np.clip(folded / scale, -self.levels, self.levels)
-        # The largest weight of a channel determines its range, so it must not change.
+        # The largest weight of a channel determines the range, and must not change.
         stays = np.abs(steps) >= self.levels * (1 - 1e-6)
         if self.quantizer.spec.preserve == "zeros":
             stays |= self.value == 0
@@ -351,11 +349,11 @@ class Levels:
         self.free = (~stays).astype(np.float32)
 
     def weights_at(self, up: tf.Tensor) -> dict[str, Any]:
-        """Returns the weights by attribute, each `up` steps above the level below it."""
+        """Returns {attribute: weights} with weights that are `up` steps above the level below."""
         return {self.name: (self.below + up) * self.scale}
 
     def settle(self, up: np.ndarray) -> None:
-        """Sets each weight to `up` steps above the level below it."""
+        """Sets each weight to `up` steps above the level below."""
         moved = self.weights_at(up)[self.name]
         self.weights.assign(np.where(self.factor == 0, self.value, moved))
         self.quantizer.set_limits(self.scale * np.float32(self.levels))

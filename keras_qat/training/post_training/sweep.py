@@ -1,7 +1,8 @@
-"""Visits each part of a quantization-aware model, to change its weights.
+"""Visits each part of a quantization-aware model, to change weights.
 
-Each part is computed for all examples, first in float and then quantized. In between, the weights
-of the part may change. Later parts read the new results.
+A part is a layer's call, or a block of calls. It is first computed in float, for all examples. Then
+a function may change the part's weights. Then the part is computed with quantization, for later
+parts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Part(NamedTuple):
     Args:
         calls: the calls, in order.
         reads: the values that the calls read but do not compute.
-        outputs: the computed values that other calls read, or that are outputs of the model.
+        outputs: the computed values that later calls read, or that the model returns.
         alone: the calls of `QuantizeWrapper` layers that are called only once.
     """
 
@@ -45,7 +46,10 @@ class Part(NamedTuple):
 
 
 Visit = Callable[[Part, list[Tensors], list[Tensors]], None]
-"""A function (part, float inputs and outputs of each batch, quantized inputs) -> None."""
+"""A function `(part, in_float, quantized)` that may change the part's weights.
+
+For each batch, `in_float` has the part's float inputs and outputs, and `quantized` the quantized
+inputs."""
 
 
 def check_calibrated(model: keras.Model) -> None:
@@ -77,12 +81,12 @@ def sweep(
 
     Args:
         model: a calibrated quantization-aware model.
-        data, steps, batch_size: as in `calibrate`. All examples are held in memory, part by part.
-        visit: called for each part, between its computation in float and its quantized computation.
+        data, steps, batch_size: as in `calibrate`. Memory holds all examples of the current part.
+        visit: called for each part after the float computation of the part.
         title: the title of the progress bar.
         verbose: 1 shows progress.
-        blocks: whether a part is a block, such as a residual block with the ReLU after it.
-            Otherwise each call is a part.
+        blocks: True to visit blocks, such as a residual block with the ReLU after it. False to
+            visit each call.
     """
     check_calibrated(model)
     graph = read_model(model)
@@ -108,7 +112,7 @@ def sweep(
 
 @contextlib.contextmanager
 def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
-    """Returns a context manager that restores all weights if its block fails or is interrupted."""
+    """Restores all weights if the `with` block fails or is interrupted."""
     before = model.get_weights()
     try:
         yield
@@ -118,7 +122,7 @@ def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
 
 
 def _split_graph(graph: Graph, blocks: bool) -> list[Part]:
-    """Split a model's calls into parts: blocks, or single calls."""
+    """Split a graph into parts. A block ends if later calls read only one tensor."""
     counts, outputs = graph.count_calls(), set(flatten_values(graph.outputs))
     unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
     waiting = {value for value in flatten_values(graph.inputs) if unread[value]}
@@ -155,7 +159,10 @@ def _is_relu(call: Call | None) -> bool:
 
 
 def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
-    """Yields each call of a part before it is computed, with the tensors of all batches."""
+    """Yields each call of a part with the tensors of all batches, and then computes the call.
+
+    The last call is only yielded.
+    """
     batches = [{value: tensors[value] for value in part.reads} for tensors in inputs]
     last = {value: call for call in part.calls for value in call.inputs}
     for call in part.calls[:-1]:
@@ -169,7 +176,6 @@ def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call
 
 
 def _add_outputs(part: Part, batches: list[Tensors], phase: Phase) -> None:
-    """Add the outputs of a part to the tensors of each batch."""
     *_, (call, walked) = walk(part, batches, phase)
     for tensors, inner in zip(batches, walked, strict=True):
         inner |= compute_call(call, inner, phase)
