@@ -1,8 +1,8 @@
 """Keras callbacks that delay quantization, and freeze statistics, ranges and weights.
 
-Except for `FreezeOscillations`, they only set thresholds. The layers count training steps and
-compare the count with the thresholds. Therefore a change happens at the exact step, even with
-`steps_per_execution`. A model that is saved during a delay continues the delay after loading.
+Most callbacks only set thresholds. Layers count training steps and compare the count with the
+thresholds. Therefore a change happens at the exact step, even with `steps_per_execution`. A model
+that is saved during a delay continues the delay after loading.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "QuantDelay"
 
 
 class StepCallback(keras.callbacks.Callback):
-    """A callback that does not read logs of steps, so Keras need not copy them to the host."""
+    """A callback that does not read the logs of steps. Keras need not copy logs to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class StepCallback(keras.callbacks.Callback):
 class ListedCallback(keras.callbacks.Callback):
     """A callback with access to all callbacks of `fit`, or of a custom training loop.
 
-    Keras does not pass its `CallbackList` to callbacks. `set_model` finds it in the call stack.
+    Keras does not pass the `CallbackList` to callbacks. `set_model` searches the call stack.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class ListedCallback(keras.callbacks.Callback):
         """All callbacks of the list, including this callback."""
 
     def set_model(self, model: keras.Model) -> None:
-        """Sets the model, as Keras documents it."""
+        """Sets the model, and finds `listed`."""
         super().set_model(model)
         frame, self.listed = inspect.currentframe(), []
         while frame is not None:
@@ -89,7 +89,7 @@ class _Threshold(ListedCallback):
 
 
 def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
-    """Returns the model of a callback: its argument `model`, or the trained model.
+    """Returns the callback's argument `model` or, if that is None, the trained model.
 
     Raises:
         ValueError: if the model is not quantization-aware, or trains other models. The message
@@ -122,12 +122,12 @@ class QuantDelay(_Threshold):
 
     Args:
         steps: the first quantized training step (batch). 0 and 1 quantize all steps.
-        model: the quantization-aware model. Needed only if `fit` trains another model that calls
-            it, such as a model with a `train_step` for distillation or adversarial training.
+        model: the quantization-aware model. Only needed if `fit` trains another model that calls
+            the quantization-aware model, for example for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not an integer; at `fit` if the model is not
-            quantized, or if it trains other models and `model` is not given.
+        ValueError: if `steps` is negative or not an integer. `fit` raises it if the model is not
+            quantized, or if `model` is needed but missing.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.QuantDelay(2_000)])
@@ -151,18 +151,18 @@ class QuantDelay(_Threshold):
 class FreezeBatchNorm(_Threshold):
     """Freezes the statistics of BatchNormalization at training step `steps`.
 
-    From then on, training uses the moving statistics, which no longer change, instead of the
-    batch's statistics. Gamma and beta continue to train. Only BatchNormalization that is folded
-    into a layer is frozen.
+    From that step on, training uses the moving statistics instead of the batch's statistics. The
+    moving statistics no longer change. Gamma and beta continue to train. Only BatchNormalization
+    that is folded into a layer is frozen.
 
     Args:
         steps: the first training step (batch) with frozen statistics, counted from 1.
-        model: the quantization-aware model. Needed only if `fit` trains another model that calls
-            it, such as a model with a `train_step` for distillation or adversarial training.
+        model: the quantization-aware model. Only needed if `fit` trains another model that calls
+            the quantization-aware model, for example for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not an integer; at `fit` if the model is not
-            quantized, or if it trains other models and `model` is not given.
+        ValueError: if `steps` is negative or not an integer. `fit` raises it if the model is not
+            quantized, or if `model` is needed but missing.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeBatchNorm(10_000)])
@@ -180,14 +180,14 @@ class FreezeRanges(_Threshold):
     continue to follow the weights.
 
     Args:
-        steps: the first training step (batch) with frozen ranges, counted from 1. With 0 or 1 the
+        steps: the first training step (batch) with frozen ranges, counted from 1. With 0 or 1, the
             model needs ranges before training, for example from `calibrate`.
-        model: the quantization-aware model. Needed only if `fit` trains another model that calls
-            it, such as a model with a `train_step` for distillation or adversarial training.
+        model: the quantization-aware model. Only needed if `fit` trains another model that calls
+            the quantization-aware model, for example for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not an integer; at `fit` if the model is not
-            quantized, or if it trains other models and `model` is not given.
+        ValueError: if `steps` is negative or not an integer. `fit` raises it if the model is not
+            quantized, or if `model` is needed but missing.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeRanges(5_000)])
@@ -199,21 +199,21 @@ class FreezeRanges(_Threshold):
 class FreezeOscillations(StepCallback):
     """Freezes low-bit weights that oscillate between two levels.
 
-    A weight near the middle between two levels switches back and forth between them. The statistics
-    of BatchNormalization then fit neither level. A weight that switches back in more than the share
-    `threshold` of the steps is frozen at its most frequent level. This applies to weights with at
-    most 4 bits and one range per channel. Resumed training starts without frozen weights.
+    A weight near the middle between two levels switches back and forth. The statistics of
+    BatchNormalization then fit neither level. A weight is frozen at the most frequent level if it
+    switches back in a larger share of the steps than `threshold`. Only weights with at most 4 bits
+    and one range per channel are frozen. Resumed training starts without frozen weights.
 
     Args:
-        threshold: two shares of steps. A weight is frozen if it switches back in a larger share.
-            The first applies to the first epoch and the second to the last, with a cosine schedule
-            between them.
-        momentum: momentum of the moving average, which spans about 1 / momentum steps.
-        model: the quantization-aware model. Needed only if `fit` trains another model that calls
-            it, such as a model with a `train_step` for distillation or adversarial training.
+        threshold: shares of steps for the first and the last epoch. A cosine schedule leads from
+            the first to the second share.
+        momentum: momentum of the moving averages. They span about 1 / momentum steps.
+        model: the quantization-aware model. Only needed if `fit` trains another model that calls
+            the quantization-aware model, for example for distillation or adversarial training.
 
     Raises:
-        ValueError: if thresholds or momentum are outside 0 to 1; at `fit`, as for `QuantDelay`.
+        ValueError: if thresholds or momentum are outside 0 to 1. `fit` raises the same errors as
+            for `QuantDelay`.
 
     Example:
         >>> qat.fit(x, y, epochs=10, callbacks=[keras_qat.callbacks.FreezeOscillations()])
@@ -297,7 +297,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
 
 
 def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
-    """Return the harm that a callback may do if an epoch in float stays the best, or ""."""
+    """Return the harm that a callback may do if the best epoch is in float, or ""."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.EarlyStopping):
         is_late = quantized is not None and callback.start_from_epoch >= quantized - 1
@@ -320,7 +320,7 @@ class Oscillations:
         zeros = tf.zeros_like(levels)
         self.levels, self.direction, self.mean = map(tf.Variable, (levels, zeros, levels))
         self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
-        """For each weight, 1 if it is frozen, otherwise 0."""
+        """1 for each frozen weight, otherwise 0."""
 
     def update(self, threshold: Any) -> None:
         """Updates the statistics after a training step, and freezes weights that oscillate."""

@@ -1,8 +1,8 @@
 """Recurrent layers in training: fake quantization inside the steps of `step_math.py`.
 
-An LSTM fake-quantizes its states after each step. Other layers are unrolled in files, so all
-tensors of a step are fake-quantized. Layers with `stateful=True` keep states in the float32
-variables of Keras layers, which represent every integer state of a TFLite kernel exactly.
+An LSTM fake-quantizes its states after each step. Files contain all other recurrent layers
+unrolled, so all tensors inside a step are fake-quantized. Layers with `stateful=True` keep states
+in float32 variables, which represent every integer state of a TFLite kernel exactly.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.recurrent_steps import run_steps
 
 Round = Callable[[str, tf.Tensor], tf.Tensor]
-"""A function (name of a range, tensor) -> fake-quantized tensor."""
+"""A function `(name, x)`. `quantize(name, x)` fake-quantizes `x` to the range `name`."""
 
 Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""A function (inputs, kernel) -> product."""
+"""A function `(inputs, kernel)` that returns a product."""
 
 
 class _InTraining:
-    """A `step_math.Arithmetic` for training, which records tensors by the name of their range.
+    """A `step_math.Arithmetic` for training. It records tensors by the name of the range.
 
     Args:
         multiply: function that multiplies a hidden state by a part of the recurrent weights.
@@ -97,13 +97,13 @@ def simulate_unrolled(
     weights: dict[str, tf.Tensor],
     phase: Phase,
 ) -> tf.Tensor:
-    """Computes a recurrent layer with quantized weights, and observes the tensors of its steps.
+    """Computes a recurrent layer with quantized weights, and observes the tensors inside steps.
 
-    Tensors inside a step are rounded with the ranges from before the call. For the first training
-    batch, there are none, so the ranges of this batch are used.
+    Tensors inside a step are rounded with the ranges from before the call. The first training batch
+    is rounded with the ranges of this batch.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
-    observes = phase.calibrated and phase.training is not False  # Otherwise ranges may be empty.
+    observes = phase.calibrated and phase.training is not False  # Other phases allow empty ranges.
     if observes and any(x.current_range() == (0, 0) for x in inner.values()):
         ranges = _find_first_ranges(layer, inner, x, weights, phase, ranges)
     applies = {name: x.applies(phase, *ranges[name]) for name, x in inner.items()}
@@ -113,7 +113,7 @@ def simulate_unrolled(
             return fake_quant.fake_quantize_if(applies[name], x, *ranges[name])
         own = get_fixed_params(name)
         if any(own is params for params in NEVER_CLIPPED):
-            return x  # Its scale is finer than its operands' scales, and its range never clips.
+            return x  # The scale is finer than the operands' scales, and the range never clips.
         low, high = (
             tf.constant(float((end - own.zero_point) * own.scale))
             for end in (own.lowest, own.highest)
@@ -137,7 +137,7 @@ def _find_first_ranges(
     phase: Phase,
     ranges: dict[str, Any],
 ) -> Any:
-    """Returns `ranges`, or if they are empty, the ranges of this batch computed in float."""
+    """Return `ranges`. Replace empty ranges by the ranges of this batch, computed in float."""
 
     def compute_in_float() -> dict[str, Any]:
         states = [tf.identity(state) for state in layer.states] if layer.stateful else []
@@ -166,14 +166,14 @@ def simulate_steps(
     quantize_inputs: Round,
     quantize: Round,
 ) -> tuple[Any, dict[str, list[Any]]]:
-    """Returns the output of a layer, and the tensors inside its steps by the name of their range.
+    """Returns the output of a layer, and the tensors inside steps by the name of the range.
 
     Args:
         layer: the layer.
-        x: the input, or a list of the input and the initial state, or of the input and its mask.
-        weights: the weights by their paths.
+        x: the input, or a list of the input, the initial states if any, and the mask if any.
+        weights: the weights by path.
         phase: the phase of the call.
-        quantize_inputs: function that fake-quantizes the products of all inputs.
+        quantize_inputs: function that fake-quantizes the products of the inputs and the kernel.
         quantize: function that fake-quantizes a tensor inside a step.
     """
     cell, dtype, part_of = layer.cell, layer.compute_dtype, find_weight_parts(layer)
@@ -194,7 +194,7 @@ def simulate_steps(
     linear, linear_again = _get_linear(layer)
 
     def drop(x: tf.Tensor, masks: Any) -> tuple[tf.Tensor, Any]:
-        """Applies dropout. If each block of weights has its own mask, returns the masks instead."""
+        """Return `(x after dropout, None)`, or `(x, masks)` if blocks have separate masks."""
         return (x, masks) if has_masks_of_blocks else (x * masks[0], None)
 
     masks = recurrent_masks = None
@@ -249,18 +249,18 @@ def simulate_steps(
 
 
 _MASK = "mask"
-"""Key of the mask in the dict of the steps' inputs. The other keys are parts of the weights."""
+"""Key of the mask in the dict of the steps' inputs. All other keys are parts of the weights."""
 
 
 def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
-    """Return two functions that multiply by a kernel: one for inputs, one for hidden states."""
+    """Return two functions that multiply by a kernel, for inputs and for hidden states."""
     if not isinstance(layer, CONV_LSTMS):
         return tf.matmul, tf.matmul
     return partial(layer.cell.input_conv, padding=layer.cell.padding), layer.cell.recurrent_conv
 
 
 def _apply(linear: Linear, x: tf.Tensor, kernel: tf.Tensor) -> Any:
-    """Apply a function to one step, or to all steps as one batch."""
+    """Apply `linear` to one step, or to all steps as one batch."""
     if x.shape.rank == kernel.shape.rank:
         return linear(x, kernel)
     y = linear(tf.reshape(x, [-1, *x.shape[2:]]), kernel)
@@ -269,7 +269,7 @@ def _apply(linear: Linear, x: tf.Tensor, kernel: tf.Tensor) -> Any:
 
 
 def _select(part: Part, kernel: tf.Tensor, bias: tf.Tensor | None) -> list[Any]:
-    """Return a part's columns of the kernel, and of the bias if there is one."""
+    """Return the columns of `part` in the kernel and, if any, in the bias."""
     return [select_columns(x, part) for x in (kernel, bias) if x is not None]
 
 
@@ -301,7 +301,7 @@ def _value(x: tf.Tensor) -> Value:
 def get_biases(
     layer: keras.layers.Layer, dtype: tf.DType, bias: tf.Tensor = None
 ) -> tuple[Any, Any]:
-    """Returns a layer's biases for the inputs and for the hidden state; each may be None.
+    """Returns two biases of a layer, for the inputs and for the hidden state. Each may be None.
 
     The bias for the inputs, and the argument `bias`, include the offset of each part.
     """
@@ -322,7 +322,7 @@ def get_biases(
 def simulate_lstm(
     layer: keras.layers.Layer, x: tf.Tensor, weights: dict[str, Any], phase: Phase, bits: int = 8
 ) -> Any:
-    """Computes an LSTM with given weights, and fake-quantizes its states after each step."""
+    """Computes an LSTM with given weights, and fake-quantizes the states after each step."""
     limits = HIDDEN.wide if bits == 16 else (HIDDEN.minimum, HIDDEN.maximum)
     highest = float(CELL.highest * CELL.scale)
 
@@ -341,13 +341,13 @@ def simulate_lstm(
 
 
 def list_states(model: keras.Model) -> list[Any]:
-    """Returns the variables for the states of a model."""
+    """Returns the variables that hold the states of a model's stateful layers."""
     layers = [layer for layer in list_layers(model) if isinstance(layer, keras.layers.RNN)]
     return [state for rnn in layers if rnn.stateful for state in tf.nest.flatten(rnn.states)]
 
 
 def kept_batch(states: Sequence[Any]) -> int | None:
-    """Returns the batch size of a model's states; None without states."""
+    """Returns the batch size of a model's states, or None without states."""
     return int(states[0].shape[0]) if states else None
 
 
@@ -358,9 +358,10 @@ def keep_states(layer: keras.layers.Layer, states: Sequence[Any]) -> None:
 
 
 class Stream:
-    """A separate set of states for a model. They start at zero.
+    """A separate set of states for a model. Initial states are zero.
 
-    Inside `with stream:`, the model has the stream's states. Its own states return afterwards.
+    Inside `with stream:`, the model has the stream's states. Afterwards, the model has its previous
+    states.
     """
 
     def __init__(self, states: Sequence[Any]) -> None:
@@ -382,7 +383,7 @@ class Stream:
 
 @contextlib.contextmanager
 def restore_states(states: list[Any]) -> Iterator[None]:
-    """Returns a context manager that restores the states after a block, which may be traced."""
+    """Restores the states after a `with` block. The block may be traced."""
     before = [tf.identity(state) for state in states]
     try:
         yield

@@ -1,9 +1,9 @@
 """Runs the steps of recurrent layers, with a faster gradient than TensorFlow's loops.
 
 TensorFlow's gradient of a loop stores every tensor of a step, and computes the gradient of every
-operation in each step. But all operations except the products with recurrent weights are
-elementwise. The derivatives of elementwise operations are computed for all steps at once. The loop
-of the gradient then only multiplies by these derivatives and the weights.
+operation in each step. But only the products with recurrent weights are not elementwise. This
+module computes the derivatives of elementwise operations for all steps at once. The loop of the
+gradient then only multiplies by the derivatives and the weights.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import tensorflow as tf
 Tensors = Mapping[str, Any]
 
 Step = Callable[[Callable[[str, tf.Tensor], Any], Tensors, tuple[Any, ...]], tuple[Any, Any]]
-"""A function that computes a step, or all steps at once if the first axis of tensors is the steps.
+"""A function `(product, values, states)` that returns the next states, and tensors to observe.
 
-Its arguments are a function (name of a part, states) -> product, the `values` of the step and the
-states. It returns the next states, and the tensors to observe by name."""
+`product(part, states)` multiplies by a part of the weights. The function computes one step, or all
+steps at once if tensors have the shape [steps, batch, ...]. Tensors to observe have names."""
 
 Multiply = Callable[..., Any]
-"""A function (name of a part, states, the part's kernel, its bias if any) -> product."""
+"""A function `(part, states, kernel[, bias])` that multiplies by the weights of a part."""
 
 
 def run_steps(
@@ -43,7 +43,7 @@ def run_steps(
         step: function that computes a step.
         multiply: function that multiplies states by weights.
         weights: the recurrent weights of each part.
-        values: the products of the inputs by the names of their parts, and possibly a mask.
+        values: the products of the inputs by the names of parts, and possibly a mask.
         states: the states before the first step.
         unroll: whether to unroll the loop over the steps.
     """
@@ -86,7 +86,6 @@ def _scan(
     unroll: bool,
     reverse: bool = False,
 ) -> Any:
-    """Compute `tf.scan`, unrolled if `unroll`."""
     if not unroll:
         return tf.scan(function, values, start, reverse=reverse)
     flat = [tf.unstack(x) for x in tf.nest.flatten(values)]
@@ -133,7 +132,7 @@ class _Backward:
         with tf.GradientTape(persistent=True) as self.tape:
             self.tape.watch((self.sources, self.given))
             again, self.seen = step(recall, values, tuple(before))
-        # If an operand is the first state itself, its derivative is 1.
+        # The derivative of an operand that is the first state itself is 1.
         self.is_state = {part for part, x in self.operands.items() if x is before[0]}
         others = {part: x for part, x in self.operands.items() if part not in self.is_state}
         self.targets = {**dict(zip(self.names, again, strict=True)), **others}
@@ -183,9 +182,9 @@ class _Backward:
 
 
 def _propagate(of: Tensors, slopes: Mapping[tuple[str, str], Any], source: str) -> Any:
-    """Return the gradient of a source, given the gradients `of` targets; None if it is unused.
+    """Return the gradient of a source from the gradients `of` targets, or None if it is unused.
 
-    A source has as many channels as the targets, or several blocks of as many channels.
+    A source has as many channels as the targets, or several blocks with that many channels.
     """
     terms = []
     for (target, own), slope in slopes.items():

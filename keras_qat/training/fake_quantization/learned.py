@@ -20,7 +20,7 @@ def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
     """Return the factor for the gradient of a range's end.
 
     LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels). Scales and weights then
-    change at the same rate. For an end, which is `levels` scales, the factor is `levels`^2 larger.
+    change at the same rate. An end is `levels` scales, so its factor is `levels`^2 as large.
     """
     return levels**2 / tf.sqrt(tf.cast(count, tf.float32) * levels)
 
