@@ -1,8 +1,8 @@
 """Training on several replicas (`tf.distribute`), which all have the same ranges and statistics.
 
-Each replica computes its share of the batch. Ranges and moving statistics of BatchNormalization are
-averaged over the replicas in each training step. Every replica then has the exported values, so
-reading them needs no communication.
+Each replica computes a share of the batch. Ranges and moving statistics of BatchNormalization are
+averaged over the replicas in each training step. Every replica then has the exported values, and
+reading needs no communication.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def share_of_replica(rows: tf.Tensor) -> tuple[Any, int]:
 def run_on_replicas(
     strategy: tf.distribute.Strategy, function: Callable[..., Any], *args: Any
 ) -> Any:
-    """Runs a function on all replicas of a strategy, and returns its result.
+    """Runs a function on all replicas of a strategy, and returns the result of one replica.
 
-    The function must end with `mean_over_replicas`, so its result is equal on all replicas.
+    `function` must end with `mean_over_replicas`, which makes the results equal.
     """
     if strategy.num_replicas_in_sync == 1:
         return function(*args)
@@ -49,7 +49,7 @@ def run_on_replicas(
 
 
 def combine_moments(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[Any, Any, Any]:
-    """Returns mean, variance and count over all replicas, given the values on each replica."""
+    """Converts mean, variance and count of each replica to the values over all replicas."""
     context = _replica_context()
     if context is None:
         return mean, variance, count
@@ -62,11 +62,11 @@ def combine_moments(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[A
 def agree(weights: Iterable[Any]) -> None:
     """Averages the moving averages of Keras layers over the replicas, at the end of a step.
 
-    Moving averages are linear, so the result equals the moving average of entire batches.
+    The result equals the moving average of entire batches, because moving averages are linear.
     """
     if _replica_context() is None:
         return
-    observed = [  # Variables that were created within `observe_alike`.
+    observed = [  # Variables that were created inside `observe_alike`.
         weight
         for weight in weights
         if weight.synchronization == tf.VariableSynchronization.ON_READ
@@ -80,7 +80,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope for creating layers whose moving averages `agree` keeps equal."""
+    """Returns a scope for creating layers. `agree` averages the moving averages of these layers."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (
@@ -95,18 +95,19 @@ def observe_alike() -> AbstractContextManager[None]:
 def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
     """Stacks the values of all workers of a cluster, in the order of the workers.
 
-    All workers must call it, with arrays of the same shape. Without a cluster, there is one array.
+    All workers must call this function, with arrays of the same shape. Without a cluster, the
+    result contains one array.
 
     Args:
         model: the model, with the strategy of the cluster.
-        values: this worker's values. They are stored as float64: integers up to 2^53 are exact.
+        values: this worker's values. float64 represents integers up to 2^53 exactly.
     """
     own, strategy = np.asarray(values, np.float64), model.distribute_strategy
     if not is_cluster(strategy):
         return own[None]
     gathered = _gather(strategy)(tf.constant(own.reshape(-1)))
     replicas = strategy.experimental_local_results(gathered)
-    of_workers = np.asarray(replicas[0])[:: len(replicas)]  # A worker's replicas repeat its values.
+    of_workers = np.asarray(replicas[0])[:: len(replicas)]  # Replicas of a worker are equal.
     return of_workers.reshape(len(of_workers), *own.shape)
 
 
@@ -124,12 +125,12 @@ def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
 
 
 def is_cluster(strategy: tf.distribute.Strategy) -> bool:
-    """Whether several workers, each a process with a copy of the model, train together."""
+    """Returns True if several worker processes train together, each with a copy of the model."""
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def strategy_scope(model: keras.Model) -> AbstractContextManager[Any]:
-    """Returns the scope of a model's strategy; an empty context if a scope is already active."""
+    """Returns the scope of a model's strategy, or an empty context inside another scope."""
     if tf.distribute.has_strategy():
         return contextlib.nullcontext()
     return model.distribute_strategy.scope()

@@ -1,9 +1,9 @@
 """Traces a separate graph for each phase of training.
 
 A graph for all phases would have branches in every layer, because quantization and frozen
-statistics may begin at any step. Tracing and optimizing it would take several times longer than for
-a float model. `fit`, `evaluate` and `predict` know the phase of the next step, so each phase has a
-graph without branches. The graph of a custom training loop has all branches.
+statistics may begin at any step. Such a graph would take several times longer to trace and optimize
+than the graph of a float model. `fit`, `evaluate` and `predict` know the phase of the next step.
+Therefore each phase has a graph without branches. A custom training loop has all branches.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from keras_qat.training.steps.custom_training import is_undisturbed
 from keras_qat.training.steps.optimizers import check_optimizer, join_updates
 
 FIRST_STEPS = 300
-"""After a change, the graph with a switch is used for this many more steps. These steps are a
-little slower, because they also compute the results that the switch discards. For so few steps,
-this costs less than tracing another graph."""
+"""Number of steps after a change that use the graph with a switch. These steps also compute the
+results that the switch discards, and are a little slower. For so few steps, this costs less than
+tracing another graph."""
 
 SMALL_NORMS = 2**15
-"""BatchNormalization is computed both with the batch's and with frozen statistics if all such
-layers together have at most this many values per example.
+"""Largest output of all BatchNormalizations together, in values per example, for a graph with a
+switch. It computes each BatchNormalization twice, with the batch's and with frozen statistics.
 
 This slows down the steps of a small model a little, but would slow down a large model much more."""
 
 SWITCHED = "by a variable"
-"""Value of a field of `Phase` that a variable decides while the graph runs."""
+"""Placeholder for a field of `Phase` that a variable decides while the graph runs."""
 
 MOST_RANGES = 3
 """Maximum number of sets of frozen ranges for which a graph with constant ranges is traced."""
@@ -58,24 +58,24 @@ class PhasedModel:
     _checked_data: bool = False
     _phase_finder: PhaseFinder | None = None
     undisturbed: bool = False
-    """Whether `fit` is running, and only training steps change weights within an epoch."""
+    """True if `fit` is running, and only training steps change weights within an epoch."""
     _settled_at: int | None = None
-    """How many training steps were complete when inference last read the weights."""
+    """Number of completed training steps when inference last read the weights."""
 
     def make_train_function(self, force: bool = False) -> Step:
-        """Returns the function of `fit` and `train_on_batch`, as Keras documents it."""
+        """Returns the function that `fit` and `train_on_batch` call."""
         return self._make_phased("train", super().make_train_function, force)  # type: ignore[misc]
 
     def make_test_function(self, force: bool = False) -> Step:
-        """Returns the function of `evaluate` and `test_on_batch`, as Keras documents it."""
+        """Returns the function that `evaluate` and `test_on_batch` call."""
         return self._make_phased("test", super().make_test_function, force)  # type: ignore[misc]
 
     def make_predict_function(self, force: bool = False) -> Step:
-        """Returns the function of `predict` and `predict_on_batch`, as Keras documents it."""
+        """Returns the function that `predict` and `predict_on_batch` call."""
         return self._make_phased("predict", super().make_predict_function, force)  # type: ignore[misc]
 
     def reset_metrics(self) -> None:
-        """Resets metrics, as Keras documents it. `fit` calls it at the start of an epoch."""
+        """Resets metrics, and forgets the phase. `fit` calls this when an epoch begins."""
         self._forget_phase()
         super().reset_metrics()  # type: ignore[misc]
 
@@ -84,10 +84,10 @@ class PhasedModel:
             self._phase_finder.forget()
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains as Keras documents it.
+        """Trains like Keras, and warns about arrays that exceed the ranges of the model.
 
-        The first call warns about arrays that do not fit the model, and about values that are too
-        small for their ranges.
+        The first call also warns about arrays that do not fit the model, and about values that
+        quantization loses.
         """
         given = kwargs.get("callbacks", args[4] if len(args) > 4 else None)
         given = tf.nest.flatten(getattr(given, "callbacks", given))
@@ -113,14 +113,14 @@ class PhasedModel:
         return history
 
     def settle(self, phase: Phase | None) -> None:
-        """Prepares inference after weights may have changed."""
+        """Prepares inference. Called after weights may have changed."""
 
     def choose_inference(self, phase: Phase | None) -> tuple[int, bool]:
         """Returns a key that changes if inference must be traced again."""
         return 0, False
 
     def _make_phased(self, name: str, make: Callable[..., Step], force: bool) -> Step:
-        """Return a function that runs the Keras function for the current phase."""
+        """Return a function that runs the Keras function of the current phase."""
         attribute = f"{name}_function"
         trains = name == "train"
         check_process(self)
@@ -148,7 +148,7 @@ class PhasedModel:
                 with backend.create_quickly():
                     backend.make_training_variables(self, iterator, training=trains)
             if not trains and self._settled_at != finder.steps:
-                with backend.create_quickly():  # It may trace.
+                with backend.create_quickly():  # `settle` may trace a graph.
                     self.settle(phase)
                 object.__setattr__(self, "_settled_at", finder.steps)
             key = phase, *((0, False) if trains else self.choose_inference(phase))
@@ -161,7 +161,7 @@ class PhasedModel:
                 setattr(self, attribute, run)
                 optimizer = self.optimizer if trains else None  # type: ignore[attr-defined]
                 with backend.create_quickly(), join_updates(optimizer):
-                    return functions[key](iterator)  # It traces.
+                    return functions[key](iterator)  # The first call traces a graph.
 
         setattr(self, attribute, run)
         return run
@@ -178,7 +178,7 @@ def check_learned_ranges(model: keras.Model) -> None:
 
 
 def check_frozen_ranges(model: keras.Model) -> None:
-    """Raises a `ValueError` if ranges are frozen from the next step on but have seen no data."""
+    """Raises a `ValueError` if ranges are frozen from the next step on, but no data was seen."""
     if not all(
         layer.step.numpy() + 1 >= layer.thresholds()["freeze_ranges_from"].numpy()
         for layer in list_scheduled_layers(model)
@@ -194,7 +194,7 @@ def check_frozen_ranges(model: keras.Model) -> None:
 
 
 def _can_switch_weights(layer: ScheduledLayer) -> bool:
-    """Whether quantizing the layer's weights needs few operations and does not change gradients."""
+    """Return True if quantizing weights needs few operations, and leaves gradients unchanged."""
     return getattr(layer, "fold", "per_channel") == "per_channel" and all(
         quantizer.observer is None and quantizer.learned is None
         for quantizer in layer.weight_quantizers.values()
@@ -202,7 +202,7 @@ def _can_switch_weights(layer: ScheduledLayer) -> bool:
 
 
 def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
-    """Whether all BatchNormalizations can compute both results quickly."""
+    """Return True if computing all BatchNormalizations twice is quick (`SMALL_NORMS`)."""
     size = 0
     for layer in layers:
         for norm in (getattr(layer, name, None) for name in ("layer", "batch_norm")):
@@ -215,10 +215,10 @@ def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
 
 
 def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
-    """Returns how many of the next executions are guaranteed to be in the same phase.
+    """Returns the number of next executions that are certain to have the same phase.
 
     Args:
-        counters: for each layer, its number of training steps and its thresholds.
+        counters: for each layer, the number of training steps, and then the thresholds.
         most_steps: the maximum number of training steps that a layer counts per execution.
     """
     changes = (
@@ -232,17 +232,17 @@ def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
 
 
 def get_phase_finder(model: keras.Model) -> PhaseFinder:
-    """Returns the `PhaseFinder` of a model, which is created once, because it is traced."""
+    """Returns the `PhaseFinder` of a model. A model has only one, because it is traced."""
     if getattr(model, "_phase_finder", None) is None:  # Keras does not track it.
         object.__setattr__(model, "_phase_finder", PhaseFinder(model))
     return model._phase_finder
 
 
 class PhaseFinder:
-    """Finds the phase of all layers of a model during the next execution.
+    """Finds the phase that all layers of a model have in the next execution.
 
-    It reads the layers' weights each time, so any code may set them. Between undisturbed steps of
-    `fit` it does not read them, because reading from a GPU waits until a step is finished.
+    The weights of the layers are read each time, because any code may set them. Undisturbed steps
+    of `fit` skip the reading, because reading from a GPU waits for the end of a step.
     """
 
     steps: int = -1
@@ -289,9 +289,9 @@ class PhaseFinder:
         """Returns the phase of the next training execution.
 
         Args:
-            batches: the iterator of its data.
-            undisturbed: whether only training, or code that calls `forget` or `set_thresholds`, has
-                changed weights since the last execution with the same iterator.
+            batches: the iterator over the data.
+            undisturbed: True if only training changed weights since the last execution with
+                `batches`. Calls of `forget` and `set_thresholds` are noticed anyway.
         """
         found_for = batches, sum(layer.changes for layer in self._layers)
         if undisturbed and self._found_for == found_for and self._executions_alike > 0:
@@ -301,18 +301,18 @@ class PhaseFinder:
         return self._phase
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
-        """Returns the phase; None if layers disagree, or if a phase ends within the execution.
+        """Returns the phase. Returns None if layers disagree, or a phase ends in the execution.
 
         Args:
-            training: whether the execution trains.
-            changed: whether anything except training may have changed ranges since the last call.
+            training: True if the execution trains.
+            changed: True if anything except training may have changed ranges since the last call.
         """
         if not self._layers:  # The recipe quantizes nothing.
             return Phase(training, True, True, True)
         step, *weights = self._counters().numpy().reshape(-1, 3).T
         steps, self.steps = self.steps, int(step.sum())
         counters = np.stack([step, *split_thresholds(*weights).values()], axis=1)
-        states = set(map(tuple, counters.tolist()))  # One element, unless layers differ.
+        states = set(map(tuple, counters.tolist()))  # One element if layers agree.
         most_steps = self._most_calls * backend.get_steps_per_execution(self._model) * training
         self._executions_alike = count_alike(states, most_steps) if training else 0
         gates: dict[str, Any] = {}
@@ -334,7 +334,7 @@ class PhaseFinder:
             return Phase(training, quantizing, frozen, *self._find_fixed_ranges())
         if not training and (changed or steps != self.steps):
             self._is_calibrated = bool(np.all(self._calibrated()))
-        # A training step observes ranges before it quantizes, so it always has them.
+        # A training step always has ranges, because it observes before it quantizes.
         return Phase(training, quantizing, frozen, training or self._is_calibrated, fixed)
 
     def insert_switches(self, phase: Phase | None) -> Phase | None:
@@ -345,12 +345,12 @@ class PhaseFinder:
         return phase._replace(**switches)
 
     def _is_switched(self, name: str, distances: list[tuple[int, int]], has_begun: bool) -> bool:
-        """Whether a variable decides a state: from step 1 until `FIRST_STEPS` after its change.
+        """Return True if a variable decides a state, until `FIRST_STEPS` after the state's change.
 
         Args:
             name: the state that changes.
             distances: for each layer, training steps since the threshold, and the threshold.
-            has_begun: whether the step is past all thresholds.
+            has_begun: True if the step is past all thresholds.
         """
         if self._learns or self._model.distribute_strategy.num_replicas_in_sync > 1:
             return False

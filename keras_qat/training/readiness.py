@@ -1,4 +1,4 @@
-"""Checks whether a model can be exported or trained further, and gives advice if it cannot."""
+"""Checks whether a model can be exported or trained further, and advises what to change."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ VALUES = (tf.Tensor, tf.Variable, np.ndarray)
 """Types of values that `adapt` or `assign` may change. They do not count as settings."""
 
 NONE = object()
-"""Placeholder for the value of an attribute that the layer lacks."""
+"""Placeholder for the value of a missing attribute."""
 
 Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
 """Pairs (layer, {attribute: value}) for the arguments of the layer's constructor."""
 
 UNEQUAL = 0.02
-"""Maximum relative difference between the magnitudes of a symmetric range's ends."""
+"""Maximum relative difference between the magnitudes of the ends of a symmetric range."""
 
 EXAMPLES_PER_BATCH = 32
 """Number of calibration examples that count as one batch when training continues."""
@@ -60,7 +60,7 @@ def check_before_export(
     Args:
         model: the model to export.
         path: where to write, or None.
-        directory: whether a directory is written.
+        directory: True if the export writes a directory.
         but_not: suffixes of other formats, which `path` must not have.
     """
     check_quantized(model)
@@ -110,7 +110,7 @@ def check_exportable(model: keras.Model) -> None:
 
 
 def _is_finite(weight: tf.Variable) -> bool:
-    """Whether a weight is finite. The sum is checked first, because this is fast."""
+    """Return True if a weight is finite. The sum is checked first, because this is fast."""
     if not weight.dtype.is_floating:
         return True
     values = np.asarray(weight.value())  # This makes no copy.
@@ -128,7 +128,7 @@ def read_settings(model: keras.Model) -> Settings:
     layers = [layer for layer in list_layers(model) if get_package(type(layer)) in KNOWN]
     settings = [(x, _read_own_settings(x)) for x in layers if not isinstance(x, keras.Model)]
     for layer, own in settings:
-        if isinstance(layer, QuantizeWrapper):  # Users may set the inner layer's settings there.
+        if isinstance(layer, QuantizeWrapper):  # Users may set inner layers' settings on a wrapper.
             names = {name for inner in layer.sublayers for name in _read_own_settings(inner)}
             own.update({name: vars(layer).get(name, NONE) for name in names})
     return settings
@@ -148,8 +148,7 @@ def _read_own_settings(layer: keras.layers.Layer) -> dict[str, object]:
 def check_settings(model: keras.Model) -> None:
     """Raises a `ValueError` if a setting was changed after the model was quantized or loaded.
 
-    Training, inference and files were planned for the original settings. Some of them would ignore
-    a change.
+    Training, inference and files were planned for the original settings, and may ignore a change.
     """
     for layer, before in getattr(model, "settings", ()):
         now = vars(layer)
@@ -166,7 +165,7 @@ def check_settings(model: keras.Model) -> None:
 
 
 def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
-    """Returns sentences that explain why a model's file would differ from its training."""
+    """Returns reasons why a model's file would differ from training, as sentences."""
     sentences = (_explain_delay(model, graph), _explain_initial(model), _explain_asymmetry(model))
     return [sentence for sentence in sentences if sentence]
 
@@ -210,9 +209,9 @@ def _explain_initial(model: keras.Model) -> str:
 
 
 def _explain_asymmetry(model: keras.Model) -> str:
-    """Return a sentence if ranges that should be symmetric around zero are not, or "".
+    """Return a sentence if a range is asymmetric but should be symmetric around zero, or "".
 
-    Keras loads weights of another recipe without an error if they have the same shapes.
+    Keras loads weights of another recipe without an error if the shapes are equal.
     """
     for layer in list_scheduled_layers(model):
         for quantizer in layer.quantizers:

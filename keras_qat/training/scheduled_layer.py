@@ -1,8 +1,8 @@
 """The base class of quantize-aware layers, which begin to quantize and to freeze at given steps.
 
-Each layer counts its training steps and compares the count with thresholds. Count and thresholds
-are weights, so the change happens inside the training graph at the exact step, even with
-`steps_per_execution`. A loaded model continues at its saved step.
+Each layer counts training steps and compares the count with thresholds. Count and thresholds are
+weights. A change therefore happens inside the training graph at the exact step, even with
+`steps_per_execution`. A loaded model continues at the saved step.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from keras_qat.training.fake_quantization.phase import NEVER, Flag, Phase
 from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
 
 _RANGES = 2**31
-"""The weight `freeze_from` is the first step with frozen statistics, plus this factor times the
-first step with frozen ranges.
+"""A factor that encodes two thresholds in the weight `freeze_from`. The weight is the first step
+with frozen statistics, plus `_RANGES` times the first step with frozen ranges.
 
-`split_thresholds` separates both steps. Two weights would be simpler, but Keras could not load
-`.h5` files of version 0.1.0, which have one weight less.
+`split_thresholds` separates the thresholds. Two weights would be simpler. But `.h5` files of
+version 0.1.0 have one weight, and Keras could not load them.
 """
 
 Count = TypeVar("Count")
@@ -40,7 +40,7 @@ Count = TypeVar("Count")
 
 
 def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Count]:
-    """Returns the three thresholds by name. `freeze_from` encodes two of them in one value."""
+    """Returns the three thresholds by name. `freeze_from` encodes two thresholds (`_RANGES`)."""
     weight: Any = freeze_from
     ranges = weight % NEVER // _RANGES
     return {
@@ -52,9 +52,9 @@ def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Coun
 
 @contextlib.contextmanager
 def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[None]:
-    """Returns a context manager that puts all calls of `layers` in `phase`; None for any phase.
+    """Puts all calls of `layers` in `phase` inside a `with` block. None allows any phase.
 
-    Graphs that are traced inside it have no branches for other phases.
+    Graphs that are traced inside the block have no branches for other phases.
     """
     for layer in layers:
         object.__setattr__(layer, "assumed", phase)  # Keras does not track it.
@@ -71,18 +71,18 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 def shapes_only() -> AbstractContextManager[None]:
     """Returns a context manager in which calls of layers on symbolic tensors only infer shapes.
 
-    Without it, Keras traces every layer, which is the slowest part of building a model.
+    Otherwise Keras traces every layer, which is the slowest part of building a model.
     """
     return set_within(_shapes_only, True)
 
 
 def shapes_are_enough() -> bool:
-    """Whether the context manager of `shapes_only` is active."""
+    """Returns True inside the context manager of `shapes_only`."""
     return _shapes_only.get()
 
 
 def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
-    """Shows a note if a plain Keras model calls a layer, because the model's file may differ."""
+    """Shows a note if a plain Keras model calls a layer. The model's file may differ."""
     model, of_model = backend.find_calling_layer()
     if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
         return
@@ -99,31 +99,31 @@ def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
 class ScheduledLayer(keras.layers.Layer):
     """A layer that counts training steps.
 
-    Its weights are `step`, the number of completed training steps; `quantize_from`, the first step
-    (counted from 1) that quantizes; and `freeze_from`, the first step with frozen
-    BatchNormalization. `freeze_from` also contains the first step with frozen ranges (`_RANGES`).
+    The weight `step` is the number of completed training steps. `quantize_from` is the first step
+    that quantizes, counted from 1. `freeze_from` is the first step with frozen BatchNormalization.
+    It also encodes the first step with frozen ranges (`_RANGES`).
 
     The layer computes in float32. Wrapped layers follow their own dtype policies.
 
     Args:
-        mixed: whether the model computes in half precision. Training then skips steps with infinity
-            or NaN, which ranges must not observe.
+        mixed: True if the model computes in half precision. Training then skips steps with infinity
+            or NaN. Ranges must not observe these steps.
     """
 
     recipe: Recipe | None = None
-    """The recipe of the layer's model, for models that users build from its layers."""
+    """The recipe of the layer's model. Models that users build from the layer also read it."""
     made_for: Callable[[], Any] | None = None
     """A weak reference to the layer's model."""
     make_exact: Callable[[Any], None]
-    """Function that makes a model, built by users, predict the results of its file."""
+    """Function that changes the predictions of a model, built by users, to the file's results."""
     made_in: int = 0
     """The id of the process that created the weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
-    """Path of a weight -> its quantizer."""
+    """Quantizers of weights, by weight path."""
     changes: int = 0
     """Number of times that thresholds were set."""
     assumed: Phase | None = None
-    """The phase of all calls, if known. It is not thread-local, because replicas are threads."""
+    """The phase of all calls, or None. It is not thread-local, because replicas are threads."""
 
     def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -185,7 +185,7 @@ class ScheduledLayer(keras.layers.Layer):
         return []
 
     def yield_block_weights(self) -> Iterator[tuple[WeightQuantizer, tf.Tensor]]:
-        """Yields (quantizer, weight) for weights that may be quantized with other weights."""
+        """Yields (quantizer, weight) for weights that may be quantized together."""
         yield from ()
 
     def get_config(self) -> dict[str, Any]:

@@ -14,15 +14,15 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.schedule import list_scheduled_layers
 
 _FACTORS = np.linspace(1.0, 0.2, 81)
-"""The limits that are tried are the largest magnitude times these factors."""
+"""Limits to try, as factors of the largest magnitude."""
 
 
 def find_least_squares_limits(
     weights: np.ndarray, channel_axes: tuple[int, ...], bits: int
 ) -> np.ndarray:
-    """Returns the limit of each output channel with the smallest mean squared quantization error.
+    """Returns the limit with the least mean squared quantization error for each output channel.
 
-    The result broadcasts against the weights. A channel of zeros has the limit 1.
+    The result broadcasts to the weights. A channel of zeros has the limit 1.
     """
     reduced = tuple(axis for axis in range(-weights.ndim, 0) if axis not in channel_axes)
     full = np.max(np.abs(weights), axis=reduced, keepdims=True)
@@ -44,10 +44,10 @@ def round_weights(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndar
 
 
 def clip_weights(model: keras.Model) -> None:
-    """Clips the weights of a quantization-aware model if this reduces their rounding error.
+    """Clips the weights of a quantization-aware model to limits with the least squared error.
 
-    The range of a channel follows its weights, so clipping determines the range, even in later
-    training. Ranges of entire tensors, as with `recipes.contrib`, do not change.
+    The range of a channel follows the weights. Clipping therefore determines the range, even in
+    later training. Ranges of entire tensors, as with `recipes.contrib`, do not change.
     """
     for weights, quantizer in list_channel_weights(model, are_variables=True):
         value = weights.numpy()
@@ -69,7 +69,7 @@ def list_channel_weights(
 ) -> Iterator[tuple[Any, WeightQuantizer]]:
     """Yields (weight, quantizer) for each weight in a wrapper with one range per channel.
 
-    With `are_variables`, it skips weights that are computed from other weights.
+    With `are_variables`, skips weights that are computed from other weights.
     """
     for layer in list_scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper) and not (

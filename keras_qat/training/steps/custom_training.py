@@ -1,8 +1,8 @@
 """Lets quantization-aware models inherit custom training from the class of the float model.
 
 A subclass of `keras.Model` may define methods such as `train_step` and `compile`. The class of the
-quantization-aware model then derives from this subclass, and the model gets the attributes that the
-methods read.
+quantization-aware model then derives from this subclass. The model also gets the attributes of the
+float model, which the methods may read.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ ASYNCHRONOUS = (
     tf.distribute.experimental.ParameterServerStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
 )
-"""Strategies with several workers. Other workers may change the step of a model."""
+"""Strategies with several workers. Another worker may change a model's count of steps."""
 
 DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset)
 """Types of data that are loaded without running user code during a step."""
 
 
 def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool:
-    """Returns whether it is certain that no user code runs between the steps of an epoch.
+    """Returns True if certainly only library code runs between the steps of an epoch.
 
-    Code in a `tf.data` pipeline is not considered.
+    Code in a `tf.data` pipeline is ignored.
     """
     hooks = [getattr(item, hook, item) for item in callbacks for hook in HOOKS]
     arrays = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
@@ -65,15 +65,15 @@ def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool
 
 
 def trains_itself(model: keras.Model) -> bool:
-    """Returns whether a model's class changes training, evaluation or prediction."""
+    """Returns True if a model's class changes training, evaluation or prediction."""
     return defines(type(model), *METHODS)
 
 
 def take_training(model: keras.Model, original: keras.Model, without: Iterable[str]) -> None:
     """Makes a functional model train like `original`.
 
-    The model's new class derives from its previous class and from the original's class. The
-    original's methods and attributes then also belong to the model.
+    The model gets a new class, which derives from the classes of `model` and `original`. The
+    attributes of `original` are copied to the model.
 
     Args:
         model: the model to change.
@@ -93,9 +93,9 @@ def take_training(model: keras.Model, original: keras.Model, without: Iterable[s
 
 
 def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
-    """Returns the names of a model's attributes that hold weights of the lowered graph.
+    """Returns the names of the attributes of `original` that hold weights of the lowered graph.
 
-    A copy of the model has copies of these weights, and must not train the original weights.
+    The quantized model has copies of these weights, and must not train the original weights.
     """
     layers = {
         layer for call in graph.calls for layer in (call.layer, call.source, *call.within) if layer
@@ -114,7 +114,7 @@ def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
 
 
 def get_class_config(model: keras.Model) -> dict[str, Any] | None:
-    """Returns a configuration for `from_class_config`; None if Keras has none.
+    """Returns a configuration for `from_class_config`, or None if Keras cannot create one.
 
     The entry `config` is None if the constructor is `keras.Model(inputs, outputs)`.
     """
@@ -136,11 +136,11 @@ def from_class_config(config: dict[str, Any], custom_objects: Any = None) -> Any
     """Creates a model from the result of `get_class_config`.
 
     Raises:
-        ValueError: if the class is unknown, or cannot create a model from its configuration.
+        ValueError: if the class is unknown, or cannot create a model from the configuration.
     """
     name, registered_name = config["class_name"], config["registered_name"]
     registered = keras.utils.get_registered_object(registered_name, custom_objects)
-    if registered is not None:  # Keras looks up one of them, depending on the file's format.
+    if registered is not None:  # The file's format decides which name Keras looks up.
         custom_objects = {**(custom_objects or {}), name: registered, registered_name: registered}
     try:
         with safe_scope(config, custom_objects):
@@ -160,7 +160,7 @@ def _set_by_keras() -> frozenset[str]:
 
 @functools.cache
 def derive_class(base: type, user_class: type) -> type:
-    """Returns a class that derives from both classes, and is saved under the name of `base`."""
+    """Returns a class that derives from `base` and `user_class`. It is saved as `base`."""
     methods: dict[str, Any] = {"class_before": base}
     if issubclass(user_class, keras.Sequential):  # The model is functional nevertheless.
         names = [name for name in vars(keras.Sequential) if not defines(user_class, name)]

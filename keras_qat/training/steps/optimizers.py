@@ -1,8 +1,8 @@
 """Lets Keras optimizers update all vectors, such as biases, as one tensor.
 
 An optimizer updates each variable separately, with at least six operations. In a model with
-BatchNormalization, most operations of a step are updates of a few values. In a small network, these
-updates take half of the time to trace a step.
+BatchNormalization, most operations of a step update only a few values. In a small network, tracing
+these updates needs half of the time to trace a step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from keras_qat.keras2.backend import keras, swap_attributes
 
 _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
-"""Optimizers that update an element independently of its position in a tensor.
+"""Optimizers with updates that are independent of an element's position in a tensor.
 
-Inverse square roots depend on the position, because TensorFlow computes blocks of eight elements
+An inverse square root depends on the position, because TensorFlow computes blocks of eight elements
 differently from the remaining elements."""
 
 METHOD = "_distributed_apply_gradients_fn"
@@ -32,7 +32,7 @@ Pair = tuple[tf.Tensor, tf.Variable]
 
 @contextlib.contextmanager
 def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Returns a context manager that makes a traced training step update all vectors together.
+    """Makes a training step that is traced inside the `with` block update all vectors together.
 
     Replicas of a strategy and legacy optimizers still update each variable separately.
     """
@@ -75,7 +75,7 @@ def update_together(optimizer: keras.optimizers.Optimizer, pairs: list[Pair]) ->
 def _is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
     if type(optimizer) not in ELEMENTWISE or optimizer.use_ema:  # Averages need all pairs.
         return False
-    return not getattr(optimizer, "nesterov", False)  # Graphs may reorder its sum of three terms.
+    return not getattr(optimizer, "nesterov", False)  # Graphs may reorder sums of three terms.
 
 
 class _JointVariable:
@@ -90,7 +90,7 @@ class _JointVariable:
         return self._variables[0].dtype
 
     def value(self) -> tf.Tensor:
-        """Returns the values of the variables, including values that were just assigned."""
+        """Return the values of the variables, including values that were just assigned."""
         if self._value is None:
             self._value = tf.concat(self._variables, 0)
         return self._value
@@ -139,7 +139,7 @@ tf.register_tensor_conversion_function(
 def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> None:
     """Raises a `ValueError` if an optimizer has already been used with another model.
 
-    A Keras optimizer creates variables for the first weights that it updates, and can only update
+    A Keras optimizer creates variables for the first weights that it updates. It can only update
     these weights.
     """
     optimizer = trained.optimizer

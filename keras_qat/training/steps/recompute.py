@@ -1,9 +1,10 @@
-"""Recomputes products for gradients of quantizers, to store no more tensors than float training.
+"""Recomputes products for gradients of quantizers, to save memory.
 
 The gradient of a quantizer reads the quantizer's input. If the input is a product, training would
-store one tensor more than float training. For a swish, it would store four more tensors: the
-quantized input, the sigmoid before and after quantization, and the product. Therefore the gradient
-computes the product again. For a swish, the derivative is stored instead of the input.
+store one tensor more than float training. Therefore the gradient computes the product again.
+
+A swish would store four more tensors: the quantized input, the sigmoid before and after
+quantization, and the product. Therefore the derivative is stored instead of the input.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import tensorflow as tf
 from keras_qat.arithmetic.gradient_masks import zero_outside_range
 
 Back = Callable[[tf.Tensor], list[tf.Tensor]]
-"""A function (gradient of a tensor) -> gradients of its inputs."""
+"""A function that converts the gradient of a tensor to the gradients of the inputs."""
 
 
 class Source(NamedTuple):
-    """The inputs for computing a tensor again for its gradient.
+    """The inputs for computing a tensor again in the gradient.
 
     Args:
         inputs: the tensors that receive the gradient.
-        again: function that returns the tensor and its `Back`.
-        derivative: the derivative with respect to the only input, if the forward pass computes it.
+        again: function that returns the tensor and a `Back`.
+        derivative: the derivative with respect to a single input, if the forward pass computes it.
     """
 
     inputs: list[tf.Tensor]
@@ -34,7 +35,7 @@ class Source(NamedTuple):
 
 
 def find_source(x: tf.Tensor) -> Source | None:
-    """Returns the source of a tensor in a graph; None if the tensor is not a product."""
+    """Returns the source of a product in a graph. Returns None for other tensors."""
     if tf.executing_eagerly() or x.op.type != "Mul" or x.dtype != tf.float32:
         return None
     a, b = x.op.inputs
@@ -46,14 +47,14 @@ def find_source(x: tf.Tensor) -> Source | None:
 
 
 def _is_sigmoid_of(y: tf.Tensor, gate: tf.Operation) -> bool:
-    """Whether an operation quantizes the sigmoid of `y` to a constant range."""
+    """Return True if the operation `gate` quantizes the sigmoid of `y` to a constant range."""
     sigmoid = gate.inputs[0].op
     is_known = all(tf.get_static_value(end) is not None for end in gate.inputs[1:])
     return is_known and sigmoid.type == "Sigmoid" and sigmoid.inputs[0] is y
 
 
 def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
-    """Return the source of `y` times its sigmoid, which the operation `gate` quantizes.
+    """Return the source of `y * sigmoid(y)`. The operation `gate` quantizes the sigmoid.
 
     If `y` itself is quantized to an observed range, the source's input is `y` before quantization.
     """
@@ -88,7 +89,7 @@ def _find_quantizer(y: tf.Tensor) -> tf.Operation | None:
 
 
 def _find_product_gradients(up: tf.Tensor, a: tf.Tensor, b: tf.Tensor) -> list[tf.Tensor]:
-    """Return the gradients of both factors of a product. The factors may be broadcast."""
+    """Return the gradients of `a` and `b` in `a * b`. The factors may be broadcast."""
     if a.shape.rank is not None and a.shape.as_list() == b.shape.as_list():
         return [up * b, up * a]
     axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(a), s1=tf.shape(b))

@@ -1,8 +1,8 @@
 """Computes operations for all quantizers of a model together in a training step.
 
-A quantizer has a dozen operations on scalars or few values, and each operation is a kernel launch
-on a GPU. In a model with a hundred quantizers, these are most of a step's operations. Operations
-that do not depend on the batch are computed for all quantizers together at the start of the step.
+A quantizer has a dozen operations on scalars or few values. Each operation is a kernel launch on a
+GPU. In a model with a hundred quantizers, these are most of a step's operations. Operations that do
+not depend on the batch are computed for all quantizers together, when the step begins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.messages import set_within
 
 QuantizedWeights = dict[Any, tuple[tf.Tensor, tf.Tensor]]
-"""`WeightQuantizer` -> (its weight, the quantized weight)."""
+"""Pairs (weight, quantized weight) by `WeightQuantizer`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,12 +33,12 @@ class StepTensors:
     """Tensors of one training step of a model.
 
     Args:
-        graph: the graph of the tensors. Inner graphs, which may be saved alone, do not use these
-            tensors.
+        graph: the graph of the tensors. Inner graphs do not use the tensors, because an inner graph
+            may be saved alone.
         weights: the weights that are quantized together.
-        averages: reference to an observer's counter -> the results of `weigh`: the number of
-            batches including this batch, and the factor. Valid for the observer's first batch in
-            the step.
+        averages: the results of an observer's `weigh`, by reference to the observer's counter: the
+            number of batches including this batch, and the factor. They are only valid for the
+            observer's first batch in the step.
     """
 
     graph: Any
@@ -88,7 +88,7 @@ def _count_batches(layers: list[keras.layers.Layer]) -> dict[Any, tuple[tf.Tenso
 def apply_to_rows(
     function: Callable[..., tuple[tf.Tensor, ...]], *rows: tuple[Scalar | tf.Variable, ...]
 ) -> list[tuple[tf.Tensor, ...]]:
-    """Stacks rows of scalars to vectors, applies a function, and returns the results as rows."""
+    """Applies a function of vectors to the columns of `rows`. Returns the results as rows."""
     if len(rows) == 1:
         return [function(*rows[0])]
     vectors = function(*map(tf.stack, zip(*rows, strict=True)))
@@ -97,9 +97,10 @@ def apply_to_rows(
 
 
 def _quantize_weights(layers: list[keras.layers.Layer]) -> QuantizedWeights:
-    """Concatenate weights that differ only in the number of channels, and quantize them together.
+    """Concatenate and quantize weights that differ only in the number of channels.
 
-    Copying large weights would take too long, so there is a limit. It is higher on a GPU.
+    Weights above a size limit are left out, because copying would take too long. GPUs have a higher
+    limit.
     """
     most = LARGE * (4 if plain_operations.has_gpu() else 1)
     groups: dict[Any, list[tuple[Any, tf.Tensor]]] = collections.defaultdict(list)
