@@ -62,34 +62,34 @@ def calibrate(
     """Sets the ranges of a quantization-aware model from data, without training it.
 
     The model can then be exported (post-training quantization). The ranges are observed in the
-    float model at inference: quantization, dropout and noise are off. The ranges do not depend on
-    the batch size or the order of the examples. Weights, BatchNormalization statistics and the
-    training step do not change, except with `weights="mse"`. It warns about data that seem to be
-    preprocessed differently than in training, or are too similar for 8 bits.
+    float model at inference, without quantization, dropout and noise. They do not depend on the
+    batch size or the order of the examples. BatchNormalization statistics and the training step do
+    not change. Weights only change with `weights="mse"`. The function warns about data that seem to
+    be preprocessed differently than in training, or are too similar for 8 bits.
 
-    In a cluster (`MultiWorkerMirroredStrategy`), all workers must call it, each with its share of
-    the data. The ranges are the same as in one process with all of the data.
+    In a cluster (`MultiWorkerMirroredStrategy`), all workers must call the function. Each worker
+    passes a share of the data. The ranges are the same as in one process with all data.
 
     Args:
         model: the model.
         dataset: inputs, as for `model.predict` or TFLite's converter: an array, a list or dict of
             arrays, a list of images, a `tf.data.Dataset` (batched or not), a generator of batches,
-            a function that returns one, or a `keras.utils.Sequence`. Labels are ignored.
-        steps: number of batches to read; all by default. Required for an infinite dataset.
-        batch_size: examples per batch, for arrays and unbatched data; by default 32, or up to 128
-            small examples if `steps` is not given.
+            a function that returns a generator, or a `keras.utils.Sequence`. Labels are ignored.
+        steps: number of batches to read. By default all. Required for an infinite dataset.
+        batch_size: examples per batch, for arrays and unbatched data. The default is 32, or up to
+            128 for small examples if `steps` is None.
         method: how to choose a range: "minmax" uses the extremes, "percentile" excludes a share of
             the values at both ends, and "mse" minimizes the mean squared error. Values beyond the
-            range are clipped. "percentile" clips the inputs before it computes other ranges. It
-            therefore reads the data twice, unless the data is a generator. Fixed ranges, such as a
-            softmax's, do not change.
+            range are clipped. "percentile" first clips the inputs, and then computes the ranges of
+            all other tensors. This reads the data twice, unless the data is a generator. Fixed
+            ranges, such as the range of a softmax, do not change.
         percentile: percentage of values that are below the upper end, and above the lower end.
         weights: how to choose the ranges of weights with one range per channel. "minmax" uses the
             extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,
-            which helps with 4 bits and fewer. Do not use "mse" before `learn_rounding`, which
-            chooses such ranges itself and would start from the clipped weights.
-        reset: whether to discard ranges from training or from an earlier call. Otherwise the new
-            ranges are averaged with them, weighted by the number of examples.
+            which helps with 4 bits and fewer. Do not use "mse" before `learn_rounding`, which needs
+            unclipped weights and chooses ranges itself.
+        reset: True to discard ranges from training or from an earlier call. False to average old
+            and new ranges, weighted by the number of examples.
         verbose: 1 shows progress.
 
     Raises:
@@ -188,9 +188,9 @@ def _set_range(
     reset: bool,
     values: np.ndarray | None,
 ) -> None:
-    """Set the range of an observer, or average it with the current range.
+    """Set the range of an observer. Unless `reset`, average the current and the new range.
 
-    The new range counts as `count` batches. It is widened until few `values` are ties.
+    The new range counts as `count` batches. It is widened to move `values` away from ties.
     """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends
@@ -208,7 +208,7 @@ def _set_range(
 def _observe_weights(
     model: keras.Model, layers: list[ScheduledLayer], example: list[np.ndarray], reset: bool
 ) -> None:
-    """Update the observers of weights by one call in training, which also folds the weights."""
+    """Update the observers of weights by computing a training step, which folds the weights."""
     observers = [
         quantizer.observer
         for layer in layers
@@ -235,7 +235,7 @@ def _observe_weights(
 
 
 def _train(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a quantize-aware layer with `training=True`, and other layers as `infer` does."""
+    """Call a quantize-aware layer with `training=True`. Other layers are called by `infer`."""
     if not isinstance(call.layer, ScheduledLayer):
         return infer(call, args, kwargs)
     with compute_in_float32(call.layer), swap_attributes(call.layer, mixed=False):

@@ -1,4 +1,4 @@
-"""Checks whether data are preprocessed as in training, and whether 8 bits are enough for them."""
+"""Checks whether data are preprocessed as in training, and whether 8 bits are enough."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class InputData:
     """Statistics and samples of the calibration data for one input.
 
     Args:
-        index: its position among the model's inputs.
+        index: the position of the input in `model.inputs`.
         name: the input's name.
-        bits: bits of the input's own quantizer; None without one.
+        bits: bits of the input's quantizer. None if the input has no separate quantizer.
         first: the first examples.
         low, high: extremes of each feature, or of all values of an image.
         deviations: standard deviation within each example.
@@ -77,7 +77,7 @@ class InputData:
 
     @property
     def has_outliers(self) -> bool:
-        """Whether at most 1 % of the magnitudes exceed half of the largest magnitude."""
+        """True if at most 1 % of the magnitudes exceed half of the largest magnitude."""
         return bool(np.quantile(np.abs(self.values), 0.99) < max(map(abs, self.ends)) / 2)
 
     @property
@@ -97,13 +97,13 @@ def list_float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
 
 
 def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:
-    """Returns why calibration data may be wrong, and a remedy; "" if they seem right.
+    """Returns a problem of the calibration data and a remedy, or "".
 
     Args:
         graph: the quantization-aware model.
-        inputs: its inputs with float values.
-        examples: number of examples that were calibrated; None after earlier calls.
-        clips: whether ranges exclude some values.
+        inputs: the data for the float inputs.
+        examples: number of calibration examples. None if ranges include earlier calls.
+        clips: True if ranges may exclude values.
     """
     ends = {end for data in inputs for end in data.ends}
     if len(ends) == 1:
@@ -114,7 +114,7 @@ def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, c
     samples = {data.name: Sample(data.first, *data.ends) for data in inputs}
     wrong = find_wrong_preparation(graph, samples)
     reasons = [_explain_unresolved(graph, data) for data in inputs if not clips]
-    # If there are outliers, they are reported first, because they distort the other checks.
+    # Outliers are reported first, because they distort the check of the preprocessing.
     at = len(reasons) if any(data.has_outliers for data in inputs) else 0
     reasons.insert(at, wrong and f"{wrong} Then call calibrate again.")
     if examples is not None and examples < FEW:
@@ -126,7 +126,7 @@ def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, c
 
 
 def explain_array_doubt(model: keras.Model, data: object) -> str:
-    """Returns why arrays passed to `fit` may not fit the model; "" if they seem right."""
+    """Returns a sentence if arrays for `fit` may not fit the model, or ""."""
     some = _select_examples(model, data)
     if not some:
         return ""
@@ -140,7 +140,7 @@ def explain_array_doubt(model: keras.Model, data: object) -> str:
 
 
 def explain_range_doubt(model: keras.Model, data: object) -> str:
-    """Returns by how much arrays exceed the model's ranges after `fit`; "" if they do not."""
+    """Returns a sentence if arrays exceed the model's ranges after `fit`, or ""."""
     some = _select_examples(model, data)
     if not some:
         return ""
@@ -157,7 +157,7 @@ def explain_range_doubt(model: keras.Model, data: object) -> str:
 
 
 def _select_examples(model: keras.Model, data: Any) -> list[np.ndarray]:
-    """Return some examples for each input; [] if the data are not arrays that fit the model."""
+    """Return some examples for each input. Return [] unless the data are arrays for the model."""
     arrays = tf.nest.flatten(data)
     if not all(isinstance(x, np.ndarray) and x.ndim and len(x) for x in arrays):
         return []
@@ -172,7 +172,7 @@ def _select_examples(model: keras.Model, data: Any) -> list[np.ndarray]:
 
 
 def _explain_unresolved(graph: Graph, data: InputData) -> str:
-    """Return why the quantization steps of an input are too coarse for the data, or ""."""
+    """Return a sentence if the quantization steps of an input are too coarse, or ""."""
     if data.bits is None:
         return ""
     ends = low, high = min(0.0, data.ends[0]), max(0.0, data.ends[1])

@@ -1,11 +1,11 @@
 """Histograms of tensors, and calibration methods that choose a range from a histogram.
 
-The bin of a float consists of its sign, its exponent and the first 9 bits of its mantissa. The
-width of a bin is 1/512 to 1/1024 of its values. The range need not be known beforehand, so one pass
-over the data is enough. Outliers do not reduce the resolution.
+A bin has all floats with the same sign, exponent and first 9 bits of the mantissa. The width of a
+bin is 1/512 to 1/1024 of the values inside. One pass over the data is enough, because bins do not
+depend on the range. Outliers do not reduce the resolution.
 
 A calibration method is a function of a histogram and a specification. It returns the ends of the
-range. Values beyond the ends are clipped, which gives all other values a finer scale.
+range. Values beyond the ends are clipped, and all other values get a finer scale.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _FIRST = (127 - 32) << (23 - _SHIFT)
 """The bin of 2^-32. Values closer to zero are in the first bin of their sign."""
 _GOLDEN = (5**0.5 - 1) / 2
 _ENOUGH = 1 << 14
-"""Maximum number of counted values per example. They are evenly spread over the example."""
+"""Maximum number of counted values per example. The values are evenly spread over the example."""
 
 
 def find_extremes(x: tf.Tensor) -> Any:
-    """Returns the smallest and the largest value of a tensor, or NaN if any value is not finite."""
+    """Returns the smallest and the largest value. Returns NaN if any value is NaN or infinite."""
     extremes = tf.stack([tf.reduce_min(x), tf.reduce_max(x)])
     is_finite = tf.reduce_all(tf.math.is_finite(x))
     return tf.where(is_finite, extremes, np.nan)
@@ -57,22 +57,22 @@ def take_sample(x: tf.Tensor, most: int) -> Any:
     """Returns at most `most` evenly spread values of each example as a vector."""
     size = math.prod(x.shape[1:]) if x.shape[1:].is_fully_defined() else 0
     step = -(-size // most) or 1
-    while step > 1 and math.gcd(step, x.shape[-1]) > 1:  # Other strides would skip some channels.
+    while step > 1 and math.gcd(step, x.shape[-1]) > 1:  # This stride would skip some channels.
         step += 1
     return _stride(tf.cast(x, tf.float32), size if step > 1 else 1, step)
 
 
 @partial(trace_once, signature=[tf.TensorSpec(None), *[tf.TensorSpec([], tf.int32)] * 2])
 def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
-    """Return every n-th value of examples with `size` values, as a vector."""
+    """Return every `step`-th value of examples with `size` values, as a vector."""
     return tf.reshape(tf.reshape(x, [-1, size])[:, ::step], [-1])
 
 
 @partial(trace_once, signature=[tf.TensorSpec(None), tf.TensorSpec([], tf.int32)])
 def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
-    """Returns a vector: the extremes of a tensor, and then at most `most` of its values.
+    """Returns a vector with the extremes of `x`, followed by at most `most` sampled values.
 
-    The function has no constants that depend on the tensor, so TensorFlow optimizes it only once.
+    No constants depend on the tensor, so TensorFlow optimizes the function only once.
     """
     values = tf.reshape(x, [-1])
     size = tf.size(values)
@@ -105,8 +105,8 @@ class Histogram:
 
     Args:
         bins: indices of the bins, in order.
-        low, high: their lower and upper edges.
-        counts: how many values each bin holds.
+        low, high: the lower and upper edges of the bins.
+        counts: number of values in each bin.
     """
 
     bins: np.ndarray
@@ -116,7 +116,7 @@ class Histogram:
 
     @classmethod
     def of(cls, counts: np.ndarray, minimum: float, maximum: float) -> Histogram:
-        """Returns the histogram for the counts of all bins and the exact extremes."""
+        """Creates a histogram from the counts of all bins, and the exact extremes."""
         (bins,) = np.nonzero(counts)
         low, high = (np.clip(EDGES[bins + end], minimum, maximum) for end in (0, 1))
         return cls(bins, low, high, counts[bins].astype(np.float64))
@@ -130,7 +130,7 @@ class Histogram:
         return Histogram(bins[starts], self.low[starts], self.high[ends], counts)
 
     def quantile(self, share: float) -> float:
-        """Returns the value that is larger than the share `share` of all values."""
+        """Returns the value that exceeds a share of all values."""
         sums = np.cumsum(self.counts)
         count = share * sums[-1]
         index = min(int(np.searchsorted(sums, count)), len(sums) - 1)
@@ -145,7 +145,7 @@ class Tally:
 
     Args:
         low, high: the smallest and the largest value so far.
-        counts: number of values in each bin, in the order of `sort_bins`; 0 if none were counted.
+        counts: number of values in each bin, in the order of `sort_bins`. 0 without counting.
     """
 
     low: float = np.inf
@@ -153,7 +153,7 @@ class Tally:
     counts: Any = 0
 
     def add(self, extremes: np.ndarray, counts: Flag | Switch) -> None:
-        """Adds a batch: its extremes, and its counts or 0."""
+        """Adds the extremes of a batch, and the counts or 0."""
         self.low, self.high = min(self.low, extremes[0]), max(self.high, extremes[1])
         self.counts = self.counts + counts
 
@@ -168,11 +168,11 @@ Range = tuple[float, float]
 
 _GAIN = 0.98
 """A narrower range must reduce the error to this share of the full range's error. Histograms
-overestimate that error for values on a grid, such as pixels."""
+overestimate the full range's error for values on a grid, such as pixels."""
 _MERGED = 16
-"""Number of bins that are merged to sum errors. A merged bin's width is 1/32 of its values."""
+"""Number of bins to merge before summing errors. A merged bin's width is 1/32 of its values."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
-"""The ends that are tried are the extremes times these factors, down to 1/4096."""
+"""Ends to try, as factors of the extremes, from 1 to 2^-11.75."""
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)
 """Factors to try around the best of `_FACTORS`."""
 
@@ -183,7 +183,7 @@ def extremes(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def percentile(histogram: Histogram, spec: QuantSpec, percent: float = 99.99) -> Range:
-    """Returns the range that excludes a share of the values at each end."""
+    """Returns the range that excludes `100 - percent` percent of the values at each end."""
     share = percent / 100
     low = min(0.0, histogram.quantile(1 - share))
     return low, max(0.0, histogram.quantile(share))
@@ -193,7 +193,7 @@ def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
     """Returns the range with the smallest mean squared quantization error."""
     error = functools.partial(compute_squared_error, histogram.merge(_MERGED), spec)
     full = best = np.array(_full_range(histogram, spec))
-    # Alternately move the lower and the upper end; move both at a time in symmetric ranges.
+    # Move the lower and the upper end in turn. In symmetric ranges, move both ends together.
     moves = [(True, True)] if spec.symmetric else [(full[0] < 0, False), (False, full[1] > 0)]
     for _ in range(3):
         before = best
@@ -208,13 +208,13 @@ def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def _full_range(histogram: Histogram, spec: QuantSpec) -> Range:
-    """Return the range of `extremes`, made symmetric if the specification requires it."""
+    """Return the range of `extremes`, widened to be symmetric if `spec` is symmetric."""
     low, high = extremes(histogram, spec)
     return (min(low, -high), max(high, -low)) if spec.symmetric else (low, high)
 
 
 def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarray) -> float:
-    """Returns the sum of squared quantization errors if values are evenly spread in each bin."""
+    """Returns the sum of squared quantization errors. Values are evenly spread in each bin."""
     low, high = ends
     if high <= low:
         return float(np.inf)
@@ -250,4 +250,4 @@ METHODS: dict[Method, Callable[..., Range]] = {
     "percentile": percentile,
     "mse": least_squares,
 }
-"""Name in `calibrate` -> calibration method."""
+"""Calibration methods, by the argument `method` of `calibrate`."""

@@ -1,4 +1,4 @@
-"""Finds values that quantization loses because much larger values share their range."""
+"""Finds small values that quantization loses because of much larger values in the same range."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MOST_FEATURES = 16
 _EXAMPLES = 64
 """Number of examples in which outliers are searched."""
 FAR = 32
-"""A range has outliers if it is more than 32 times as wide as the range of the other values."""
+"""A range with outliers is more than this many times as wide as the range without outliers."""
 ENOUGH = 8
-"""All values except outliers need at least this many quantized values."""
+"""Minimum number of quantized values for all values except outliers."""
 VARIED = 4
-"""Outliers are ignored if the other values have fewer distinct values than this."""
+"""Minimum number of distinct values except outliers. With fewer values, outliers are ignored."""
 MARK = 0.01
-"""A value that fills this share of a tensor marks masked entries, so it is not an outlier."""
+"""If outliers are at least this share of a tensor, the model computes them, such as in a mask."""
 
 
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
-    """Returns sentences about values that are too small for the ranges that quantize them.
+    """Returns sentences about values that quantization loses.
 
     `data` is an array of examples for each input. Without `data`, the statistics of a normalization
     layer after the input are used.
@@ -49,7 +49,7 @@ def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> li
 
 
 def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
-    """Yields sentences about features that use too little of the range of their input."""
+    """Yields a sentence for each input with features that use too little of the input's range."""
     inputs = flatten_values(graph.inputs)
     for index, quantizer in find_input_quantizers(graph).items():
         if not has_features(data[index]) or not data[index].size:
@@ -67,7 +67,7 @@ def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[
 
 
 def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str:
-    """Returns two sentences if tensors use too little of their common range, or "".
+    """Returns sentences if tensors use too little of their common range `shared`, or "".
 
     `ends` has the smallest and the largest value of each tensor, by name.
     """
@@ -93,7 +93,7 @@ def find_lost_features(
 ) -> dict[int, float]:
     """Returns {index: span} for features that use too little of the range of all features.
 
-    Features with few different values, such as a pixel that is mostly 0, are not included.
+    Features with few different values, such as a pixel that is mostly 0, are left out.
     """
     spans = high - low
     lost = np.flatnonzero((spans > 0) & (spans < compute_lost_span(shared, bits)))
@@ -104,17 +104,17 @@ def find_lost_features(
 
 
 def has_features(x: np.ndarray) -> bool:
-    """Returns whether the last axis of an input holds features with different scales."""
+    """Returns True if the last axis of an input holds features with different scales."""
     return x.ndim == 2 or (x.ndim == 3 and x.shape[-1] <= MOST_FEATURES)
 
 
 def replace_nonfinite(x: np.ndarray) -> np.ndarray:
-    """Returns data with 0 in place of NaN and infinity, because models may replace these."""
+    """Replaces NaN and infinity by 0. A model may have layers that replace NaN and infinity."""
     return x if np.isfinite(x).all() else np.nan_to_num(x, posinf=0.0, neginf=0.0)
 
 
 def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
-    """Returns {input index: quantizer} for inputs that share their range with no other tensor."""
+    """Returns {input index: quantizer} for inputs with a separate range."""
     readers = graph.consumers()
     quantizers = {}
     for index, value in enumerate(flatten_values(graph.inputs)):
@@ -128,7 +128,7 @@ def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
 def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
     """Returns the quantizers of scores that `MaskScores` masks.
 
-    The ranges of these quantizers need no check: they are only as wide as a softmax needs.
+    The ranges need no check, because they are only as wide as a softmax needs.
     """
     masked = set()
     for call in graph.calls:
@@ -140,9 +140,9 @@ def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
 
 
 def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
-    """Returns {quantizer: {slot: name of the tensor in the float model}}.
+    """Returns {layer: {slot: name of the tensor in the float model}}.
 
-    A Rescaling by 1, which only changes the range of its input, has the name of its input.
+    A Rescaling by 1 only changes a range. Its output has the name of its input.
     """
     names: dict[Quantize, dict[int, str]] = {}
     for call in graph.calls:
@@ -160,7 +160,7 @@ def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
 
 
 def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
-    """Returns the quantizers and slots of tensors that depend on the data.
+    """Returns (layer, slot) for tensors that depend on the data.
 
     Other tensors hold weights or constants, such as the class token of vision transformers.
     """
@@ -177,7 +177,7 @@ def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
 
 
 def _is_rescaling_by(call: Call, factor: float) -> bool:
-    """Return whether a call is a Rescaling by this factor, without an offset."""
+    """Return True if a call is a Rescaling by `factor`, without an offset."""
     layer = get_first_layer(call)
     if not isinstance(layer, keras.layers.Rescaling) or np.any(layer.offset):
         return False
@@ -185,7 +185,7 @@ def _is_rescaling_by(call: Call, factor: float) -> bool:
 
 
 def get_first_layer(call: Call) -> keras.layers.Layer:
-    """Returns the layer of a call. If it is a wrapper, returns the first layer inside it."""
+    """Returns the layer of a call. For a wrapper, returns the first layer inside the wrapper."""
     return call.layer.sublayers[0] if isinstance(call.layer, QuantizeWrapper) else call.layer
 
 
@@ -205,7 +205,7 @@ def _explain_lost_tensors(graph: Graph) -> Iterator[str]:
 
 
 def _explain_by_statistics(graph: Graph) -> Iterator[str]:
-    """Yield sentences about features with a deviation below one step of their input's range."""
+    """Yield sentences about features with a deviation below one step of the input's range."""
     inputs = flatten_values(graph.inputs)
     quantizers = {inputs[index]: own for index, own in find_input_quantizers(graph).items()}
     for value, norm in _find_norms(graph):
@@ -217,7 +217,7 @@ def _explain_by_statistics(graph: Graph) -> Iterator[str]:
 
 
 def find_norm(graph: Graph, name: str) -> str:
-    """Returns the name of the layer that normalizes an input; "" if there is none."""
+    """Returns the name of the layer that normalizes an input, or ""."""
     norms = (norm for value, norm in _find_norms(graph) if value.name == name)
     return next((norm.name.removeprefix(PREFIX) for norm in norms), "")
 
@@ -234,12 +234,12 @@ def _find_norms(graph: Graph) -> Iterator[tuple[Value, keras.layers.Layer]]:
 
 
 class Outliers(NamedTuple):
-    """The values of a tensor that are far from its other values.
+    """Values of a tensor that are far from most values.
 
     Args:
         value: the outermost outlier.
         share: the share of the values that are outliers.
-        low, high: the ends of the other values.
+        low, high: the ends of the values without outliers.
     """
 
     value: float
@@ -251,9 +251,9 @@ class Outliers(NamedTuple):
 def find_outliers(
     values: np.ndarray, extremes: tuple[float, float], ends: tuple[float, float], bits: int
 ) -> Outliers | None:
-    """Finds outliers that leave few quantized values for the other values of a tensor.
+    """Finds outliers that leave few quantized values for most values of a tensor.
 
-    `values` is a sample of the tensor, which may not contain the extremes.
+    `values` is a sample of the tensor, without the `extremes`. `ends` is the range.
     """
     low, high = ends
     rest = np.sort(np.clip(np.append(values.astype(np.float64).ravel(), extremes), low, high))
@@ -269,7 +269,7 @@ def find_outliers(
             rest, far = above, below[0]
         outermost = max(outermost or 0.0, float(far), key=abs)
     if outermost is None or abs(outermost) < abs(high if outermost > 0 else low) / 2:
-        return None  # The outliers did not determine the range.
+        return None  # Outliers did not determine the range.
     needed = max(rest[-1], 0.0) - min(rest[0], 0.0)
     share = 1 - rest.size / (values.size + 2)
     is_lost = needed * FAR < high - low and needed * (2**bits - 1) < ENOUGH * (high - low)
@@ -280,7 +280,7 @@ def find_outliers(
 
 
 def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
-    """Returns two sentences about the effect of outliers on a tensor, and a remedy."""
+    """Returns sentences about the effect of outliers on a tensor, and a remedy."""
     needed = max(far.high, 0.0) - min(far.low, 0.0)
     remaining = max(1, int(needed / (high - low) * (2**bits - 1)))
     cost = (

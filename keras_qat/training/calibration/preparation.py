@@ -25,12 +25,12 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FAR = 3.0
-"""If data are this far from the training data (`_find_distances`), the preprocessing is always
-wrong. Data that are sorted by class are up to 1 away."""
+"""From this distance to the training data on (`_find_distances`), the preprocessing is always
+wrong. Data that are sorted by class have distances up to 1."""
 FAR_IF_OTHER = 0.5
-"""At this distance, the preprocessing is wrong if a different one reduces it to a quarter."""
+"""From this distance on, preprocessing is wrong if an alternative has a quarter of the distance."""
 _MOST = 8.0
-"""Maximum distance that counts for a channel, so a dead channel does not dominate the mean."""
+"""Maximum distance of a channel. Without it, a dead channel would dominate the mean."""
 _ROWS = 4096
 """Maximum number of rows for computing the mean and deviation of channels."""
 _FEWEST = 4
@@ -69,16 +69,16 @@ class Sample(NamedTuple):
 
     @property
     def is_pixels(self) -> bool:
-        """Whether the data look like pixels of 0 to 255."""
+        """True if the data look like pixels from 0 to 255."""
         return self.low >= 0 and 32 < self.high <= 255
 
     @property
     def is_scaled_twice(self) -> bool:
-        """Whether the data look like pixels that were divided by 255 twice."""
+        """True if the data look like pixels that were divided by 255 twice."""
         return self.low >= 0 and 0.25 < 255 * self.high < 1.001  # 1 / 255 is rounded.
 
     def describe(self, name: str) -> str:
-        """Returns the input's name with the type and the extremes of the data."""
+        """Returns the name of the input, and the type and the extremes of the data."""
         return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
 
     def preparations(self) -> dict[str, Prepare]:
@@ -94,7 +94,7 @@ class Sample(NamedTuple):
 
 
 def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
-    """Returns why data seem to be preprocessed differently than in training; "" if they do not."""
+    """Returns a sentence if data seem to be preprocessed differently than in training, or ""."""
     layers = [call.layer for call in graph.calls]
     is_little = any(len(sample.x) < _FEWEST for sample in samples.values())
     if is_little or any(getattr(layer, "stateful", False) for layer in layers):
@@ -109,7 +109,7 @@ def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
 
 
 def _check_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[str]:
-    """Compare each input with the statistics of the first normalization. Yield a problem or ""."""
+    """Compare each input with the first normalization after it. Yield a sentence or ""."""
     sources = {value: {value.name} for value in flatten_values(graph.inputs)}
     remaining = dict(samples)
     for call in graph.calls:
@@ -134,7 +134,7 @@ def _compare(
     name: str,
     sample: Sample,
 ) -> str:
-    """Return how the input of a normalization differs from its training data; "" if it does not."""
+    """Return a sentence if the input of a normalization differs from the training data, or ""."""
 
     def measure(x: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
         (y,) = _compute(graph, [value], name, x)
@@ -166,9 +166,10 @@ def _compare(
 
 
 def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
-    """Return how much the deviation and the mean of each channel differ from training.
+    """Return `(wider, shift)` for each channel, compared with training.
 
-    The first result is log2 of the ratio of deviations. The second is in standard deviations.
+    `wider` is log2 of the ratio of standard deviations. `shift` is the difference of the means, in
+    standard deviations.
     """
     statistics = find_statistics(norm)
     assert statistics is not None
@@ -187,7 +188,7 @@ def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray
 
 
 def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """Returns at most `count` random rows, because a stride might select a single channel."""
+    """Returns at most `count` random rows. Regular steps might select a single channel."""
     if len(rows) <= count:
         return rows
     return rows[np.unique(np.random.default_rng(0).integers(0, len(rows), count))]
@@ -199,7 +200,7 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
 
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
-    """If the first layer is a Rescaling, return why data seem to be rescaled already, or ""."""
+    """Return a sentence if data for a Rescaling layer seem to be rescaled already, or ""."""
     for layer in map(get_first_layer, graph.calls):
         if isinstance(layer, keras.layers.Rescaling):
             scale = float(np.max(np.abs(layer.scale)))

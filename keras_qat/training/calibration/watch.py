@@ -48,15 +48,15 @@ _SAMPLE, _SAMPLED = 16, 256
 """Number of sampled values per example of a tensor, and number of examples with samples."""
 
 Slot = tuple[ActivationQuantizer, int | None]
-"""A pair: a quantizer, and the slot of one of its tensors or None for all of them."""
+"""A pair: a quantizer, and the slot of a tensor. None means all tensors of the quantizer."""
 
 
 class Watch:
-    """A traced function that computes a model in float and returns statistics of its tensors.
+    """A traced function that computes a model in float, and returns statistics of tensors.
 
     Args:
         model: the model.
-        counts: whether to also count values for histograms.
+        counts: True to also count values for histograms.
     """
 
     def __init__(self, model: keras.Model, counts: bool) -> None:
@@ -104,7 +104,7 @@ class Watch:
             return self._trace()(*inputs)
 
     def outputs(self, batch: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        """Returns the model's outputs in float, in their order."""
+        """Returns the model's float outputs in the order of `model.outputs`."""
         return list(self._run(batch, sampled=0)[2])
 
     def __call__(
@@ -119,26 +119,26 @@ class Watch:
 
 
 def get_watch(model: keras.Model) -> Watch | None:
-    """Returns the `Watch` that an earlier calibration without histograms traced, or None."""
+    """Returns the `Watch` of an earlier calibration without histograms, or None."""
     return getattr(model, "_watches", {}).get(False)
 
 
 class Observed:
     """Statistics of the tensors before a model's quantizers, over all batches.
 
-    The arguments are those of `Watch`.
+    The arguments are the same as for `Watch`.
     """
 
     def __init__(self, model: keras.Model, counts: bool) -> None:
-        watches = vars(model).setdefault("_watches", {})  # Keras does not track these.
+        watches = vars(model).setdefault("_watches", {})  # Keras does not track entries of `vars`.
         if counts not in watches:
             watches[counts] = Watch(model, counts)
         self.watch: Watch = watches[counts]
         self.examples = 0
         self.tallies: dict[Slot, Tally] = defaultdict(Tally)
-        """With `counts`, the tally of each quantizer. Without it, the tally of each slot."""
+        """One tally for each quantizer with `counts`, otherwise one tally for each slot."""
         self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
-        """Quantizer -> slot -> samples of the tensor, from the first batches."""
+        """Samples of tensors from the first batches, by quantizer and slot."""
 
     def add(self, batch: list[np.ndarray]) -> None:
         """Observes a batch of the model's inputs."""
@@ -172,7 +172,7 @@ class Observed:
             layer, bits = self._find_layer(quantizer), quantizer.spec.bits
             slot = max(samples, key=lambda slot: np.max(np.abs(samples[slot]), initial=0))
             far = find_outliers(np.concatenate([*samples.values()]), (low, high), (low, high), bits)
-            # The median shows whether this tensor has outliers or is just larger than the others.
+            # The median shows whether this tensor has outliers, or is larger than other tensors.
             if far and (len(samples) == 1 or far.low <= np.median(samples[slot]) <= far.high):
                 name = self._find_name(quantizer, slot)
                 yield f"The output of '{name}': {describe_outliers(far, low, high, bits)}"
@@ -187,7 +187,7 @@ class Observed:
                     yield reason
 
     def _find_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
-        """Return the name of a quantizer's tensor in the float model."""
+        """Return the name in the float model of a quantizer's tensor."""
         layer = self._find_layer(quantizer)
         own = {0: str(layer.name).removeprefix(PREFIX)}
         return name_slots(self.watch.graph).get(layer, own)[slot]
@@ -222,7 +222,7 @@ class Observed:
 
 
 def share_tallies(model: keras.Model, tallies: list[Tally]) -> None:
-    """Replaces each worker's tallies by the tallies of all workers."""
+    """Adds the tallies of the other workers in a cluster to `tallies`."""
     if not is_cluster(model.distribute_strategy):
         return
     ends = gather_workers(model, [[tally.low, tally.high] for tally in tallies])
@@ -248,7 +248,7 @@ def show_batches(
     title: str,
     verbose: int,
 ) -> Iterator[list[np.ndarray]]:
-    """Yields batches of data, and shows progress. Raises an error if values are not finite."""
+    """Yields batches of data, and shows progress. Raises an error for NaN and infinity."""
     total = count_batches(model, data, batch_size, steps)
     batches = read_batches(model, data, batch_size, steps, finite=True)
     return show_progress(batches, title, verbose, total)
