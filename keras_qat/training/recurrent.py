@@ -47,12 +47,7 @@ Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class _InTraining:
-    """A `step_math.Arithmetic` for training. It records tensors by the name of the range.
-
-    Args:
-        multiply: function that multiplies a hidden state by a part of the recurrent weights.
-        quantize: function that fake-quantizes a tensor inside a step.
-    """
+    """A `step_math.Arithmetic` for training. `seen` records tensors by the name of the range."""
 
     def __init__(self, multiply: Round, quantize: Round) -> None:
         self._multiply_weights, self._quantize = multiply, quantize

@@ -235,7 +235,6 @@ def _observe_weights(
 
 
 def _train(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a quantize-aware layer with `training=True`. Other layers are called by `infer`."""
     if not isinstance(call.layer, ScheduledLayer):
         return infer(call, args, kwargs)
     with compute_in_float32(call.layer), swap_attributes(call.layer, mixed=False):

@@ -195,7 +195,6 @@ def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
-    """Return the mean distance over all channels, given the results of `_find_distances`."""
     return float(np.mean(np.maximum(np.abs(wider), np.abs(shift))))
 
 

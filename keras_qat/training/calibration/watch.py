@@ -187,7 +187,7 @@ class Observed:
                     yield reason
 
     def _find_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
-        """Return the name in the float model of a quantizer's tensor."""
+        """Return the name of a tensor in the float model."""
         layer = self._find_layer(quantizer)
         own = {0: str(layer.name).removeprefix(PREFIX)}
         return name_slots(self.watch.graph).get(layer, own)[slot]

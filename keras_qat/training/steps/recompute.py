@@ -81,7 +81,6 @@ def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Sourc
 
 
 def _find_quantizer(y: tf.Tensor) -> tf.Operation | None:
-    """Return the operation that quantized a tensor, or None."""
     if y.op.type != "IdentityN" or y.value_index:  # Custom gradients end in an identity.
         return None
     op = y.op.inputs[0].op
