@@ -34,7 +34,7 @@ ACTIVATIONS = {
 """Maps an activation function to its kind of operation."""
 
 INVERSE = {"subtract": "add", "divide": "multiply"}
-"""Maps an operation to its counterpart: `x - 2` equals `x + -2`, and `x / 2` equals `x * 0.5`."""
+"""Maps an operation to its counterpart. `x - 2` equals `x + -2`. `x / 2` equals `x * 0.5`."""
 
 FILLS = {"fill": 1, "broadcast_to": 0, "tile": 0, "cast": 0, "identity": 0}
 """Operations that fill a tensor with an argument, and the position of the argument."""

@@ -28,8 +28,8 @@ from keras_qat.ops.slicing import SLICE, items_for_axes
 def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf.Tensor:
     """Expand `tf.gather_nd` to a `tf.gather` from each example.
 
-    If `batch_dims` is 0, the first index must be the index of the example, as in
-    `tf.gather_nd(images, tf.stack([examples, rows, columns], -1))`.
+    If `batch_dims` is 0, the first index must be the index of the example. For example, `examples`
+    in `tf.gather_nd(images, tf.stack([examples, rows, columns], -1))` is such an index.
     """
     require(is_tensor(params) and is_tensor(indices) and read_scalar(batch_dims) in (0, 1))
     columns = _list_columns(indices)
