@@ -1,1 +1,1 @@
-"""Traces custom layers: runs their `call` on symbolic tensors, and records the calls inside."""
+"""Tracing runs a layer's `call` on symbolic tensors, and records the operations inside."""

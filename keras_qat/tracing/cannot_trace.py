@@ -8,11 +8,11 @@ from keras_qat.keras2.backend import keras
 
 
 class CannotTrace(Exception):
-    """Raised for a layer that cannot be traced. The message explains the reason in a few words."""
+    """Raised for a layer that cannot be traced. The message is the reason in a few words."""
 
 
 class TooLarge(CannotTrace):
-    """Raised for an operation that is too large to be expanded."""
+    """Raised for an operation if its expansion would be too large."""
 
 
 class ReadsWeights(CannotTrace):
@@ -24,7 +24,7 @@ class ReadsWeights(CannotTrace):
 
 
 class OnlyTrains(Exception):
-    """Raised for a layer that applies `model` to its input, but only in training."""
+    """Raised for a layer that applies `model` in training, and returns its input at inference."""
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__()
@@ -34,9 +34,9 @@ class OnlyTrains(Exception):
 class MustTraceInline(BaseException):
     """Raised for an inner layer that must be traced as if its code were in the outer layer.
 
-    The layer has weights but reads no tensor, such as an embedding of positions. Or the layer
-    stores a tensor of one call in an attribute, and is called again. This class does not derive
-    from `Exception`, because custom code may catch exceptions.
+    One example is an embedding of positions, which has weights but reads no tensor. Another example
+    is a layer that stores a tensor in an attribute during its first call, and is called again.
+    The base class is not `Exception`, because custom code may catch every `Exception`.
     """
 
     def __init__(self, layer: keras.layers.Layer) -> None:

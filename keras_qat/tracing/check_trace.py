@@ -1,4 +1,4 @@
-"""Compares the trace of a layer with the layer, on random inputs."""
+"""Checks on random inputs that a trace computes the same outputs as its layer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from keras_qat.tracing.trace_layer import Trace
 
 SIZE = 8
-"""Size of unknown axes in the random inputs."""
+"""Size of unknown axes in the random inputs. The batch size is 2."""
 
 
 def draw_like(symbols: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    """Draws random tensors with the shapes and types of symbolic tensors, for two examples."""
+    """Draws random tensors with the shapes and types of `symbols`."""
     generator = np.random.default_rng(0)
     tensors = []
     for symbol in symbols:
@@ -36,12 +36,15 @@ def draw_like(symbols: Iterable[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def draw_inputs(trace: Trace) -> list[tf.Tensor]:
-    """Draws random inputs for a trace, followed by their masks."""
+    """Draws random inputs for a trace, then random masks of the inputs."""
     return draw_like((*trace.inputs.values(), *trace.masks.values()))
 
 
 def find_deviation(call: Call, trace: Trace) -> str:
-    """Returns why the results of a trace and its layer differ; "" if they do not."""
+    """Compares the outputs of a trace and its layer. Returns the reason if they differ.
+
+    Returns "" if the outputs are equal, or if the layer does not support the random inputs.
+    """
     inputs = draw_inputs(trace)
     tensors = dict(zip(trace.inputs, inputs, strict=False))
     for value, mask in zip(trace.masks, inputs[len(tensors) :], strict=True):
@@ -53,11 +56,11 @@ def find_deviation(call: Call, trace: Trace) -> str:
     before, after, expected = _read_values(assigned), [], []
     try:
         for _ in range(2):
-            with deny_eager_execution(), _restore_states(call.layer):  # As in the trace.
+            with deny_eager_execution(), _restore_states(call.layer):  # As during tracing.
                 outputs = drop_none(call.layer(*args, **kwargs))
             expected.append(list(map(tf.convert_to_tensor, outputs)))
             after.append(_read_values(assigned))
-    except Exception:  # The layer does not support the assumed sizes, so it cannot be compared.
+    except Exception:  # The layer does not support the assumed sizes.
         return ""
     finally:
         for weight, held in zip(assigned, before, strict=True):
@@ -81,7 +84,7 @@ def find_deviation(call: Call, trace: Trace) -> str:
 
 @contextlib.contextmanager
 def _restore_states(layer: keras.layers.Layer) -> Iterator[None]:
-    """Return a context manager that restores the states of inner layers after its block."""
+    """Restore the states of recurrent inner layers after a `with` block."""
     keepers = [inner for inner in layer._flatten_layers() if getattr(inner, "stateful", False)]
     states = [state for inner in keepers for state in tf.nest.flatten(getattr(inner, "states", []))]
     before = [None if state is None else tf.identity(state) for state in states]
@@ -94,7 +97,7 @@ def _restore_states(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 def drop_none(outputs: object) -> list[Any]:
-    """Returns the outputs of a layer as a list, without None."""
+    """Flattens the outputs of a layer to a list, and removes None."""
     return [output for output in tf.nest.flatten(outputs) if output is not None]
 
 

@@ -1,4 +1,4 @@
-"""Lets Python code read size expressions as integers while a layer is traced."""
+"""Evaluates size expressions, such as `tf.shape(x)[1]`, while a layer is traced."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from keras_qat.graph.sizes import BATCHES
 from keras_qat.keras2.backend import KerasTensor, is_symbolic, patch_members
 
 HELD = "keras_qat: the number"
-"""Attribute of a symbolic tensor that stores its value, if the value is known."""
+"""Attribute of a symbolic tensor with a known value. The attribute stores the value."""
 
 
 class _Unknown(Exception):
-    """Raised for a tensor that does not depend on sizes alone."""
+    """Raised for a tensor without a known value."""
 
 
 def find_value(tensor: Any) -> NDArray[Any] | None:
-    """Returns the value of a constant or size expression; None for other symbolic tensors."""
+    """Returns the value of a constant or of a size expression, such as `tf.shape(x)[1]`.
+
+    Returns None if the value depends on the batch size or on contents of tensors.
+    """
     if not is_symbolic(tensor):
         return np.asarray(tensor)
     try:
@@ -38,7 +41,7 @@ def find_value(tensor: Any) -> NDArray[Any] | None:
 def _compute(tensor: KerasTensor, batch: int) -> NDArray[Any]:
     layer, _, index = tensor._keras_history
     if not is_operation(layer) and (value := vars(tensor).get(HELD)) is not None:
-        return np.asarray(value)  # A layer returned a constant.
+        return np.asarray(value)  # A constant.
     if not is_operation(layer) or draws_random_numbers(layer):
         raise _Unknown
     node, kind = tensor.node, get_kind(layer)
@@ -58,7 +61,7 @@ def _compute(tensor: KerasTensor, batch: int) -> NDArray[Any]:
 
 
 def make_symbols_of_values(outputs: object) -> Any:
-    """Replaces constants among a layer's outputs, such as an image's size, by symbolic tensors."""
+    """Replaces constant outputs of a layer, such as an image's size, by symbolic tensors."""
     computed = next(filter(is_symbolic, tf.nest.flatten(outputs)), None)
 
     def make_symbol(output: Any) -> Any:
@@ -75,12 +78,12 @@ def make_symbols_of_values(outputs: object) -> Any:
 
 
 def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
-    """Lets Python read symbolic size expressions as integers while a `with` block runs.
+    """Lets Python code read size expressions as integers inside a `with` block.
 
-    Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`, also in code
-    that AutoGraph converts. TensorFlow and Keras still see symbolic tensors. Keras interprets a
-    vector of integers as sizes, and refuses negative sizes. Inside the block, it accepts negative
-    sizes.
+    Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`. AutoGraph's
+    code can read integers too. TensorFlow and Keras still see symbolic tensors.
+
+    Keras interprets a vector of integers as a shape. Inside the block, negative sizes are accepted.
     """
     create = KerasTensor.from_tensor
 
@@ -116,13 +119,13 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
 
 
 def is_called_by_user(*others: str) -> bool:
-    """Returns whether the method that calls this function was called by custom code.
+    """Called in a patched method. Returns True if custom code called the method.
 
     Args:
-        others: more packages that are not user code, besides Keras, NumPy and TensorFlow.
+        others: packages that are not custom code, besides Keras, NumPy and TensorFlow.
     """
     frame: Any = sys._getframe(2)
-    while frame.f_code.co_name == "call_by_thread":  # From `patch_members`.
+    while frame.f_code.co_name == "call_by_thread":  # A wrapper of `patch_members`.
         frame = frame.f_back
     module = str(frame.f_globals.get("__name__", ""))
     return module.split(".")[0] not in ("keras", "numpy", "tensorflow", "tf_keras", *others)

@@ -33,16 +33,16 @@ from keras_qat.tracing.cannot_trace import MustTraceInline
 def trace_inner_calls(
     tape: tf.GradientTape, outer: keras.layers.Layer, lenders: Sequence[Any] = ()
 ) -> Iterator[None]:
-    """Makes a tape ignore the variables of inner layers while a `with` block runs.
+    """Makes `tape` ignore the variables of inner layers inside a `with` block.
 
-    Some layers are traced inline, as if their code were in the call of `outer`:
-    - layers whose weights `outer` borrows (`lenders`), and layers that contain them
-    - custom layers without weights that the call creates, because code may read their attributes
-    - the steps of a recurrent layer, if one of these layers is its cell
+    Some inner layers are traced inline, as if their code were in `outer.call`:
+    - `lenders`, and layers that contain lenders. `outer` borrows the weights of lenders.
+    - custom layers without weights that `outer.call` creates. It may read their attributes.
+    - recurrent layers that `outer.call` creates, if the cell stores symbolic tensors
 
     Raises:
-        MustTraceInline: for a layer that must be traced inline, because its inputs would otherwise
-            become constants.
+        MustTraceInline: for another inner layer that must be traced inline. Otherwise, tensors that
+            the layer reads would become constants.
     """
     call, is_inside = keras.layers.Layer.__call__, False
     known, keeping = {id(layer) for layer in outer._flatten_layers()}, set[int]()
@@ -52,7 +52,7 @@ def trace_inner_calls(
         if is_inside:
             return call(layer, *args, **kwargs)
         if is_operation(layer):
-            with AUTOGRAPH_AS_USUAL:  # Without it, Keras 2.15 forgets a function's arguments.
+            with AUTOGRAPH_AS_USUAL:  # Otherwise, Keras 2.15 loses a function's arguments.
                 return call(layer, *args, **kwargs)
         lends = any(inner is lender for inner in list_layers(layer) for lender in lenders)
         is_new = id(layer) not in known
@@ -78,12 +78,12 @@ def trace_inner_calls(
 
 
 def _restore_none(output: Any) -> Any:
-    """Return None if `output` is Keras' placeholder for None."""
+    """Replace Keras' placeholder for None by None."""
     return None if "NoneTensorSpec" in type(getattr(output, "type_spec", 0)).__name__ else output
 
 
 def _is_plain_code(layer: keras.layers.Layer) -> bool:
-    """Return whether a custom layer only consists of its `call`."""
+    """Return True if a layer is custom, and consists only of a `call` without `training`."""
     kind = type(layer)
     has_build = kind.build is not keras.layers.Layer.build
     has_components = bool(layer.weights) or len(list(layer._flatten_layers())) > 1
@@ -92,13 +92,13 @@ def _is_plain_code(layer: keras.layers.Layer) -> bool:
 
 
 def _has_symbolic_weight(layer: keras.layers.Layer) -> bool:
-    """Return whether a wrapper replaced a weight of a Keras layer by a computed tensor."""
+    """Return True if a wrapper replaced a weight of a Keras layer by a symbolic tensor."""
     is_single = _is_known(layer) and not isinstance(layer, keras.Model)
     return is_single and any(map(is_symbolic, vars(layer).values()))
 
 
 def _holds_symbols(layer: keras.layers.Layer) -> bool:
-    """Return whether a layer that has no weights stores tensors of the outer layer."""
+    """Return True if a layer without weights stores symbolic tensors in its attributes."""
     if isinstance(layer, keras.Model) or layer.weights:
         return False
     held = vars(layer)
@@ -106,7 +106,7 @@ def _holds_symbols(layer: keras.layers.Layer) -> bool:
 
 
 def _keeps_tensors(layer: keras.layers.Layer) -> bool:
-    """Return whether a custom layer without a `training` argument stores traced tensors."""
+    """Return True if a custom layer without a `training` argument stores traced tensors."""
     if _is_known(layer) or "training" in inspect.signature(type(layer).call).parameters:
         return False
     is_constant = (tf.Variable, tf.__internal__.EagerTensor)
@@ -123,7 +123,7 @@ def _call_rnn_inline(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -
 
 
 def _call_inline(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
-    """Call the code of a layer directly, with the Keras masks of its inputs and outputs."""
+    """Call `layer.call` directly. Read and set Keras masks like `layer.__call__`."""
     if not args:
         args = (kwargs.pop(next(iter(kwargs))),)
     (inputs, *rest), kwargs = bind_options(layer, args, kwargs)
@@ -149,7 +149,7 @@ def _convert_array(x: Any) -> Any:
 
 @contextlib.contextmanager
 def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
-    """Returns a context manager that removes the Keras nodes of inner calls after its block."""
+    """Removes the Keras nodes of inner calls after a `with` block."""
     layers = list(layer._flatten_layers(include_self=False))
     counts = [(len(inner._inbound_nodes), len(inner._outbound_nodes)) for inner in layers]
     try:
@@ -161,9 +161,10 @@ def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
-    """Returns a context manager that restores attributes with symbolic tensors after its block.
+    """Restores symbolic tensors in the attributes of `layer` after a `with` block.
 
-    A later call that reads a stored tensor is not traced, because the tensor would be a constant.
+    The block may replace a stored tensor by a constant. Another layer that reads the attribute
+    must not be traced with this constant. Its trace fails if the attribute is symbolic.
     """
     with contextlib.ExitStack() as block:
         for owner in layer._flatten_layers():
@@ -173,11 +174,11 @@ def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 _dropouts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""Attention layer -> the Dropout layer for all of its calls."""
+"""Maps an attention layer to the Dropout layer that all of its calls share."""
 
 
 def trace_attention_dropout(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:
-    """Makes Keras' attention use a traceable Dropout layer while a `with` block runs."""
+    """Makes Keras' attention use a Dropout layer, which can be traced, inside a `with` block."""
     if type(layer) not in (layers.Attention, layers.AdditiveAttention) or not layer.dropout:
         return contextlib.nullcontext()
     if layer not in _dropouts:

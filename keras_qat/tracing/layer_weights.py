@@ -1,4 +1,4 @@
-"""Finds the weights of a layer and lets its code read them as symbolic tensors."""
+"""Finds the weights of a layer, and replaces them by symbolic tensors while it is traced."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from keras_qat.messages import LIBRARIES, get_package
 from keras_qat.tracing.concrete_sizes import HELD, is_called_by_user
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
-"""Prefixes of internal attributes of Keras."""
+"""Prefixes of Keras' internal attributes."""
 
 _NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
 MASKS = -100.0
-"""If each value of a variable is 0 or at most this, the variable is a mask to add to scores."""
+"""Largest value that hides a score in an additive mask. The other values are near 0."""
 
 
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
-    """Returns pairs (object, its weights) for a layer and the custom objects in its attributes.
+    """Returns pairs `(object, weights)` for a layer and for custom objects in its attributes.
 
-    Weights are attributes that contain variables. An example of a custom object is a `tf.Module`,
-    whose variables Keras trains.
+    `weights` maps names of attributes to variables, or to lists or dicts of variables. A custom
+    object is a `tf.Module`, for example. Keras trains the variables of a `tf.Module`.
     """
     holders: list[tuple[Any, dict[str, Any]]] = []
     seen = set[int]()
@@ -64,10 +64,10 @@ def _is_custom_object(value: object) -> bool:
 
 
 def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
-    """Returns the tensor that code reads instead of a variable: symbolic, or constant for a mask.
+    """Returns the tensor that traced code reads instead of a variable.
 
-    The symbolic tensor has the methods of a variable. For a non-trainable integer, such as a flag
-    or a counter, Python can read the tensor's value.
+    A constant replaces a mask of scores. A symbolic tensor replaces any other variable. Python can
+    read the value of a non-trainable integer, such as a flag or a counter.
     """
     if is_constant_mask(variable):
         return tf.constant(variable.numpy())
@@ -79,9 +79,9 @@ def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
 
 
 def is_constant_mask(variable: tf.Variable) -> bool:
-    """Returns whether a non-trainable variable is a mask of scores, as in window attention.
+    """Returns True if a non-trainable variable is a mask of scores, as in window attention.
 
-    The values are booleans, zeros and ones, or large negative values. A mask becomes a constant.
+    A mask contains booleans, or 0 and 1, or values near 0 and large negative values.
     """
     kind, size = variable.dtype, variable.shape.num_elements()
     if variable.trainable or not size or size < 2 or kind.is_complex:
@@ -96,13 +96,13 @@ def is_constant_mask(variable: tf.Variable) -> bool:
 
 
 def hash_constant_masks(model: keras.Model) -> list[int]:
-    """Returns a checksum of each mask of scores among a model's variables."""
+    """Returns the checksum of each mask of scores in `model.weights`."""
     masks = filter(is_constant_mask, model.weights)
     return [zlib.crc32(weight.numpy().tobytes()) for weight in masks]
 
 
 def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
-    """Replaces each variable in a structure by `symbols[id(variable)]`, if that exists."""
+    """Replaces each variable `v` in a nested structure by `symbols.get(id(v), v)`."""
     if isinstance(value, dict):
         return {key: replace_variables(item, symbols) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -112,10 +112,10 @@ def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
 
 @contextlib.contextmanager
 def list_symbols_as_weights(symbols: dict[int, Any]) -> Iterator[None]:
-    """Makes `layer.weights` and similar lists contain symbols while a `with` block runs.
+    """Makes `layer.weights` and similar lists contain symbolic tensors inside a `with` block.
 
     Args:
-        symbols: id of a variable -> the symbol that replaces it.
+        symbols: maps the id of a variable to a symbolic tensor.
     """
 
     def replace(before: Any) -> property:
@@ -136,13 +136,13 @@ def list_symbols_as_weights(symbols: dict[int, Any]) -> Iterator[None]:
 def let_assign(
     layer: object, attributes: dict[str, Any], symbols: dict[int, Any], assigned: dict[int, Any]
 ) -> None:
-    """Makes `layer.kernel.assign(x)` replace a symbol by `x` while the layer is traced.
+    """Makes `layer.kernel.assign(x)` set `layer.kernel` to `x` while the layer is traced.
 
     Args:
-        layer: the layer, or another holder of weights.
-        attributes: the attributes with weights.
-        symbols: id of a variable -> the symbol that replaces it.
-        assigned: a dict to which the function adds: id of a variable -> the tensor assigned last.
+        layer: the layer, or another object that stores weights.
+        attributes: maps names of attributes to variables.
+        symbols: maps the id of a variable to a symbolic tensor.
+        assigned: filled during tracing. Maps the id of a variable to the tensor assigned last.
     """
 
     def make_assign(name: str, variable: tf.Variable) -> Callable[..., Any]:
@@ -159,7 +159,10 @@ def let_assign(
 
 
 def get_regularizers(layer: keras.layers.Layer) -> dict[int, Any]:
-    """Returns a dict: id of a variable -> its regularizer, for a layer's own weights."""
+    """Returns the regularizers of a layer's weights, by the id of the variable.
+
+    Weights of inner layers are not included.
+    """
     regularizers = {}
     for callback in layer._callable_losses:
         loss = callback.args[0] if isinstance(callback, partial) and callback.args else callback

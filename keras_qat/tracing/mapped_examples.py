@@ -1,4 +1,4 @@
-"""Vectorizes `tf.map_fn` over the examples of a batch."""
+"""Vectorizes `tf.map_fn`: calls the operations of its function once for the entire batch."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 
 
 class NotKnown(Exception):
-    """Raised for a loop of unknown length, and for a function that cannot be vectorized."""
+    """Raised for a loop of unknown length, or for a function that cannot be vectorized."""
 
 
 class _ExampleModel(keras.Model):
-    """A model without Keras' counters, because a `Lambda` may not create variables."""
+    """A model without Keras' batch counters. A `Lambda` may not create these variables."""
 
     def _init_batch_counters(self) -> None:
         pass
 
 
 def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
-    """Applies a function of one example to symbolic tensors of all examples.
+    """Applies `fn`, a function of one example, to batches of symbolic tensors.
 
-    The function is traced for one example. Each of its operations is then called for all examples.
+    `fn` is traced with one example. Each traced operation is then called with the entire batch.
 
     Raises:
-        NotKnown: if any size except the batch size is unknown, if the function reads a tensor of
-            the entire batch, or for an unsupported operation.
+        NotKnown: if a size other than the batch size is unknown, if `fn` reads a tensor of the
+            entire batch, or if an operation is unsupported.
     """
     batches = tf.nest.flatten(elems)
     for x in batches:
@@ -78,7 +78,11 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
 
 
 def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[KerasTensor]:
-    """Return the symbolic tensors that do not depend on an example, such as weights.
+    """Return the symbolic tensors that all examples share, such as weights.
+
+    Args:
+        ones: the inputs for one example.
+        outputs: the outputs for one example.
 
     Raises:
         NotKnown: if a tensor depends on the entire batch, or an output does not depend on `ones`.
@@ -107,9 +111,9 @@ def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) ->
     """Return the outputs of a call for all examples.
 
     Args:
-        call: a call on one example.
-        known: its inputs: tensors of all examples, or tensors and arrays that all examples share.
-        mapped: the inputs that differ between examples.
+        call: an operation on one example.
+        known: maps inputs of `call` to batches, or to tensors and arrays that all examples share.
+        mapped: the values that differ between examples.
     """
     if not is_operation(call.layer) or any(None in x.shape for x in flatten_values(call.outputs)):
         raise NotKnown
@@ -121,7 +125,7 @@ def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) ->
     if mapped.isdisjoint(call.inputs):
         results = tf.nest.flatten(function(*args, **kwargs))
         return [x if is_symbolic(x) else np.asarray(x) for x in results]
-    name = kind.rpartition(".")[2]  # Functions of TensorFlow 1 are not in the table.
+    name = kind.rpartition(".")[2]  # "compat.v1.add" becomes "add".
     if name in _ALIGNED:
         rank = len(call.output.shape)
         aligned = {v: _align(known[v], rank) if v in mapped else known[v] for v in call.inputs}
@@ -173,7 +177,7 @@ def _transpose(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTen
 
 
 def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTensor:
-    """Convolve the images of all examples, with one kernel or with a separate kernel for each."""
+    """Convolve the images of all examples. Each example may have a separate kernel."""
     options = dict(given)
     x = options.pop("input")
     if len(x.shape) != 5 or str(options.get("data_format") or "NHWC") != "NHWC":
@@ -207,18 +211,17 @@ def _expand_option(option: object) -> list[int]:
 
 
 def _shift_axes(axes: Iterable[int]) -> list[int]:
-    """Convert axes of one example to axes of a batch."""
     return [int(axis) + (axis >= 0) for axis in axes]
 
 
 def _align(x: KerasTensor, rank: int) -> KerasTensor:
-    """Add axes to a batch. Its examples then broadcast like one example with `rank` axes."""
+    """Insert axes of size 1 after the batch axis, until `x` has `rank + 1` axes."""
     missing = rank + 1 - len(x.shape)
     return tf.reshape(x, [-1, *([1] * missing), *x.shape[1:]]) if missing else x
 
 
 def _as_slice(item: Any) -> Any:
-    """Convert an index item that Keras stored as a dictionary to a slice."""
+    """Convert a slice that Keras stored as a dictionary back to a slice."""
     return slice(item["start"], item["stop"], item["step"]) if isinstance(item, dict) else item
 
 
@@ -228,7 +231,7 @@ _HANDLERS: dict[str, Callable[[Call, KerasTensor, Mapping[str, Any]], KerasTenso
     "transpose": _transpose,
     **dict.fromkeys(_CONVOLUTIONS, _convolve),
 }
-"""Operation -> a function (call, its first input for all examples, its arguments) -> output."""
+"""Maps an operation to a function `(call, x, arguments) -> output`. `x` is a batch."""
 
 _ALIGNED = {
     *("matmul", "abs", "add", "subtract", "multiply", "divide", "divide_no_nan", "negative"),
@@ -239,7 +242,7 @@ _ALIGNED = {
     *("greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_not"),
     *("where", "zeros_like", "ones_like", "identity", "stop_gradient", "reciprocal"),
 }
-"""Operations that broadcast their first axes, as an addition does."""
+"""Operations that broadcast along the first axes, such as an addition."""
 
 
 _RESHAPES = {"reshape", "expand_dims", "squeeze"}
@@ -251,4 +254,4 @@ _DEFAULT_AXES: dict[str, int | None] = {
     **dict.fromkeys(("stack", "concat", "unstack", "split", "cumsum", "argmax", "argmin"), 0),
     **dict.fromkeys(("softmax", "log_softmax", "sort"), -1),
 }
-"""Operation with an `axis` -> its default axis; None for all axes."""
+"""Default of the argument `axis` for each operation. None means all axes."""

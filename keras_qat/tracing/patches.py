@@ -1,7 +1,7 @@
 """Lists the functions of TensorFlow and Keras that are replaced while a layer is traced.
 
-Some TensorFlow functions do not accept Keras' symbolic tensors, and Python cannot iterate over
-symbolic tensors or compare them. Each entry of `PATCHES` adds support for one kind of code.
+Some TensorFlow functions do not accept Keras' symbolic tensors. Python cannot iterate over symbolic
+tensors or compare them. Each entry of `PATCHES` adds support for one kind of code.
 """
 
 from __future__ import annotations
@@ -82,13 +82,16 @@ PATCHES: dict[str, Callable[[Trace], contextlib.AbstractContextManager[Any]]] = 
     "custom gradients are recorded": lambda trace: record_custom_gradients(),
     # `tf.function` accepts no symbolic tensors.
     "functions of TensorFlow run as Python code": lambda trace: run_functions_eagerly(),
-    # Code would raise for tensors that are not eager, or read their values.
+    # In eager execution, custom code may read the values of tensors.
     "code is not executed eagerly": lambda trace: deny_eager_execution(),
     # `tf.debugging.assert_equal` needs values.
     "assertions pass": lambda trace: skip_assertions(),
     # With dilations, `tf.nn.convolution` becomes three operations.
     "a convolution of a sequence is one operation": lambda trace: keep_convolutions(),
-    # Code asks `isinstance(x, tf.Tensor)` or `tf.is_tensor(x)`.
+    # Custom code may check `isinstance(x, tf.Tensor)` or `tf.is_tensor(x)`.
     "symbolic tensors are tensors": lambda trace: count_symbols_as_tensors(),
 }
-"""Effect of a patch -> a context manager for a `Trace`, in the order of their activation."""
+"""Maps the effect of each patch to a function that returns a context manager for a `Trace`.
+
+The patches are activated in this order.
+"""

@@ -23,7 +23,7 @@ _TENSOR = tf.Tensor
 
 
 def record_transforms() -> contextlib.AbstractContextManager[None]:
-    """Makes Fourier transforms accept symbolic tensors while a `with` block runs."""
+    """Makes Fourier transforms accept symbolic tensors inside a `with` block."""
 
     def record(transform: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(transform)
@@ -39,7 +39,7 @@ def record_transforms() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def run_functions_eagerly() -> Iterator[None]:
-    """Runs each `tf.function` eagerly while a `with` block runs, for symbolic tensors."""
+    """Makes each `tf.function` accept symbolic tensors: runs it eagerly inside a `with` block."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -49,7 +49,7 @@ def run_functions_eagerly() -> Iterator[None]:
 
 
 def deny_eager_execution() -> contextlib.AbstractContextManager[None]:
-    """Makes `tf.executing_eagerly()` False for custom code while a `with` block runs."""
+    """Makes `tf.executing_eagerly()` return False to custom code inside a `with` block."""
     is_eager = tf.executing_eagerly
 
     def executing_eagerly() -> bool:
@@ -59,7 +59,7 @@ def deny_eager_execution() -> contextlib.AbstractContextManager[None]:
 
 
 def skip_assertions() -> contextlib.AbstractContextManager[None]:
-    """Disables TensorFlow's assertions, which need values, while a `with` block runs."""
+    """Disables TensorFlow's assertions inside a `with` block. They would need values."""
 
     def accept(x: Any = None, *args: object, **kwargs: object) -> Any:
         return x
@@ -70,10 +70,10 @@ def skip_assertions() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def keep_convolutions() -> Iterator[None]:
-    """Replaces `tf.nn.convolution` of a sequence by `tf.nn.conv1d` while a `with` block runs.
+    """Replaces `tf.nn.convolution` of a sequence by `tf.nn.conv1d` inside a `with` block.
 
-    With dilations, TensorFlow would insert a reshape before and after the convolution. The function
-    is replaced in two modules, one for Keras and one for custom code.
+    If the convolution is dilated, TensorFlow would insert a reshape before and after it. Two
+    modules contain the function. Keras uses one module, custom code the other.
     """
     convolution = tf.nn.convolution
 
@@ -100,16 +100,17 @@ def keep_convolutions() -> Iterator[None]:
 
 
 class _AnyTensor(type):
-    """Metaclass that makes tensors and symbolic tensors instances of a class."""
+    """Metaclass of a replacement for `tf.Tensor`. Symbolic tensors are instances too."""
 
     def __instancecheck__(cls, x: object) -> bool:
         return isinstance(x, (_TENSOR, KerasTensor))
 
 
 def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
-    """Makes type checks accept symbolic tensors as tensors while a `with` block runs.
+    """Makes `tf.is_tensor` and `isinstance(x, tf.Tensor)` accept symbolic tensors.
 
-    This only affects custom code, because TensorFlow and Keras import the types from elsewhere.
+    The effect ends with the `with` block. It is limited to custom code, because TensorFlow and
+    Keras import the types from other modules.
     """
     is_tensor = tf.is_tensor
     return patch_members(
@@ -121,10 +122,10 @@ def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def draw_largest() -> Iterator[None]:
-    """Makes `random` and `numpy.random` return their largest values while a `with` block runs.
+    """Makes `random` and `numpy.random` draw the largest number inside a `with` block.
 
-    The values become constants of a trace. With the largest values, LayerDrop omits no layer: `if
-    training and np.random.uniform(0, 1) < self.layerdrop: continue`.
+    Drawn numbers become constants of a trace. With the largest number, LayerDrop drops no layer:
+    `if training and np.random.uniform(0, 1) < self.layerdrop: continue`.
     """
     draw = np.random.uniform
 
@@ -144,14 +145,14 @@ def draw_largest() -> Iterator[None]:
 
 @contextlib.contextmanager
 def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
-    """Makes random functions of TensorFlow, traced in a `with` block, draw new values in each step.
+    """Makes TensorFlow's random functions depend on `x` inside a `with` block.
 
-    Without a symbolic argument, `tf.random.normal(w.shape)` would draw its values only once.
+    A traced `tf.random.normal((8,))` would otherwise draw once. Now it draws in each step.
     """
 
     def draw_anew(draw: Callable[..., Any]) -> Callable[..., Any]:
         def call(shape: Any, *args: object, **kwargs: object) -> Any:
-            if isinstance(shape, (list, tuple)):  # The size is unknown, as in x.shape[0].
+            if isinstance(shape, (list, tuple)):  # `x.shape[0]` may be None.
                 shape = [tf.shape(x)[0] if size is None else size for size in shape]
             is_known = not any(map(is_symbolic, tf.nest.flatten((shape, args, kwargs))))
             if not is_known or not tf.executing_eagerly():  # Inner layers are called in a graph.
@@ -171,10 +172,10 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
 
 @register
 class OwnGradient(WithModel):
-    """Returns its input, with a custom gradient that a model computes.
+    """Returns its input. A model computes the gradient.
 
-    In `OwnGradient(model)(y, given=[x])`, the model computes the gradients of `given` from these
-    tensors and the gradient of `y`.
+    Example: `OwnGradient(model)(y, given=[x])` returns `y`. The gradient of `x` is
+    `model([x, gradient of y])`.
     """
 
     def call(self, inputs: tf.Tensor, given: Any = None) -> tf.Tensor:
@@ -188,13 +189,13 @@ class OwnGradient(WithModel):
         return apply(inputs, *given)
 
     def operations(self) -> list[Any]:
-        """Returns the kinds of operations in the model, without names."""
+        """Returns the name of each operation in the model, and the class of each layer."""
         return [name_in_tensorflow(layer) or type(layer) for layer in self.model.layers]
 
 
 @contextlib.contextmanager
 def record_custom_gradients() -> Iterator[None]:
-    """Makes functions with a custom gradient accept symbolic tensors while a `with` block runs."""
+    """Makes functions with a custom gradient accept symbolic tensors inside a `with` block."""
     module: Any = inspect.getmodule(tf.custom_gradient)
     call_eagerly = module._eager_mode_decorator
     created: list[Any] = []
@@ -212,7 +213,7 @@ def record_custom_gradients() -> Iterator[None]:
         pairs = [(x, g) for x, g in results if is_symbolic(x)]
         gradients = [tf.zeros_like(x) if g is None else g for x, g in pairs]
         if any(map(draws_random_numbers, _find_layers_before(gradients))):
-            return y  # They would draw other values. A dropout keeps TensorFlow's gradient.
+            return y  # The gradient would draw other values than `function`.
         name = f"own_gradient_{len(created)}" if created else "own_gradient"
         layer = OwnGradient(None, name=name)
         created.append((layer, [*(x for x, _ in pairs), upstream], gradients))
@@ -220,7 +221,7 @@ def record_custom_gradients() -> Iterator[None]:
 
     with patch_members(module, _eager_mode_decorator=record):
         yield
-    for layer, *ends in created:  # A `Lambda` would not let models create their variables.
+    for layer, *ends in created:  # Inside a `Lambda`, models cannot create variables.
         layer.model = keras.Model(*ends)
 
 

@@ -1,7 +1,8 @@
 """Traces a layer: runs its `call` on symbolic tensors, and records the calls inside.
 
-Python code of the layer runs only once, while it is traced. Therefore the trace is only used if it
-has the same results as the layer for random inputs, at inference and in training.
+Python code of the layer runs only once, during tracing. Its results could differ in later calls.
+Therefore the results of the trace and the layer are compared at inference, for random inputs.
+The traces of training and inference are compared too.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ from keras_qat.tracing.training_phase import combine_phases, follow_training
 
 @dataclasses.dataclass(frozen=True)
 class TracedLayer:
-    """A layer's `call` as calls of other layers and TensorFlow operations.
+    """The result of tracing a layer: the layers and operations that its `call` uses.
 
     Args:
-        graph: the calls. Its inputs are the tensors that the layer reads, their masks, then its
-            weights.
-        weights: input of the graph -> the variable that it represents.
-        regularizers: id of a variable -> its regularizer.
-        carries_masks: whether the inner calls, not the layer, determine the outputs' Keras masks.
+        graph: the calls. The graph's inputs are the layer's inputs, then their masks, then the
+            layer's weights.
+        weights: maps inputs of `graph` to variables.
+        regularizers: maps the id of a variable to a regularizer.
+        carries_masks: True if the outputs' Keras masks come from `graph`, and False if they come
+            from `layer.compute_mask`.
     """
 
     graph: Graph
@@ -67,19 +69,19 @@ def trace_layer(
 
     Args:
         call: the call.
-        masks: input of the call -> its Keras mask.
-        lenders: other layers whose weights this layer borrows, and variables without a layer. Calls
-            of these layers are traced, too, and the variables become constants.
+        masks: maps inputs of `call` to Keras masks.
+        lenders: layers that share weights with this layer, and variables without a layer. Calls of
+            these layers are traced inline. The variables become constants.
 
     Raises:
         CannotTrace: if the layer cannot be traced.
-        ReadsWeights: if it reads weights of layers that are not in `lenders`.
-        OnlyTrains: if it returns its input at inference, and computes something only in training.
+        ReadsWeights: if the layer reads weights of other layers, except `lenders`.
+        OnlyTrains: if the layer returns its input at inference, but not in training.
     """
     layer = call.layer
     _check(layer)
     has_phases = accepts_training(layer) and call.kwargs.get("training") is None
-    # tf.init_scope pauses the tapes that detect weights of other layers.
+    # No unneeded tf.init_scope: it pauses the tapes that find weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly, remove_nodes(layer), use_unique_names(layer):
         traces: tuple[Trace, ...] = ()
@@ -97,7 +99,7 @@ def trace_layer(
 def _trace_phases(
     call: Call, masks: Mapping[Value, Value], has_phases: bool, lenders: Sequence[Any]
 ) -> tuple[Trace, ...]:
-    """Return the trace, and a separate trace of inference if the phases differ."""
+    """Return a trace for both phases. If `has_phases`, also return a trace of inference."""
     if not has_phases:
         return (Trace(call, masks, None, lenders),)
     trained, tested = (Trace(call, masks, phase, lenders) for phase in (True, False))
@@ -120,7 +122,7 @@ def _check(layer: keras.layers.Layer) -> None:
 
 
 class Trace:
-    """A symbolic run of a layer's `call`."""
+    """A run of a layer's `call` on symbolic tensors."""
 
     tape: tf.GradientTape
     layer: keras.layers.Layer
@@ -137,7 +139,7 @@ class Trace:
     ) -> None:
         self.call, self.layer, self.training = call, call.layer, training
         self.outside = {id(x) for x in lenders if isinstance(x, tf.Variable)}
-        """Ids of variables without a layer."""
+        """Ids of the variables in `lenders`."""
         self.lenders = [x for x in lenders if id(x) not in self.outside]
         owners = self.layer, *self.lenders
         self.holders = [holder for owner in owners for holder in find_weight_holders(owner)]
@@ -147,13 +149,13 @@ class Trace:
         symbols = {key: tensor for key, tensor in self.substitutes.items() if is_symbolic(tensor)}
         self.weights = [weights[key] for key in symbols]
         self.assigned: dict[int, Any] = {}
-        """Id of a variable -> the tensor that the layer assigns to it."""
+        """Maps the id of a variable to the tensor that the layer assigns."""
         self.inputs = {value: make_input(value.shape, value.dtype) for value in call.inputs}
         self.masks = {value: make_input(mask.shape, mask.dtype) for value, mask in masks.items()}
         for value, mask in self.masks.items():
             set_keras_mask(self.inputs[value], mask)
         self.added: list[Any] = []
-        """Functions that add a loss or a metric of the layer to a model."""
+        """Functions that each add a loss or metric of the layer to a model."""
         self.replacements = {
             "add_loss": self._add_loss,
             "add_metric": self._add_metric,
@@ -210,7 +212,7 @@ class Trace:
 
     @allow_any_batch_sizes()
     def make_model(self, inputs: Any, outputs: Any) -> keras.Model:
-        """Returns a model of traced tensors, with the losses and metrics of the layer."""
+        """Returns a model between traced tensors, with the layer's losses and metrics."""
         model = keras.Model(inputs, outputs)
         for add in self.added:
             add(model)
@@ -218,7 +220,7 @@ class Trace:
 
     def _add_loss(self, losses: object, **_: object) -> None:
         for loss in tf.nest.flatten(losses):
-            if read_scalar(loss) == 0.0:  # TabNet adds such losses in its last step.
+            if read_scalar(loss) == 0.0:  # TabNet adds losses of 0 in its last step.
                 continue
             if not is_symbolic(loss):
                 raise CannotTrace("it calls add_loss with a value independent of its inputs")
@@ -233,11 +235,11 @@ class Trace:
 
     @property
     def nodes(self) -> list[Node]:
-        """Keras' nodes of the traced calls, in order."""
+        """Keras' nodes of the traced calls, in order of execution."""
         return list_nodes(self.model)
 
     def read(self) -> TracedLayer:
-        """Returns the trace as a graph."""
+        """Converts the trace to a graph."""
         results = tf.nest.flatten([node.outputs for node in self.nodes])
         not_dense = tf.SparseTensorSpec, tf.RaggedTensorSpec
         if any(isinstance(result.type_spec, not_dense) for result in results):
@@ -249,7 +251,7 @@ class Trace:
         if self.outside:
             graph = dataclasses.replace(graph, calls=list(map(_fold_variables, graph.calls)))
         own = flatten_values(graph.inputs)[len(self.inputs) + len(self.masks) :]
-        # The layer's own output structure: Keras turns a list of one output into a tensor.
+        # Keras turns a list of one output into a tensor. The layer's structure is kept.
         flat = iter(flatten_values(graph.outputs))
         outputs = tf.nest.map_structure(lambda _: next(flat), self.outputs)
         graph = dataclasses.replace(graph, outputs=outputs)
@@ -260,7 +262,7 @@ class Trace:
         return TracedLayer(graph, weights, dict(ChainMap(*regularizers)), carries_masks)
 
     def __call__(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Computes the traced operations on concrete inputs."""
+        """Computes the outputs for concrete inputs."""
         weights = map(tf.convert_to_tensor, self.weights)  # Keras warns of variables in a Lambda.
         return tf.nest.flatten(self.model([*inputs, *weights], training=False))
 
@@ -270,7 +272,7 @@ def _refuse_updates(*args: object, **kwargs: object) -> None:
 
 
 def _fold_variables(call: Call) -> Call:
-    """Return a copy of a call in which constants replace the variables among the arguments."""
+    """Return a copy of a call. Constants replace the variables in its arguments."""
 
     def fold(leaf: Any) -> Any:
         return tf.constant(leaf.numpy()) if isinstance(leaf, tf.Variable) else leaf

@@ -1,4 +1,4 @@
-"""Combines a layer's traces of training and of inference into one trace."""
+"""Combines two traces of a layer, of training and of inference, into one trace."""
 
 from __future__ import annotations
 
@@ -29,19 +29,21 @@ NOISE = {
     *(layers.RandomFlip, layers.RandomRotation, layers.RandomZoom, layers.RandomTranslation),
     *(layers.RandomContrast, layers.RandomBrightness),
 }
-"""Layers that return their input at inference."""
+"""Layers that return their input unchanged at inference."""
 
 _PHASE = "keras_qat: the phase"
-"""Placeholder for a `training` argument that is replaced by the model's phase."""
+"""Placeholder for an argument that is True in training and False at inference."""
 
 
 def follow_training(trained: Trace, tested: Trace) -> None:
-    """Makes inner layers follow the model's phase, if the outer layer passes its own phase to them.
+    """Makes inner layers follow the model's phase, training or inference.
+
+    In `trained`, a `training` argument becomes None if the outer layer passes its phase.
 
     Raises:
         CannotTrace, OnlyTrains: if the layer computes differently in training.
-        MustTraceInline: if an inner layer receives the phase as an argument that is not named
-            `training`.
+        MustTraceInline: if a custom inner layer receives the phase in an argument with another name
+            than `training`.
     """
     does_nothing = _returns_input(tested) and not trained.weights
     refusal: Exception = CannotTrace("it computes differently in training")
@@ -88,10 +90,10 @@ def follow_training(trained: Trace, tested: Trace) -> None:
 
 
 def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace:
-    """Returns a trace of both phases. Sections that only training computes stay in float.
+    """Returns one trace for two different phases. Training-only operations stay in float.
 
-    The phases may differ in some sections, as in stochastic depth. If the layer has no weights,
-    they may differ entirely, such as noise in training and rounding at inference.
+    Stochastic depth is an example: training adds some operations. If a layer has no weights, its
+    phases may differ entirely. Such a layer may add noise in training, and round at inference.
 
     Raises:
         CannotTrace: `refusal`, for all other layers.
@@ -121,7 +123,7 @@ def _returns_input(trace: Trace) -> bool:
 
 
 def _is_random_like_layer(trained: Trace) -> bool:
-    """Return whether a trace of training is random if, and only if, its layer is random."""
+    """Return True if a layer and its trace of training are both random or both deterministic."""
     if any(draws_random_numbers(node.layer) for node in trained.nodes):
         return True  # Two runs may be equal, for example if an example is rarely dropped.
     if trained.weights or trained.model.weights:
@@ -137,15 +139,15 @@ def _is_random_like_layer(trained: Trace) -> bool:
 
 
 class _TrainingSections:
-    """Compares a layer's trace in training with its trace at inference, which lacks some sections.
+    """Finds sections of a training trace that inference skips, and moves each to a `TrainingOnly`.
 
-    An example of a section is stochastic depth written by hand: `x / keep * mask` in training, `x`
-    otherwise. A section computes a tensor from another tensor of the same shape, without weights.
-    It may also read tensors that inference computes: `mean + deviation * noise` in training, `mean`
-    otherwise.
+    A section computes a tensor from another tensor of the same shape, without weights. An example
+    is stochastic depth: `x / keep * mask` in training, `x` at inference. A section may read tensors
+    that inference computes: `mean + deviation * noise` in training, `mean` at inference.
 
     Args:
-        trained, tested: traces of training and of inference. The trace of training is changed.
+        trained: the trace of training, which is changed.
+        tested: the trace of inference.
     """
 
     def __init__(self, trained: Trace, tested: Trace) -> None:
@@ -156,18 +158,19 @@ class _TrainingSections:
             for trace in (trained, tested)
         ]
         self.starts: dict[tuple[int, int], Any] = {}
-        """Ids of a tensor in training and a tensor at inference -> the start of the section that
-        ends at the tensor in training. The start is that tensor itself if both are equal, and None
-        if they do not correspond.
+        """Maps ids of `a`, a tensor in training, and `b`, a tensor at inference, to a tensor.
+
+        The tensor is the start of the section that ends at `a`. It is `a` if `a` equals `b`. It is
+        None if `a` and `b` do not correspond.
         """
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
-        """Ids of a section's start and end -> other tensors that it reads, in both traces."""
+        """Maps the ids of a section's start and end to its other inputs, in both traces."""
         self.rebuilt: set[Node] = set()
         self.sections: dict[int, Any] = {}
-        """Id of the tensor that ends a section -> the output of the section's `TrainingOnly`."""
+        """Maps the id of a section's last tensor to the output of its `TrainingOnly`."""
 
     def combine(self) -> Any | None:
-        """Returns the outputs of training with a `TrainingOnly` for each section.
+        """Returns the outputs in training, with a `TrainingOnly` for each section.
 
         Returns None if the traces do not correspond.
         """
@@ -177,7 +180,7 @@ class _TrainingSections:
         return tf.nest.pack_sequence_as(self.trained.outputs, list(map(self._rebuild, *ends)))
 
     def _corresponds(self, a: KerasTensor, b: KerasTensor) -> bool:
-        """Return whether tensors are equal, except in sections."""
+        """Return True if both traces compute equal tensors, except in sections."""
         key = id(a), id(b)
         if key not in self.starts:
             starts = (x for x in self._list_before(a) if self._is_section(x, a, b))
@@ -207,7 +210,7 @@ class _TrainingSections:
         return _is_phase(a, b) or (is_constant and _is_equal(a, b))
 
     def _list_before(self, end: KerasTensor) -> Iterator[KerasTensor]:
-        """Yield the tensors on which a tensor depends, the nearest first."""
+        """Yield the tensors that `end` depends on, the nearest first."""
         queue, seen = [end], {id(end)}
         for tensor in queue:
             for x in self._list_read(tensor):
@@ -241,7 +244,7 @@ class _TrainingSections:
         return True
 
     def _find_partner(self, a: KerasTensor) -> KerasTensor | None:
-        """Return the tensor at inference that equals a tensor in training, or None."""
+        """Return the tensor at inference that equals `a`, or None. `a` is from training."""
         if (index := self.inputs[0].get(id(a))) is not None:
             b = self.tested.model.inputs[index]
             self.starts[id(a), id(b)] = a
@@ -257,7 +260,7 @@ class _TrainingSections:
         return None
 
     def _rebuild(self, a: KerasTensor, b: KerasTensor) -> KerasTensor:
-        """Return a tensor of training, or the output of the section that ends at it."""
+        """Return `a`, or the output of a `TrainingOnly` if a section ends at `a`."""
         start = self.starts[id(a), id(b)]
         self._rebuild_node(start, b)
         if start is a:
@@ -272,7 +275,7 @@ class _TrainingSections:
         return self.sections[id(a)]
 
     def _rebuild_node(self, a: KerasTensor, b: KerasTensor) -> None:
-        """Make the node of a tensor read rebuilt tensors, and follow the model's phase."""
+        """Make the node that computes `a` read rebuilt tensors and follow the model's phase."""
         node = self.producers[0].get(id(a))
         if node is None or node in self.rebuilt:
             return
@@ -290,7 +293,7 @@ class _TrainingSections:
 
 
 def _find_producers(trace: Trace) -> dict[int, Node]:
-    """Return the node that computes each tensor, by the tensor's id."""
+    """Map the id of each tensor to the node that computes the tensor."""
     return {id(x): node for node in trace.nodes for x in tf.nest.flatten(node.outputs)}
 
 
@@ -299,9 +302,9 @@ def _flatten_arguments(node: Node) -> list[Any]:
 
 
 def _sort_nodes(trace: Trace) -> list[Node]:
-    """Return the nodes of a trace in an order that stays the same if a branch has more layers.
+    """Return the nodes of a trace, sorted depth-first from the outputs.
 
-    The nodes that compute the first argument of a node come before the nodes for the second.
+    More layers in one branch do not change the order of the remaining nodes.
     """
     producers = _find_producers(trace)
     order: dict[Node, None] = {}
@@ -316,7 +319,7 @@ def _sort_nodes(trace: Trace) -> list[Node]:
 
 
 def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
-    """Assign indices to the tensors of a trace. Outputs of `noise` get their inputs' indices."""
+    """Assign indices to the tensors of a trace. A noise layer's output has its input's index."""
     indices = {id(tensor): index for index, tensor in enumerate(trace.model.inputs)}
     count = len(indices)
     for node in _sort_nodes(trace):
@@ -330,9 +333,9 @@ def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
 
 
 def _identify(node: Node) -> Any:
-    """Return a key that is equal for two nodes that compute the same function.
+    """Return a key. Nodes with equal keys compute the same function.
 
-    A layer without weights is identified by its configuration, because code such as
+    The key of a layer without weights is its configuration, because code such as
     `keras.layers.add` creates a new layer in each call.
     """
     layer = node.layer
@@ -354,5 +357,5 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def _is_phase(a: object, b: object) -> bool:
-    """Return whether an argument is the phase: True in training and False at inference."""
+    """Return True if an argument is True in training (`a`) and False at inference (`b`)."""
     return a is True and b is False

@@ -20,11 +20,11 @@ MOST_STEPS = 32
 
 @contextlib.contextmanager
 def unroll_loops() -> Iterator[None]:
-    """Unrolls loops of known trip count over symbolic tensors while a `with` block runs.
+    """Unrolls loops with a known number of steps inside a `with` block.
 
-    It replaces `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`. If the
-    condition of a `tf.cond` depends only on sizes, only one branch is executed. A list replaces
-    `tf.TensorArray`.
+    The block replaces `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`.
+    `tf.cond` executes one branch if its condition depends only on sizes. `tf.TensorArray` becomes a
+    list.
     """
     backend: Any = inspect.getmodule(keras.backend.rnn)
     with contextlib.ExitStack() as block:
@@ -41,9 +41,9 @@ def unroll_loops() -> Iterator[None]:
 
 
 def _prefer(new: Callable[..., Any], old: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `new`, and `old` if `new` raises `NotKnown`.
+    """Return a function that calls `new`. If `new` raises `NotKnown`, it calls `old`.
 
-    The returned function always calls `old` inside a graph, because inner layers are built there.
+    Inside a graph, it always calls `old`, because inner layers are built there.
     """
 
     def call(*args: object, **kwargs: object) -> Any:
@@ -173,4 +173,4 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     ),
     "TensorArray": lambda *args, **kwargs: _Steps([]),
 }
-"""Name of a function -> the function that replaces it."""
+"""Maps the name of a function to its replacement."""
