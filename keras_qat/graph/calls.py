@@ -17,15 +17,16 @@ from keras_qat.keras2.backend import keras
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """A tensor of the graph: the output of a call, or a model input, which has no producer.
+    """A tensor of the graph.
 
-    Unlike calls, values are mutable, because a value and its producer refer to each other, and
-    because shapes are inferred later.
+    Values are mutable, because a value and its producer refer to each other. Shapes are inferred
+    after values are created.
 
     Args:
-        masked: whether the tensor has a Keras mask.
-        rows: how many rows belong to an example if the size of the first axis is unknown: usually
-            1, but 3 after a reshape from (examples, 3, 4) to (-1, 4).
+        producer: the call that computes the tensor, or None for a model input.
+        masked: True if the tensor has a Keras mask.
+        rows: rows per example if the size of the first axis is unknown. Usually 1. It is 3 after a
+            reshape from [batch, 3, 4] to [-1, 4].
     """
 
     name: str
@@ -37,7 +38,7 @@ class Value:
 
     @property
     def is_float(self) -> bool:
-        """True for floating-point tensors, which can be quantized."""
+        """True for floating-point tensors. Only these tensors can be quantized."""
         return tf.as_dtype(self.dtype).is_floating
 
     @property
@@ -47,14 +48,14 @@ class Value:
 
     @property
     def elements(self) -> int | None:
-        """The number of values in one example; None if a size is known only at run time."""
+        """The number of values in one example, or None if a size is unknown."""
         first, *sizes = self.shape or (1,)
         rest = multiply_sizes(sizes)
         return rest if rest is None else int(rest * (self.rows if first is None else first))
 
     @property
     def inference_dtype(self) -> str:
-        """The type at inference: float32 for any floating-point type."""
+        """The data type at inference. It is float32 for all floating-point types."""
         return "float32" if self.is_float else self.dtype
 
     def __repr__(self) -> str:
@@ -65,17 +66,17 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call becomes the producer of all outputs without a producer. It becomes the producer of
-    its other outputs when it is added to a graph.
+    A new call becomes the producer of each output without a producer. When a graph with the call is
+    created, the call becomes the producer of all its outputs.
 
     Args:
         layer: the layer, from the model or created by `lower`.
-        args: positional arguments: a structure with `Value`s for the tensors.
-        kwargs: keyword arguments, in the same form.
-        outputs: a structure of `Value`s.
-        name: the layer's name, with the names of enclosing models as prefix.
-        origin: the name of the user's layer that the call helps to compute.
-        source: the layer that `origin` names.
+        args: positional arguments. Tensors are `Value`s, also in nested lists.
+        kwargs: keyword arguments. Tensors are `Value`s, also in nested lists.
+        outputs: a `Value`, or a nested list or dict of `Value`s.
+        name: the layer's name after the names of enclosing models, such as "encoder/dense".
+        origin: the name of the user's layer that the call was created from.
+        source: the user's layer with the name `origin`.
         within: the traced layers that contain this call, outermost first.
     """
 
@@ -95,11 +96,11 @@ class Call:
             value.producer = value.producer or self
 
     def as_part_of(self, call: Call) -> Call:
-        """Returns this call with the origin of `call`, because it (partly) replaces `call`."""
+        """Returns a copy with the origin of `call`. The copy replaces `call`, or part of `call`."""
         return self.replace(origin=call.origin, source=call.source, within=call.within)
 
     def replace(self, **changes: Any) -> Call:
-        """Returns a changed copy that becomes the producer of the outputs."""
+        """Returns a copy with `changes`. The copy becomes the producer of the outputs."""
         call = dataclasses.replace(self, **changes)
         call.take_over_outputs()
         return call
@@ -131,12 +132,12 @@ class Graph:
         name: the model's name.
         inputs: a structure of `Value`s, like the model's inputs.
         outputs: a structure of `Value`s, like the model's outputs.
-        output_names: the model's names for its outputs.
+        output_names: names of the outputs in the Keras model.
         calls: the calls that the outputs depend on.
-        weights: layer created by `lower` -> the initial values of its weights.
-        loss_only: calls on which only added losses and metrics depend. They are not exported.
-        opaque: name of a call -> the reason why its layer could not be traced.
-        in_float: name of a call -> the reason why it must not read quantized values.
+        weights: maps layers created by `lower` to initial weights.
+        loss_only: calls that only compute added losses and metrics. They are not exported.
+        opaque: maps names of calls to reasons why a layer could not be traced.
+        in_float: maps names of calls to reasons why a call must not read quantized values.
     """
 
     name: str
@@ -154,7 +155,7 @@ class Graph:
             call.take_over_outputs()
 
     def consumers(self, losses: bool = True) -> dict[Value, list[Call]]:
-        """Returns the calls that read each value, including `loss_only` calls if `losses`."""
+        """Returns the calls that read each value. If `losses`, includes `loss_only` calls."""
         consumers: dict[Value, list[Call]] = {value: [] for value in self.values()}
         for call in [*self.calls, *(self.loss_only if losses else ())]:
             for value in dict.fromkeys(call.inputs):
@@ -162,7 +163,7 @@ class Graph:
         return consumers
 
     def find_single_consumers(self) -> dict[Value, Call]:
-        """Returns {value: consumer} for values with a single consumer, except model outputs."""
+        """Returns {value: consumer} for values with one consumer. Model outputs are omitted."""
         outputs = set(flatten_values(self.outputs))
         consumers = {value: calls for value, calls in self.consumers().items() if len(calls) == 1}
         return {value: call for value, (call,) in consumers.items() if value not in outputs}
@@ -177,7 +178,7 @@ class Graph:
 
 
 def multiply_sizes(sizes: Iterable[int | None]) -> int | None:
-    """Returns the product of sizes; None if one of them is unknown."""
+    """Returns the product of sizes, or None if a size is unknown."""
     known = list(sizes)
     return None if None in known else math.prod(known)  # type: ignore[arg-type]
 
@@ -188,14 +189,14 @@ def flatten_values(structure: object) -> list[Value]:
 
 
 def map_values(function: Callable[[Value], object], structure: object) -> Any:
-    """Returns the structure with each `Value` replaced by `function(value)`."""
+    """Replaces each `Value` in a structure by `function(value)`."""
     return tf.nest.map_structure(
         lambda leaf: function(leaf) if isinstance(leaf, Value) else leaf, structure
     )
 
 
 def split_loss_only(calls: list[Call], outputs: object) -> tuple[list[Call], list[Call]]:
-    """Splits calls into the calls that the outputs depend on, and the other calls."""
+    """Returns the calls that `outputs` depend on, and all remaining calls."""
     read, needed = set(flatten_values(outputs)), set()
     for call in reversed(calls):
         if read.intersection(flatten_values(call.outputs)):
@@ -205,11 +206,11 @@ def split_loss_only(calls: list[Call], outputs: object) -> tuple[list[Call], lis
 
 
 def drop_unused_calls(graph: Graph) -> Graph:
-    """Returns the graph without unused calls, such as calls that compute a layer's state."""
+    """Removes unused calls from a graph, such as calls that compute a layer's state."""
     read = flatten_values([graph.outputs, *(call.inputs for call in graph.loss_only)])
     return dataclasses.replace(graph, calls=split_loss_only(graph.calls, read)[0])
 
 
 def is_batch_norm(call: Call) -> bool:
-    """Returns whether a call is a BatchNormalization."""
+    """Returns True if the layer of a call is a BatchNormalization."""
     return isinstance(call.layer, keras.layers.BatchNormalization)

@@ -15,7 +15,7 @@ from keras_qat.graph.sizes import infer_shapes
 from keras_qat.keras2.backend import layers
 
 _MOST_ELEMENTS = 8
-"""Constants with more elements are described by their shape."""
+"""For constants with more elements, only the shape is printed."""
 
 
 def list_calls(graph: Graph) -> list[str]:
@@ -56,7 +56,7 @@ def _describe(argument: object) -> str:
 
 
 class InconsistentGraph(AssertionError):
-    """Raised if a graph is inconsistent, which is a fault of this library."""
+    """Raised if a graph is inconsistent. This is a fault of the library."""
 
 
 def verify_graph(graph: Graph, step: str, is_complete: bool = True) -> None:
@@ -64,8 +64,8 @@ def verify_graph(graph: Graph, step: str, is_complete: bool = True) -> None:
 
     Args:
         graph: the graph.
-        step: the pass that created it, for the message.
-        is_complete: whether to require unique names, and to compare shapes with inferred shapes.
+        step: the pass that created the graph, for the message.
+        is_complete: True to also check names and shapes. Names must be unique.
 
     Raises:
         InconsistentGraph: with a list of all problems.

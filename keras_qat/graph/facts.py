@@ -1,7 +1,7 @@
-"""Computes properties of a graph's tensors by rules, once per tensor and without deep recursion.
+"""Computes properties of tensors by rules: once per tensor, and without deep recursion.
 
-A rule is a generator that yields the tensors that it depends on. Modules define the rules that they
-use, such as `lowering/read_operations.py`.
+A rule is a generator. To ask for the property of another tensor, it yields that tensor.
+`lowering/read_operations.py` has examples of rules.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Answer = TypeVar("Answer")
 Node = TypeVar("Node", bound=Hashable)
 
 Rule = Callable[[Question], Generator[Question, Any, Answer]]
-"""A generator that yields the questions it depends on, receives answers, and returns an answer."""
+"""A generator that yields questions, receives the answers, and returns an answer."""
 
 
 class Facts:
     """Evaluates rules for the tensors of a graph, and caches the answers.
 
-    Use one object only while the graph does not change.
+    Create a new object after a change of the graph.
 
     Example:
         >>> def is_non_negative(value):
@@ -44,16 +44,16 @@ class Facts:
         self._answers: dict[Any, dict[Any, Any]] = {}
 
     def find(self, rule: Rule[Question, Answer], question: Question) -> Answer:
-        """Returns the answer of a rule for `question`, which is a tensor or any other key."""
+        """Returns the answer of a rule for `question`, a tensor or any other key."""
         return solve(question, rule, self._answers.setdefault(rule, {}))
 
 
 def reach(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """Returns the starts and all tensors or calls reachable from them, in depth-first order.
+    """Returns `starts` and all their direct and indirect successors, in depth-first order.
 
     Args:
         starts: tensors or calls.
-        following: function that returns the successors of a tensor or call.
+        following: returns the successors of a tensor or call.
     """
     found: dict[Node, None] = {}
     pending = list(starts)[::-1]
@@ -70,14 +70,14 @@ def solve(
 ) -> Answer:
     """Returns the answer of a rule. An answer may depend on the answers for other tensors.
 
-    A recursive function would visit a tensor once for each path to the tensor: exponentially often
-    in a chain of `y = tf.maximum(y, tf.reverse(y, [1]))`. This function visits it once.
+    This function visits each tensor once. A recursive function would visit a tensor once for each
+    path. The number of paths is exponential in a chain of `y = tf.maximum(y, tf.reverse(y, [1]))`.
 
     Args:
         question: a value of the graph, or any other key.
         rule: the rule.
-        known: earlier answers, to which new answers are added. Pass the same dictionary only while
-            the graph does not change.
+        known: earlier answers. New answers are added. Pass the same dictionary only while the graph
+            does not change.
     """
     answers = {} if known is None else known
     if question in answers:
@@ -101,7 +101,7 @@ def solve(
 def describe_argument(leaf: object) -> Hashable:
     """Returns a key for an argument. Equal arguments have equal keys.
 
-    The key of an array includes all its bytes, because `repr` omits the middle of a large array.
+    The key of an array contains all bytes, because `repr` omits the middle of a large array.
     """
     if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
         constant = tf.get_static_value(leaf)
@@ -116,7 +116,7 @@ def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashabl
 
     Args:
         call: the call.
-        name: function that returns the key of a tensor that the call reads.
+        name: returns the key of an input of the call.
     """
     arguments = call.args, call.kwargs
     structure = tf.nest.map_structure(lambda _: None, arguments)
@@ -126,9 +126,10 @@ def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashabl
 
 
 def identify_function(call: Call) -> Hashable | None:
-    """Returns the name of a call's TensorFlow function; None for random operations and for layers.
+    """Returns the name of a call's TensorFlow function.
 
-    Two calls of a layer may return different results, because layers may have state.
+    Returns None for random operations and for Keras layers. A layer may have state, so two calls
+    may return different results.
     """
     is_function = is_operation(call.layer) and not draws_random_numbers(call.layer)
     return name_in_tensorflow(call.layer) if is_function else None
@@ -138,8 +139,8 @@ class StructuralKeys:
     """Assigns indices to tensors. Tensors that are computed in the same way have equal indices.
 
     Args:
-        identify: function that returns equal keys for calls that compute the same function, and
-            None for a call that equals no other call.
+        identify: returns a key for a call. Calls with equal keys compute the same function. The key
+            None marks a call that equals no other call.
     """
 
     def __init__(self, identify: Callable[[Call], Hashable | None] = identify_function) -> None:
@@ -148,11 +149,11 @@ class StructuralKeys:
         self._known: dict[Value, int] = {}
 
     def is_same(self, first: Value, second: Value) -> bool:
-        """Returns whether two tensors are identical, or computed in the same way."""
+        """Returns True if two tensors are identical, or computed in the same way."""
         return first is second or self.find_index(first) == self.find_index(second)
 
     def find_index(self, value: Value) -> int:
-        """Returns the index of a tensor. Tensors that are computed in the same way share it."""
+        """Returns the index of a tensor."""
         return solve(value, self._find_index, self._known)
 
     def _find_index(self, value: Value) -> Generator[Value, Any, int]:

@@ -1,6 +1,6 @@
-"""Computes the Keras masks (`_keras_mask`) of a graph's values. They mark padding in sequences.
+"""Computes the Keras masks of a graph's values. A mask marks padding in sequences.
 
-Embedding and Masking create a mask. Later layers compute output masks from input masks.
+The layers Embedding and Masking create a mask. Later layers compute output masks from input masks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _MERGING = (
     *(layers.Add, layers.Subtract, layers.Multiply, layers.Average, layers.Maximum),
     layers.Minimum,
 )
-"""Layers that combine their inputs' masks with a logical and."""
+"""Layers that combine the masks of all inputs with a logical and."""
 
 
 def get_first_argument(call: Call) -> Any:
-    """Returns the first argument of a call, from which Keras reads masks."""
+    """Returns the first argument of a call. Keras reads masks from this argument."""
     return call.args[0] if call.args else next(iter(call.kwargs.values()))
 
 
@@ -30,9 +30,9 @@ class KerasMasks:
     """Computes the Keras masks of a graph's values.
 
     Args:
-        read: function that returns the tensor of a value, or None.
-        find_producer: function that returns the call that computes a value and its mask.
-        convert: function that changes a mask before use, given the mask and the call that made it.
+        read: returns the tensor of a value, or None.
+        find_producer: returns the call that computes a value and the mask of the value.
+        convert: receives a mask and the call that computed it. Returns the mask to use.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class KerasMasks:
         return call.layer.compute_mask(map_values(self.read, first), masks if known else None)
 
     def attach(self, value: Value, tensor: tf.Tensor) -> tf.Tensor:
-        """Attaches the mask of a value to its tensor, or removes the tensor's mask."""
+        """Returns `tensor` with the mask of `value`, or without a mask if `value` has none."""
         mask = self.find(value)
         if get_keras_mask(tensor) is not mask:
             tensor = tf.identity(tensor)

@@ -1,7 +1,7 @@
-"""Finds calls that replace NaN, which marks missing values in the inputs of a model.
+"""Finds calls that replace NaN in the inputs of a model. NaN marks missing values.
 
-An example is `tf.where(tf.math.is_nan(x), 0.0, x)`. Quantized values cannot be NaN, so these calls
-read the input before it is quantized.
+An example is `tf.where(tf.math.is_nan(x), 0.0, x)`. These calls read the input before it is
+quantized, because quantized values cannot be NaN.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 
 REPLACES_NAN = "replaces NaN in an input before rounding, because quantized values cannot be NaN"
-"""Why the calls that replace NaN stay in float."""
+"""The reason why calls that replace NaN stay in float."""
 
 
 def _equals_itself(x: tf.Tensor) -> tf.Tensor:
@@ -33,20 +33,20 @@ TESTS_FOR_NAN: dict[str, Callable[..., tf.Tensor]] = {
     "is_finite": lambda x, name=None: _equals_itself(x - x),
     "is_inf": _is_infinite,
 }
-"""Operation -> an equivalent function that compares tensors with themselves."""
+"""Maps an operation to an equivalent function that compares tensors with themselves."""
 
 _REPLACES = READS_SHAPES.union(("where", "multiply_no_nan"))
 """Operations that can replace NaN by another value."""
 
 _COMPUTES = ("add", "subtract", "multiply", "divide", "cast")
 _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
-"""Operations and layers that return NaN for NaN, besides operations that move elements."""
+"""Operations and layers that compute NaN from NaN. Operations that move elements are separate."""
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns {input: calls that may read it} for inputs with NaN that the model replaces.
+    """Returns {input: calls that may read NaN} for inputs in which the model replaces NaN.
 
-    An input is omitted if other calls, such as a layer with a kernel, also read its NaN.
+    An input is omitted if an unsupported call, such as a layer with a kernel, may read NaN.
     """
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     found = {}
@@ -67,7 +67,7 @@ def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
 
 
 def compares_with_itself(call: Call) -> bool:
-    """Returns whether a call compares a tensor with itself, which detects NaN."""
+    """Returns True if a call compares a tensor with itself. The comparison detects NaN."""
     is_same = len(call.inputs) == 2 and call.inputs[0] is call.inputs[1]
     return is_same and call.inputs[0].is_float and get_kind(call) in ("equal", "not_equal")
 
@@ -77,7 +77,7 @@ def _replaces_nan(call: Call) -> bool:
 
 
 def _keeps_nan(call: Call) -> bool:
-    """Return whether a call is elementwise or moves elements, and returns NaN for NaN."""
+    """Return True if a call moves elements, or computes NaN from NaN elementwise."""
     if _replaces_nan(call) or type(call.layer) is WeightTensor:
         return False
     computes = get_kind(call) in _COMPUTES or isinstance(call.layer, _COMPUTING_LAYERS)

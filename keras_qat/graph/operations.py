@@ -1,8 +1,8 @@
 """Identifies calls of TensorFlow functions, and reads their arguments.
 
-If a TensorFlow function is called on a symbolic tensor, Keras creates a layer that stores the
-function's name, such as "math.add" or "compat.v1.shape". `get_kind` maps it to a kind of operation,
-"add" or "shape", and other modules only compare kinds.
+Keras creates a layer if a TensorFlow function is called on a symbolic tensor. The layer stores the
+name of the function, such as "math.add" or "compat.v1.shape". `get_kind` maps the name to a kind of
+operation, "add" or "shape". Other modules only compare kinds.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ FUNCTIONS = {
         fused_batch_norm log_softmax max_pool separable_conv2d weighted_moments
         """,
 }
-"""Module of TensorFlow -> its functions. Except in `OTHER_KINDS`, a function's kind is its name."""
+"""Maps TensorFlow modules to functions. A function's name is its kind, except in `OTHER_KINDS`."""
 
 OTHER_KINDS = {
     "__operators__.eq": "equal",
@@ -81,14 +81,14 @@ OTHER_KINDS = {
     "image.transpose": "transpose_image",
     **dict.fromkeys(("nn.max_pool1d", "nn.max_pool2d"), "max_pool"),
     **dict.fromkeys(("nn.avg_pool1d", "nn.avg_pool2d"), "avg_pool"),
-    # TensorFlow 1's functions sample at other coordinates.
+    # TensorFlow 1 samples images at other coordinates.
     "compat.v1.image.resize": "v1_resize_images",
     "compat.v1.image.resize_bicubic": "v1_resize_bicubic",
     "compat.v1.image.resize_bilinear": "v1_resize_bilinear",
     "compat.v1.image.resize_images": "v1_resize_images",
     "compat.v1.image.resize_nearest_neighbor": "v1_resize_nearest_neighbor",
 }
-"""Name in TensorFlow -> its kind, if it is not the function's name."""
+"""Maps names in TensorFlow to kinds that differ from the name."""
 
 KINDS = {
     name: OTHER_KINDS.get(name, function)
@@ -96,10 +96,10 @@ KINDS = {
     for function in functions.split()
     for name in [f"{module}.{function}".lstrip(".")]
 }
-"""Name in TensorFlow -> the function's kind."""
+"""Maps names in TensorFlow to kinds."""
 
 NAMES = {kind: [name for name in KINDS if KINDS[name] == kind] for kind in KINDS.values()}
-"""Kind -> the names of its functions in TensorFlow."""
+"""Maps kinds to names in TensorFlow."""
 
 COMMUTES = ("add", "multiply", "maximum", "minimum")
 """Kinds of commutative operations."""
@@ -130,7 +130,7 @@ OTHER_NAMES = {
     "x": ("self",),
     "y": ("other",),
 }
-"""Name of an argument in TensorFlow 2 -> its names in other functions of the same kind."""
+"""Maps names of arguments in TensorFlow 2 to names in other functions of the same kind."""
 
 CANONICAL_NAMES = {other: name for name, others in OTHER_NAMES.items() for other in others}
 
@@ -138,7 +138,7 @@ CHANNELS_LAST = ("NWC", "NHWC", "NDHWC")
 
 
 def is_operation(layer: object) -> bool:
-    """Returns whether a layer is a TensorFlow operation that was called on a symbolic tensor."""
+    """Returns True if Keras created the layer for a TensorFlow operation."""
     return type(layer).__name__ in ("TFOpLambda", "SlicingOpLambda")
 
 
@@ -149,32 +149,36 @@ def get_operation_class() -> type:
 
 
 def name_in_tensorflow(layer: keras.layers.Layer) -> str:
-    """Returns TensorFlow's name of an operation, as in "math.add"; "" for any other layer."""
+    """Returns the name of an operation in TensorFlow, such as "math.add".
+
+    Returns "" if the layer is not an operation.
+    """
     return str(layer.symbol) if is_operation(layer) else ""
 
 
 def get_kind(step: Call | keras.layers.Layer) -> str:
-    """Returns the kind of operation of a call or a layer; "" if it is not an operation.
+    """Returns the kind of an operation, such as "add".
 
-    The kind of a function that is not in the table is its name in TensorFlow.
+    Returns "" if the layer is not an operation. The kind of an operation that is not in `KINDS` is
+    its name in TensorFlow.
     """
     name = name_in_tensorflow(step.layer if isinstance(step, Call) else step)
     return KINDS.get(name, name)
 
 
 def draws_random_numbers(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer is a random operation."""
+    """Returns True if a layer is a random TensorFlow operation."""
     name = name_in_tensorflow(layer)
     return "random" in name or "dropout" in name
 
 
 def moves_elements(call: Call) -> bool:
-    """Returns whether a call only moves elements of its inputs, like a reshape."""
+    """Returns True if a call only moves elements, like a reshape."""
     return get_kind(call) in MOVES or type(call.layer) in MOVING_LAYERS
 
 
 def get_operands(call: Call, *names: str) -> list[Any]:
-    """Returns the values of named arguments of a call; None for missing arguments.
+    """Returns named arguments of a call. Missing arguments are None.
 
     The names are as in TensorFlow 2, even for functions of TensorFlow 1.
     """
@@ -186,14 +190,14 @@ def get_operands(call: Call, *names: str) -> list[Any]:
 
 
 def get_argument(call: Call, name: str) -> Any:
-    """Returns a call's argument by its name; None if it is missing."""
+    """Returns a named argument of a call, or None if it is missing."""
     return get_operands(call, name)[0]
 
 
 def bind_arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:
-    """Returns an operation's first argument in a list, and the others by their TensorFlow 2 names.
+    """Returns the first argument of an operation in a list, and a dict of further arguments.
 
-    The argument `name`, and arguments that equal their defaults, are omitted.
+    The keys are names in TensorFlow 2. Arguments that equal the defaults are omitted, like `name`.
     """
     signature = _get_signature(call.layer.function)
     args, kwargs = list[Any](), dict[str, Any]()
@@ -229,7 +233,7 @@ def _list_parameters(function: Callable[..., object]) -> tuple[str, ...]:
 
 
 def list_arguments(call: Call) -> list[Any]:
-    """Returns the arguments of an operation except its name, in the order of the parameters."""
+    """Returns the arguments of an operation in the order of the parameters, without `name`."""
     given: dict[Any, Any] = dict(enumerate(call.args))
     if call.kwargs:
         given = inspect.signature(call.layer.function).bind(*call.args, **call.kwargs).arguments
@@ -238,7 +242,7 @@ def list_arguments(call: Call) -> list[Any]:
 
 
 def read_scalar(leaf: object) -> float | None:
-    """Returns a scalar argument as a float; None for any other argument."""
+    """Converts a scalar argument to a float. Returns None for any other argument."""
     if tf.is_tensor(leaf):
         leaf = tf.get_static_value(leaf)
     if not isinstance(leaf, (int, float, np.number, np.ndarray)) or isinstance(leaf, bool):
@@ -247,7 +251,7 @@ def read_scalar(leaf: object) -> float | None:
 
 
 def read_array(leaf: object) -> NDArray[Any] | None:
-    """Returns a numeric argument as an array; None for any other argument."""
+    """Converts a numeric argument to an array. Returns None for any other argument."""
     if tf.is_tensor(leaf) and not isinstance(leaf, tf.Variable):
         leaf = tf.get_static_value(leaf)
     if isinstance(leaf, (list, tuple)) and leaf:  # Keras saves arrays as lists.

@@ -1,7 +1,7 @@
-"""Handles models in half precision, which train in half precision and infer in float32.
+"""Supports models that train in half precision. All models infer in float32.
 
-Keras' policies `mixed_float16` and `mixed_bfloat16` make layers compute in half precision, with
-weights in float32. Layers keep their policies in quantization-aware models.
+With Keras' policies `mixed_float16` and `mixed_bfloat16`, layers compute in half precision and
+store weights in float32. Layers keep these policies in quantization-aware models.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.messages import pluralize
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
-"""Type of a layer's outputs -> the policy with this type and float32 weights."""
+"""Maps the output type of layers to the policy with float32 weights."""
 
 _POLICY = threading.RLock()
-"""Lock for changes of the global policy, so threads do not restore each other's policies."""
+"""Lock of the global policy. Otherwise, a thread could restore the policy of another thread."""
 
 
 @contextlib.contextmanager
 def use_policy(name: str) -> Iterator[None]:
-    """Makes this policy the global policy while a `with` block runs."""
+    """Makes `name` the global policy inside a `with` block."""
     with _POLICY:
         before = keras.mixed_precision.global_policy()
         keras.mixed_precision.set_global_policy(name)
@@ -39,23 +39,23 @@ def use_policy(name: str) -> Iterator[None]:
 
 
 def use_float32() -> contextlib.AbstractContextManager[None]:
-    """Makes new layers compute in float32 while a `with` block runs."""
+    """Makes new layers compute in float32 inside a `with` block."""
     return use_policy("float32")
 
 
 def is_half(dtype: str) -> bool:
-    """Returns whether a type is float16 or bfloat16."""
+    """Returns True if a type is float16 or bfloat16."""
     return dtype in _POLICIES
 
 
 def get_policy(dtype: str) -> str:
-    """Returns the policy of layers with outputs of this type and weights in float32."""
+    """Returns the policy of layers with outputs of type `dtype` and float32 weights."""
     return _POLICIES.get(dtype, "float32")
 
 
 @contextlib.contextmanager
 def compute_in_float32(layer: keras.layers.Layer) -> Iterator[None]:
-    """Makes a layer, and all layers in it, compute in float32 while a `with` block runs."""
+    """Makes a layer and its inner layers compute in float32 inside a `with` block."""
     half = [inner for inner in list_layers(layer) if is_half(inner.compute_dtype)]
     before = [inner.dtype_policy for inner in half]
     for inner in half:
@@ -68,7 +68,7 @@ def compute_in_float32(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 def cast_constants(arguments: object) -> Any:
-    """Replaces half precision by float32 in the constants and dtypes among a layer's arguments.
+    """Replaces half precision by float32 in constants and dtypes among a layer's arguments.
 
     Keras only casts the first argument of a call.
     """
@@ -83,14 +83,15 @@ def cast_constants(arguments: object) -> Any:
 
 
 class ScalesLoss:
-    """A Keras model that scales its loss if a layer computes in float16.
+    """Mixin for a Keras model. The model scales the loss if a layer computes in float16.
 
-    Keras' `compile` only checks the policy of the model itself, which is float32 for inference.
+    The policy of the model itself is float32, for inference. Keras' `compile` only checks this
+    policy.
     """
 
     @property
     def dtype_policy(self) -> Any:
-        """The policy that `compile` reads: `mixed_float16` if any layer of the model has it."""
+        """The policy that `compile` reads: `mixed_float16` if any layer has this policy."""
         # Keras' `LossScaleOptimizer` fails without variables.
         has_variables = bool(self.trainable_weights)  # type: ignore[attr-defined]
         policies = [layer.dtype_policy for layer in list_layers(self)[1:] if has_variables]
@@ -99,7 +100,7 @@ class ScalesLoss:
 
 
 def check_precision(graph: Graph) -> None:
-    """Raises a `ValueError` if a layer computes in float64 or if its weights are not float32.
+    """Raises a `ValueError` if a layer computes in float64, or has weights of any other type.
 
     Non-trainable float64 variables are accepted, because tables and masks from NumPy are float64.
     """
@@ -129,7 +130,7 @@ def check_precision(graph: Graph) -> None:
 
 
 def check_holds_16_bits(model: keras.Model) -> None:
-    """Raises a `ValueError` if a layer has half precision, which is too coarse for 16 bits."""
+    """Raises a `ValueError` if a layer has half precision. It is too coarse for 16 bits."""
     half = [layer.name for layer in list_layers(model)[1:] if is_half(layer.compute_dtype)]
     if half:
         raise ValueError(

@@ -1,7 +1,6 @@
 """Reads a Sequential or functional model as a graph.
 
-There is a `Call` for each call of a layer, and a `Value` for each tensor. Nested models are
-flattened.
+Each call of a layer becomes a `Call`. Each tensor becomes a `Value`. Nested models are flattened.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ class _Reader:
     def __init__(self, model: keras.Model) -> None:
         self.model = model
         self.tensors: dict[int, Value] = {}
-        """Id of a symbolic tensor -> its value."""
+        """Maps the id of a symbolic tensor to a value."""
         self.masks: dict[Value, Any] = {}
-        """Value with a Keras mask -> a tensor or a value with the shape and type of the mask."""
+        """Maps a value to its Keras mask, or to a tensor of the mask's shape and type."""
         self.calls: list[Call] = []
         self.counts: Counter[Any] = Counter()
 
@@ -64,7 +63,7 @@ class _Reader:
     def _read_calls(
         self, model: keras.Model, inputs: Iterable[Value], path: str, training: bool | None
     ) -> Any:
-        """Add the calls of a model, which may be nested, and return its outputs."""
+        """Add the calls of a model to `self.calls`. Return the outputs of the model."""
         self._keep(model.inputs, inputs)
         for node in list_nodes(model):
             given = node.call_args, dict(node.call_kwargs)
@@ -73,7 +72,7 @@ class _Reader:
             layer, name = node.layer, path + node.layer.name
             args, kwargs = bind_options(layer, args, kwargs)
             if isinstance(layer, keras.layers.InputLayer):
-                # The model returns its input. Keras cannot load a file with such a call.
+                # The call returns its input. Keras could not load a file with the call.
                 self._keep([node.outputs], flatten_values((args, kwargs)))
                 continue
             if is_graph_model(layer):
@@ -91,7 +90,7 @@ class _Reader:
             self.counts[layer] += 1
             names = _name_outputs(name, self.counts[layer], node.outputs)
             symbols = tf.nest.flatten(node.outputs)
-            # Symbolic tensors of a nested model have no masks of the outer model's tensors.
+            # Inside a nested model, symbolic tensors lack masks from the outer model.
             masks = _compute_output_masks(layer, args, kwargs, self.masks) if path else []
             masks += [None] * (len(symbols) - len(masks))
             flat = list(map(self._add_value, symbols, names, masks))
@@ -121,7 +120,7 @@ class _Reader:
         self.tensors.update(zip(map(id, symbols), values, strict=True))
 
     def _carry_mask(self, value: Value, mask: Value | None, path: str) -> Value:
-        """Return a copy of a value that carries the `mask` passed to a call of a nested model."""
+        """Return a copy of `value` with a mask that was passed to a call of a nested model."""
         if mask is None:
             return value
         self.counts[path] += 1
@@ -136,7 +135,7 @@ class _Reader:
 def _compute_output_masks(
     layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any], masks: Mapping[Value, Any]
 ) -> list[Any]:
-    """Return the Keras masks of a call's outputs, computed from the masks of its inputs."""
+    """Compute the Keras masks of a call's outputs from the masks of the inputs."""
 
     def make_like(tensor: Any) -> KerasTensor | None:
         return None if tensor is None else make_input(tensor.shape, tensor.dtype)
@@ -151,9 +150,9 @@ def _compute_output_masks(
 
 
 def _restore_constants(argument: Any) -> Any:
-    """Convert lists of scalar tensors, which Keras creates from lists of scalars, back to scalars.
+    """Convert a list of scalar tensors to a list of scalars, or to an array if it is nested.
 
-    When Keras loads arrays, it also creates lists of tensors. Nested lists become arrays again.
+    Keras creates scalar tensors from a list of scalars, and from an array in a file.
     """
     is_list = isinstance(argument, (list, tuple)) and len(argument) > 0
     leaves = tf.nest.flatten(argument) if is_list else [None]
@@ -164,19 +163,19 @@ def _restore_constants(argument: Any) -> Any:
 
 
 def _is_none(symbol: KerasTensor) -> bool:
-    """Return whether an output represents None, because a layer returned tensors and None."""
+    """Return True if an output stands for None. Some layers return tensors and None."""
     return not hasattr(symbol.type_spec, "shape")
 
 
 def _name_outputs(name: str, call_number: int, outputs: object) -> list[str]:
-    """Return names for a call's outputs: the layer's name, with indices of the call and output."""
+    """Return names for the outputs of a call, such as "lstm:0" or "lstm#2:0" (second call)."""
     label = f"{name}#{call_number}" if call_number > 1 else name
     count = len(tf.nest.flatten(outputs))
     return [label] if count == 1 else [f"{label}:{index}" for index in range(count)]
 
 
 def list_symbols(model: keras.Model) -> dict[str, KerasTensor]:
-    """Returns the symbolic tensors outside nested models, by the name of the value."""
+    """Returns the symbolic tensors of a model by name, except tensors inside nested models."""
     tensors: dict[str, KerasTensor] = {}
     counts: Counter[Any] = Counter()
     for node in list_nodes(model):

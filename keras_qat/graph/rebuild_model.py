@@ -33,10 +33,10 @@ _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
         tensor, layer.metric_name, aggregation=layer.aggregation
     ),
 }
-"""Class of Keras' layers for `add_loss` or `add_metric` -> a function that adds it to a copy."""
+"""Maps Keras' layers for `add_loss` and `add_metric` to functions that repeat it on a copy."""
 
 Apply = Callable[[Call, Any, dict[str, Any]], Any]
-"""A function (call, positional arguments, keyword arguments) -> outputs of the call."""
+"""A function `(call, args, kwargs) -> outputs` that computes a call."""
 
 
 def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -46,7 +46,7 @@ def _call_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 def rebuild_model(
     graph: Graph, model_class: Callable[..., keras.Model] = _Model, apply: Apply = _call_layer
 ) -> keras.Model:
-    """Creates a model from a graph. `apply` computes each call, by default by calling the layer."""
+    """Creates a model from a graph. `apply` computes each call. The default calls the layer."""
     inputs = map_values(lambda x: make_input(x.shape, x.dtype, x.name), graph.inputs)
     tensors = dict(zip(flatten_values(graph.inputs), tf.nest.flatten(inputs), strict=True))
     _compute(graph.calls, tensors, apply)
@@ -61,9 +61,9 @@ def rebuild_model(
 
 
 def evaluate_graph(graph: Graph, inputs: list[tf.Tensor], apply: Apply = _call_layer) -> Any:
-    """Computes a graph for a flat list of inputs, and returns its outputs.
+    """Computes the outputs of a graph for a flat list of inputs.
 
-    `apply` computes each call, by default by calling the layer.
+    `apply` computes each call. The default calls the layer.
     """
     tensors = dict(zip(flatten_values(graph.inputs), inputs, strict=True))
     last_consumers = {value: call for call in graph.calls for value in call.inputs}
@@ -84,7 +84,7 @@ def _compute(calls: list[Call], tensors: dict[Value, Any], apply: Apply) -> None
 
 
 class InsertedCall(NamedTuple):
-    """A call inserted between a value's producer and its consumers."""
+    """A call to insert between the producer and the consumers of a value."""
 
     layer: Any
     name: str
@@ -96,7 +96,7 @@ class Replacement(NamedTuple):
 
     Args:
         layer: the layer.
-        reads: the call with the arguments for the layer.
+        reads: a call. `layer` is called with the arguments of this call.
     """
 
     layer: Any
@@ -113,13 +113,13 @@ def copy_graph(
 
     Args:
         graph: the graph.
-        replacements: call -> its replacement, in topological order. Other calls are dropped.
-        inserted: value -> calls to insert between the value and all of its consumers.
-        output_calls: output value -> a call inserted between it and the model's output.
+        replacements: maps calls to replacements, in topological order. Other calls are dropped.
+        inserted: maps values to calls to insert before all consumers.
+        output_calls: maps values to calls to insert only before the model's outputs.
     """
     calls: list[Call] = []
     current: dict[Value, Value] = {}
-    """Value of the graph -> the value that replaces it in the copy, after inserted calls."""
+    """Maps a value of the graph to the value in the copy, after inserted calls."""
 
     def copy(value: Value, dtype: str | None = None) -> Value:
         current[value] = Value(value.name, value.shape, dtype or value.dtype)
@@ -150,7 +150,7 @@ def copy_graph(
 
 
 def find_used_inputs(nested: Any, outputs: object) -> Any:
-    """Returns the symbolic inputs that outputs depend on, in a list or dict like `nested`."""
+    """Returns the symbolic inputs that `outputs` depend on, in a list or dict like `nested`."""
     graph = read_model(keras.Model(nested, outputs))
     used = {*flatten_values([graph.outputs, *(call.inputs for call in graph.calls)])}
     flat = list(zip(tf.nest.flatten(nested), flatten_values(graph.inputs), strict=True))
@@ -167,8 +167,8 @@ class OperationCall(keras.layers.Layer):
     """Calls a TensorFlow operation on a list of tensors, and saves all arguments.
 
     Args:
-        operation: Keras' layer of the operation, or its configuration.
-        arguments: positional and named arguments in JSON, with the indices of the tensors.
+        operation: Keras' layer of the operation, or the configuration of this layer.
+        arguments: positional and named arguments in JSON. Indices stand for tensors.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class OperationCall(keras.layers.Layer):
 
 
 def call_in_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Computes the outputs of a call. For an operation, it creates an `OperationCall`."""
+    """Calls the layer of `call`, or a new `OperationCall` if the layer is an operation."""
     if not is_operation(call.layer):
         return call.layer(*args, **kwargs)
     tensors: list[KerasTensor] = []
@@ -199,12 +199,12 @@ def call_in_layer(call: Call, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def copy_with_all_arguments(model: keras.Model) -> keras.Model:
-    """Returns a copy of a model with an `OperationCall` for each operation."""
+    """Returns a copy of a model. An `OperationCall` replaces each operation."""
     return rebuild_model(read_model(model), apply=call_in_layer)
 
 
 def _encode(argument: Any, tensors: list[KerasTensor]) -> Any:
-    """Convert an argument to JSON types. Its symbolic tensors are appended to `tensors`."""
+    """Convert an argument to JSON types. Append symbolic tensors to `tensors`."""
     if is_symbolic(argument):
         tensors.append(argument)
         return {"tensor": len(tensors) - 1}
@@ -239,7 +239,7 @@ def _decode(value: Any, tensors: list[tf.Tensor]) -> Any:
 
 
 def get_functional_config(model: keras.Model) -> dict[str, Any]:
-    """Returns a model's configuration as a functional model, for `keras.Model.from_config`."""
+    """Returns a configuration for `keras.Model.from_config`, as of a functional model."""
     inputs, outputs = get_nested_inputs(model), get_nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
     functional.use_legacy_config = getattr(model, "use_legacy_config", None)  # For .h5 files.
@@ -259,9 +259,9 @@ _CONSTANT = "_CONSTANT_VALUE"
 def _make_loadable(model: keras.Model, config: dict[str, Any]) -> None:
     """Replace entries of a functional model's configuration that Keras cannot load, in place.
 
-    A constant on the left of `+` becomes an argument of `tf.math.add`. `==` and `!=`, which Keras
-    saves without their right side, become `tf.math.equal` and `tf.math.not_equal`. A `tf.einsum`
-    of two tensors, which Keras saves without its tensors, becomes a `Contract`.
+    `1 + x` becomes `tf.math.add(1, x)`. `x == y` becomes `tf.math.equal(x, y)`, because Keras saves
+    `==` and `!=` without `y`. A `tf.einsum` of two tensors becomes a `Contract`, because Keras
+    saves no tensors of `tf.einsum`.
     """
     layers = {layer.name: layer for layer in model.layers}
     for entry in config["layers"]:
@@ -311,7 +311,7 @@ def _find_node(model: keras.Model, layer: keras.layers.Layer) -> Node:
 
 
 def _locate(model: keras.Model, tensor: KerasTensor) -> tuple[str, int, int]:
-    """Return the name of a tensor's layer, the index of its call, and the index of the output."""
+    """Return Keras' reference to a tensor: (layer name, index of the call, index of the output)."""
     layer, call, output = tensor._keras_history
     earlier = (f"{layer.name}_ib-{index}" in model._network_nodes for index in range(call))
     return layer.name, sum(earlier), output

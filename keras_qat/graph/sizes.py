@@ -31,19 +31,19 @@ from keras_qat.keras2.backend import infer_output_shape, keras
 from keras_qat.keras2.layers_and_models import is_of_keras
 
 _SLICES = ("getitem", "slice", "strided_slice")
-"""Operations with arguments that may depend on a fixed batch size."""
+"""Operations in which even a fixed batch size may become a constant."""
 
 _CHANGES_ROWS = {
     *("tile", "repeat", "concat", "split", "gather", "gather_nd"),
     *("getitem", "slice", "strided_slice"),
 }
-"""Operations that may change the first axis."""
+"""Operations that may change the size of the first axis."""
 
 FILLS = {"ones_like": 1, "zeros_like": 0}
-"""Operation that returns a uniform tensor -> its value."""
+"""Maps operations that return a uniform tensor to the value of all elements."""
 
 BATCHES = 2, 61
-"""Two batch sizes, far apart."""
+"""Two batch sizes for which size expressions are evaluated."""
 
 BATCH = "batch"
 """Placeholder for the size of the first axis, which may vary."""
@@ -52,7 +52,7 @@ UNKNOWN = int(np.iinfo(np.int32).min)
 """Placeholder for an unknown size in a partially known shape."""
 
 Runs = tuple[NDArray[Any], NDArray[Any]]
-"""A tensor's values for the two batch sizes."""
+"""Values of a tensor for the two batch sizes."""
 
 Shape = tuple[int | None, ...]
 
@@ -60,11 +60,13 @@ Shape = tuple[int | None, ...]
 def find_results(
     call: Call | None, fills: bool = False
 ) -> Generator[Call | None, Any, list[Runs] | None]:
-    """Evaluates the outputs of a call for two batch sizes, if they depend only on sizes.
+    """Evaluates the outputs of a call for two batch sizes. This function is a `Rule`.
+
+    Returns None if an output depends on more than sizes.
 
     Args:
         call: the call.
-        fills: whether to evaluate `ones_like` and `zeros_like` of any tensor.
+        fills: True to evaluate `ones_like` and `zeros_like` of any tensor.
     """
     if call is None or not is_operation(call.layer) or not call.inputs:
         return None
@@ -93,7 +95,6 @@ def find_results(
 
 
 find_filled_results = functools.partial(find_results, fills=True)
-"""A rule like `find_results` that also evaluates `ones_like` and `zeros_like` of any tensor."""
 
 
 def _evaluate(call: Call, known: dict[Value, NDArray[Any]]) -> list[NDArray[Any]]:
@@ -107,7 +108,10 @@ def evaluate(
     facts: Facts | None = None,
     rule: Rule[Call | None, list[Runs] | None] = find_results,
 ) -> Runs | None:
-    """Returns a tensor's values for two batch sizes; None if they depend on more than sizes."""
+    """Returns the values of a tensor for two batch sizes.
+
+    Returns None if the values depend on more than sizes.
+    """
     results = (facts or Facts()).find(rule, value.producer)
     if results is None or value.producer is None:
         return None
@@ -116,7 +120,7 @@ def evaluate(
 
 
 def evaluate_shape(shape: object, facts: Facts | None = None) -> list[list[int]] | None:
-    """Returns the sizes in a shape argument for each batch size of `BATCHES`; None if unknown."""
+    """Evaluates a shape argument for each of `BATCHES`. Returns None if a size is unknown."""
     facts = facts or Facts()
     known = {value: evaluate(value, facts) for value in flatten_values(shape)}
     sizes = []
@@ -129,9 +133,10 @@ def evaluate_shape(shape: object, facts: Facts | None = None) -> list[list[int]]
 
 
 def find_sizes(shape: object, facts: Facts | None = None) -> list[Any] | None:
-    """Returns the sizes in a shape argument, even if operations compute them; None if unknown.
+    """Returns the sizes in a shape argument, even if operations compute the sizes.
 
-    The size of a first axis is `BATCH`, and other sizes that vary with it are -1.
+    Returns None if a size is unknown. The size of a first axis is `BATCH`. Any other size that
+    varies with the batch size is -1.
     """
     both = evaluate_shape(shape, facts)
     measured = find_measured_tensors(flatten_values(shape))
@@ -142,9 +147,9 @@ def find_sizes(shape: object, facts: Facts | None = None) -> list[Any] | None:
 
 
 def find_size(value: Value) -> Any:
-    """Returns the value of a scalar that is a size, such as `tf.shape(x)[1]`; None if unknown.
+    """Returns the value of a size, such as `tf.shape(x)[1]`, or None if it is unknown.
 
-    The size of a first axis is `BATCH`, even if it is fixed.
+    The size of a first axis is `BATCH`, even if the batch size is fixed.
     """
     runs = None if value.shape else evaluate(value)
     like = next(find_measured_tensors([value]), None)
@@ -156,7 +161,7 @@ def find_size(value: Value) -> Any:
 
 
 def find_measured_tensors(sizes: list[Value]) -> Iterator[Value]:
-    """Yields the tensors with shapes that determine `sizes`."""
+    """Yields each tensor `x` if `sizes` depend on `tf.shape(x)`."""
 
     def read_sizes(size: Value) -> list[Value]:
         call = size.producer
@@ -173,9 +178,9 @@ def count_rows(value: Value) -> list[int]:
 
 
 def use_python_integers(call: Call) -> Call | None:
-    """Returns a copy of a call that reads Python integers instead of known scalar sizes.
+    """Returns a copy of a call with Python integers in place of known scalar sizes.
 
-    Returns None if the call reads no known sizes. The outputs' producer remains the original call.
+    Returns None if no size is known. The producer of the outputs remains the original call.
     """
     facts = Facts()
     runs = {value: evaluate(value, facts) for value in call.inputs if not value.shape}
@@ -187,7 +192,7 @@ def use_python_integers(call: Call) -> Call | None:
 
 
 def is_example_index(value: object) -> bool:
-    """Returns whether a tensor is the index of each example: 0, 1, 2, ..."""
+    """Returns True if a tensor contains the index of each example: 0, 1, 2, ..."""
     if not isinstance(value, Value) or (runs := evaluate(value)) is None:
         return False
     like = next(find_measured_tensors([value]), None)
@@ -198,7 +203,10 @@ def is_example_index(value: object) -> bool:
 
 
 def find_example(value: Value, facts: Facts | None = None) -> NDArray[Any] | None:
-    """Returns a tensor's values for one example; None if unknown or different between examples."""
+    """Returns the values of a tensor for one example, if they are equal for all examples.
+
+    Otherwise returns None.
+    """
     runs = evaluate(value, facts, find_filled_results)
     if runs is None:
         return None
@@ -209,9 +217,9 @@ def find_example(value: Value, facts: Facts | None = None) -> NDArray[Any] | Non
 def fold_known_sizes(graph: Graph) -> Graph:
     """Replaces known size expressions by constants in the arguments of operations.
 
-    Arguments of layers are not replaced, because weights among them would become constants.
-    Integers that depend on a fixed batch size are only replaced in slices, because models accept
-    other batch sizes.
+    Arguments of layers remain, because weights among the arguments would become constants.
+    Models accept batch sizes that differ from a fixed batch size. Integers that depend on a fixed
+    batch size are therefore replaced only in slices.
     """
     facts = Facts()
     known: dict[Value, Any] = {}
@@ -241,7 +249,7 @@ def fold_known_sizes(graph: Graph) -> Graph:
 
 
 def _as_constant(values: Value | NDArray[Any]) -> Any:
-    """Return a constant as operations store their arguments: a Python scalar or a tensor."""
+    """Convert an array to an argument of an operation: a Python scalar or a tensor."""
     if isinstance(values, Value):
         return values
     if not values.shape:
@@ -251,7 +259,7 @@ def _as_constant(values: Value | NDArray[Any]) -> Any:
 
 
 def set_static_shapes(graph: Graph, *_: object) -> Graph:
-    """Infer and set the shapes and rows of all values, in place."""
+    """Infers the shapes and rows of all values. Changes the values in place."""
     for _call in set_shapes_in_order(graph.calls):
         pass
     return graph
@@ -280,7 +288,7 @@ def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
 
 
 def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
-    """Return `Value.rows`, the number of rows per example, for each output of a call."""
+    """Return the number of rows per example, `Value.rows`, for each output of a call."""
     read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
     values, kind = flatten_values(call.outputs), get_kind(call)
     if kind == "reshape":
@@ -291,7 +299,7 @@ def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
     elif kind in _CHANGES_ROWS:
 
         def replace(value: Value) -> tf.Tensor:
-            """Returns the sizes in a value for two examples, or a placeholder for the value."""
+            """Returns the sizes in a value for a batch of 2, or a placeholder."""
             shape = (count_rows(value)[0], *value.shape[1:]) if value.shape else ()
             runs = None if value.is_float or None in value.shape else evaluate(value, facts)
             return _make_placeholder(None if runs is None else runs[0], shape, value.dtype)
@@ -304,9 +312,10 @@ def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
 
 
 def _infer_reshape(call: Call, facts: Facts) -> list[Shape]:
-    """Return the shape of a reshape if only the number of examples is unknown.
+    """Return the output shape of a reshape, or [] if more than the batch size is unknown.
 
-    The first size may be a multiple of this number, as in attention that merges examples and heads.
+    The first size may be a multiple of the batch size, as in attention that merges examples and
+    heads.
     """
     x, shape = get_operands(call, "tensor", "shape")
     first, *others = x.shape
@@ -326,7 +335,10 @@ def _infer_reshape(call: Call, facts: Facts) -> list[Shape]:
 
 
 def infer_shapes(call: Call, facts: Facts) -> list[Shape]:
-    """Returns the shapes of a call's outputs, as TensorFlow or Keras infers them; [] if unknown."""
+    """Returns the shapes that TensorFlow or Keras infers for a call's outputs.
+
+    Returns [] if the shapes are unknown.
+    """
     if not is_operation(call.layer):
         method = type(call.layer).compute_output_shape
         # The base class would call the layer.
@@ -338,7 +350,7 @@ def infer_shapes(call: Call, facts: Facts) -> list[Shape]:
         return [tuple(tf.TensorShape(infer_output_shape(call.layer, shapes)))]
 
     def replace(value: Value) -> tf.Tensor:
-        """Returns the sizes in a value, or a placeholder for the value."""
+        """Returns the sizes in a value, or a placeholder."""
         is_open = value.is_float or None in value.shape
         sizes = None if is_open else find_sizes(value, facts)
         is_known = sizes and all(isinstance(size, int) and size >= 0 for size in sizes)
@@ -354,8 +366,8 @@ def _make_placeholder(values: ArrayLike | None, shape: Any, dtype: str) -> tf.Te
 
 
 def _infer_in_graph(call: Call, replace: Callable[[Value], tf.Tensor]) -> list[Shape]:
-    """Return the shapes that TensorFlow infers if `replace` replaces the inputs of a call."""
-    with tf.__internal__.FuncGraph("sizes").as_default():  # Can read constants.
+    """Call a layer in a new graph, with inputs from `replace`. Return the output shapes."""
+    with tf.__internal__.FuncGraph("sizes").as_default():  # A `FuncGraph` can read constants.
         tensors = {x: replace(x) for x in call.inputs}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))
         results = tf.nest.flatten(call.layer.call(*args, **kwargs))

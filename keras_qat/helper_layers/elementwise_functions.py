@@ -1,7 +1,6 @@
-"""Helper layers for elementwise functions. Their values and gradients are always finite.
+"""Helper layers for elementwise functions. All values and gradients are finite.
 
-Quantization rounds small values to zero, where logarithms, inverses and their gradients are
-infinite.
+Quantization rounds small values to zero. The logarithm and the inverse of zero are infinite.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def _compute_power(x: tf.Tensor, exponent: Any) -> tf.Tensor:
 
 
 def _apply_to_positive(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Compute a function of positive values. For other values, result and gradient are 0."""
+    """Apply `function` to positive values. Results and gradients of other values are 0."""
     results = function(tf.where(x > 0, x, tf.ones_like(x)))
     return tf.where(x > 0, results, tf.zeros_like(x))
 
@@ -72,11 +71,11 @@ FUNCTIONS: dict[str, Callable[..., tf.Tensor]] = {
     "less": tf.less,
     "less_equal": tf.less_equal,
 }
-"""Kind of an operation -> its function."""
+"""Maps the kind of an operation to a function."""
 
 
 def evaluate_formula(formula: Any, x: tf.Tensor) -> tf.Tensor:
-    """Evaluates a formula: "x", a constant, or [name of a function, formula, ...]."""
+    """Evaluates a formula: "x", a constant, or a list [function name, formula, ...]."""
     if isinstance(formula, (list, tuple)):
         name, *operands = formula
         kind = name.rpartition(".")[2]  # Older files contain "math.exp".
@@ -88,8 +87,8 @@ def evaluate_formula(formula: Any, x: tf.Tensor) -> tf.Tensor:
 class Formula(SameShape):
     """Computes a chain of elementwise operations on one tensor. Results are always finite.
 
-    Infinite results, such as log(x * x) at 0, become the lowest or the largest finite result of
-    the tensor, with the gradient 0.
+    An infinite result, such as log(x * x) at 0, is replaced by the lowest or the largest finite
+    result of the tensor. The gradient is then 0.
 
     Args:
         formula: the formula for `evaluate_formula`, as JSON:
@@ -122,7 +121,7 @@ def _replace_undefined(
     reduce: Callable[[tf.Tensor], tf.Tensor] = _find_largest,
     sign: float = 1.0,
 ) -> tf.Tensor:
-    """Replace undefined results by a constant that `reduce` computes from the defined results."""
+    """Replace undefined results by `sign * reduce(defined results)`."""
     known = tf.where(is_defined, results, tf.zeros_like(results))
     return tf.where(is_defined, results, tf.stop_gradient(sign * reduce(known)))
 
@@ -132,7 +131,7 @@ class Logarithm(SameShape):
     """Computes natural logarithms. Undefined results become the tensor's lowest defined result.
 
     Args:
-        plus_one: whether to compute log(1 + x).
+        plus_one: True to compute log(1 + x).
     """
 
     options = ("plus_one",)
@@ -152,8 +151,8 @@ class Logarithm(SameShape):
 class Power(SameShape):
     """Computes x ** exponent with finite values and gradients.
 
-    If the power or its gradient is undefined, the result is 0 for a positive exponent. For a
-    negative exponent, it is the largest defined result of the tensor.
+    A constant replaces a power if the power or its gradient is undefined. For a positive exponent,
+    the constant is 0. For a negative exponent, it is the largest magnitude of defined powers.
     """
 
     options = ("exponent",)
@@ -173,7 +172,7 @@ class Power(SameShape):
 
 @register
 class Reciprocal(SameShape):
-    """Divides a constant by a tensor. Where the tensor is 0, it returns the largest quotient."""
+    """Divides a constant by a tensor. A division by 0 returns the largest defined quotient."""
 
     options = ("numerator",)
 
@@ -192,8 +191,8 @@ class SquareRoot(SameShape):
     """Computes square roots with finite gradients. The result is 0 if the input is not positive.
 
     Args:
-        inverse: whether to compute 1 / sqrt(x), which is the largest defined result if x is not
-            positive.
+        inverse: True to compute 1 / sqrt(x). If x is not positive, the result is the largest
+            defined result.
     """
 
     options = ("inverse",)
@@ -212,7 +211,7 @@ class SquareRoot(SameShape):
 
 @register
 class Quotient(HelperLayer):
-    """Divides two tensors. Where the divisor is 0, it returns the largest defined quotient."""
+    """Divides two tensors. A division by 0 returns the largest defined quotient."""
 
     def call(self, inputs: Any) -> tf.Tensor:
         x, y = inputs
@@ -226,7 +225,7 @@ class Quotient(HelperLayer):
 
 @register
 class SoftmaxOfMany(SameShape):
-    """Softmax over many values. With 8 bits, most results would be at most a few steps."""
+    """Softmax over many values. In 8 bits, most results would be rounded to a few values."""
 
     options = ("axis",)
 

@@ -1,4 +1,4 @@
-"""Variants of Keras layers that compute their kernel, read a mask, or scale their input."""
+"""Variants of Keras layers with a computed kernel, a mask as input, or a scaled input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keras_qat.keras2.backend import keras, layers, register
 
 
 class _Weight:
-    """Descriptor that computes a layer's weight when it is read."""
+    """Descriptor of a weight that is computed when code reads the attribute."""
 
     def __get__(self, layer: keras.layers.Layer | None, owner: type) -> Any:
         return self if layer is None else layer.source.value()
@@ -26,7 +26,7 @@ class _Computed(layers.Layer):
     Files store the computed weight like any other weight.
 
     Args:
-        source: a `WeightTensor` that computes the kernel, or its configuration.
+        source: a `WeightTensor` that computes the weight, or a configuration of a `WeightTensor`.
     """
 
     computed: str
@@ -53,7 +53,7 @@ class _Computed(layers.Layer):
 
 
 def _make_computed(kind: type[layers.Layer], weight: str = "kernel") -> tuple[type, type]:
-    """Return a Keras layer class, and a registered variant of it with a computed weight."""
+    """Return a Keras layer class, and a registered subclass with a computed weight."""
     name, doc = f"Computed{kind.__name__}", f"A `{kind.__name__}` with a computed kernel."
     members = {"computed": weight, weight: _Weight(), "__doc__": doc, "__module__": __name__}
     return kind, register(type(name, (_Computed, kind), members))
@@ -66,18 +66,18 @@ COMPUTED = dict(
         _make_computed(layers.DepthwiseConv2D, "depthwise_kernel"),
     )
 )
-"""Layer class -> its variant with a computed kernel."""
+"""Maps a layer class to the variant with a computed kernel."""
 
 
 def has_computed_kernel(layer: object) -> bool:
-    """Returns whether a layer computes its kernel. The kernel then cannot be assigned."""
+    """Returns True if a layer computes its kernel. A computed kernel cannot be assigned."""
     return isinstance(layer, _Computed)
 
 
 class _WithMaskInput(layers.Layer):
     """Mixin for recurrent layers with two inputs: a sequence and its mask, [batch, steps].
 
-    Keras passes a mask as an attribute of the sequence (`_keras_mask`), but a file needs a tensor.
+    Keras passes a mask as an attribute of the sequence, `_keras_mask`. A file needs a mask tensor.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -89,7 +89,7 @@ class _WithMaskInput(layers.Layer):
         return layers.Layer.__call__(self, inputs, *args, **kwargs)
 
     def build(self, input_shape: Any) -> None:
-        # Keras 2.15, when it loads a file, passes only the sequence's shape, as a list.
+        # When Keras 2.15 loads a file, `input_shape` is only the shape of the sequence.
         is_one = all(size is None or isinstance(size, int) for size in input_shape)
         super().build(tf.TensorShape(input_shape if is_one else input_shape[0]))
 
@@ -108,11 +108,11 @@ WITH_MASK_INPUT: dict[type, Any] = {
     )
     for kind in (layers.GRU, layers.LSTM, layers.SimpleRNN)
 }
-"""Layer class -> its variant with a mask input."""
+"""Maps a layer class to the variant with a mask input."""
 
 
 def has_mask_input(layer: object) -> bool:
-    """Returns whether a layer's second input is a mask."""
+    """Returns True if the second input of a layer is a mask."""
     return isinstance(layer, _WithMaskInput)
 
 
@@ -160,13 +160,16 @@ RESCALED: dict[type, Any] = {
     layers.BatchNormalization: RescaledBatchNormalization,
     layers.Normalization: RescaledNormalization,
 }
-"""Layer class -> its variant with a scaled input."""
+"""Maps a layer class to the variant with a scaled input."""
 
 
 def find_statistics(
     layer: keras.layers.Layer,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Returns the mean and standard deviation of a normalization layer; None if untrained."""
+    """Returns the mean and standard deviation of a normalization layer's inputs.
+
+    Returns None for an untrained BatchNormalization and for other layers.
+    """
     if isinstance(layer, layers.BatchNormalization):
         mean, variance = (np.ravel(seen) for seen in (layer.moving_mean, layer.moving_variance))
         has_seen = np.any(mean != 0) or np.any(variance != 1)
@@ -179,17 +182,17 @@ def find_statistics(
 
 @register
 class FusedBatchNormalization(layers.BatchNormalization):
-    """BatchNormalization of vectors, which it treats as images of one pixel.
+    """BatchNormalization of vectors with TensorFlow's fused operation, like `tf.contrib.slim`.
 
-    Like `tf.contrib.slim`, it uses TensorFlow's fused operation, which applies Bessel's correction
-    to the moving variance. Keras' layer does not correct the variance of vectors. `recipes.contrib`
-    uses this layer for each BatchNormalization of vectors that is not folded.
+    The fused operation applies Bessel's correction to the moving variance. Keras' layer does not
+    correct the variance of vectors. `recipes.contrib` uses this layer for each BatchNormalization
+    of vectors that is not folded.
 
     Shapes: [batch, channels].
     """
 
     def build(self, input_shape: Any) -> None:
-        self.axis = [3]
+        self.axis = [3]  # A vector becomes an image of one pixel.
         super().build([input_shape[0], 1, 1, input_shape[-1]])
         self.input_spec = layers.InputSpec(ndim=2)
 

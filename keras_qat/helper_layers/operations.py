@@ -1,4 +1,4 @@
-"""Helper layers for operations that no Keras layer computes."""
+"""Helper layers for operations without a Keras layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_qat.keras2.configurations import load_nested_model
 
 
 class HelperLayer(keras.layers.Layer):
-    """A layer that saves the attributes named in `options` in its configuration."""
+    """Base class. The configuration of a layer contains the attributes named in `options`."""
 
     options: tuple[str, ...] = ()
 
@@ -22,7 +22,7 @@ class HelperLayer(keras.layers.Layer):
 
 
 class SameShape(HelperLayer):
-    """A layer with an output of the same shape as its input."""
+    """Base class of layers that keep the shape of the input."""
 
     def compute_output_shape(self, input_shape: Any) -> tf.TensorShape:
         return tf.TensorShape(input_shape)
@@ -32,7 +32,7 @@ class SameShape(HelperLayer):
 class CarryMask(SameShape):
     """Returns its input with a Keras mask: `CarryMask()(x, mask=mask)`.
 
-    Operations drop Keras masks, but later layers, losses and metrics may need them.
+    TensorFlow operations drop Keras masks. Later layers, losses and metrics may need the masks.
     """
 
     def __init__(self, **kwargs: object) -> None:
@@ -110,19 +110,20 @@ class ReverseSteps(SameShape):
 
 @register
 class MaskScores(HelperLayer):
-    """Replaces masked attention scores by low values, which a softmax makes almost 0.
+    """Replaces masked attention scores by low scores. A softmax makes masked scores almost 0.
 
     The inputs are the scores, [batch, ..., steps, steps], and masks that broadcast to
     [batch, steps, steps]. A mask is False or 0 for masked scores.
 
     Args:
-        causal: the counts of query and key steps, to also mask later key steps; or a mask [...,
-            steps, steps] that is True for the visible key steps of each query step; or None.
-        hidden: whether masks are inverted: True or nonzero for masked scores.
-        below: how far masked scores are below the smallest score; exp(-12) is 6e-6. With the usual
-            -1e9, all other scores would be quantized to the same value.
-        limit: an upper bound for masked scores, or None.
-        above: whether masked scores become higher than all scores and `limit`, for a minimum.
+        causal: `[query steps, key steps]` to also mask later key steps. Or a mask [..., steps,
+            steps] that is True for visible key steps. Or None.
+        hidden: True if masks are inverted: True or nonzero for masked scores.
+        below: difference of the smallest score and masked scores. exp(-12) is 6e-6. With the usual
+            -1e9, all visible scores would be quantized to the same value.
+        limit: upper bound of masked scores, or None.
+        above: True if masked scores become the highest scores, for a minimum. `limit` is then a
+            lower bound.
     """
 
     def __init__(
@@ -173,13 +174,14 @@ class MaskScores(HelperLayer):
 
 @register
 class OnGrid(HelperLayer):
-    """Returns the constants of a comparison, quantized with the scale of the compared tensor.
+    """Returns the constant of a comparison, such as the 3 in `x > 3`.
+
+    The quantized constant has the scale of `x`.
 
     Args:
         number: the constant, or a nested list of constants.
 
-    Shapes: the input is the compared tensor. The output has the same number of axes. The leading
-    axes have size 1.
+    Shapes: the input is `x`. The output has as many axes as `x`. Added axes have size 1.
     """
 
     options = ("number",)
@@ -202,7 +204,7 @@ class OnGrid(HelperLayer):
 
 @register
 class Regularize(SameShape):
-    """Returns its input, and adds an activity regularizer's value to the loss.
+    """Returns its input. Adds the value of an activity regularizer to the loss.
 
     Args:
         activity_regularizer: as for Keras layers.
@@ -225,7 +227,7 @@ class Roll(HelperLayer):
     """Computes `tf.roll` with slices and concatenations, which TFLite supports.
 
     Args:
-        shifts: number of elements to shift by, for each axis.
+        shifts: number of elements by which each axis is shifted.
         axes: the axes.
     """
 
@@ -266,8 +268,7 @@ class WithModel(SameShape):
 class TrainingOnly(WithModel):
     """Applies a model in training, as in stochastic depth. At inference, it returns its input.
 
-    The model's input is this layer's input, or `given` tensors: `TrainingOnly(model)(y,
-    given=[x])`.
+    The model reads the layer's input. In `TrainingOnly(model)(y, given=[x])`, it reads `x`.
     """
 
     def call(
@@ -300,7 +301,7 @@ class Indices(SameShape):
 
 @register
 class Positions(SameShape):
-    """Rounds float values to int32. Only models saved by version 0.3.0 have this layer.
+    """Rounds float values to int32. Only models saved by version 0.3.0 contain this layer.
 
     Args:
         rounding: "floor", "ceil", "round" (halves to even) or "truncate".
@@ -322,19 +323,19 @@ ROUNDINGS = {
     "round": tf.round,
     "truncate": lambda x: tf.sign(x) * tf.floor(tf.abs(x)),
 }
-"""Name -> the function that rounds."""
+"""Maps `rounding` to a function."""
 
 
 @register
 class WeightTensor(HelperLayer):
-    """Returns a weight, or a tensor that it computes from several weights.
+    """Returns a weight, or a tensor computed from several weights.
 
     Args:
-        shapes: the weights' shapes.
-        expression: a model that computes the tensor from the weights, or its configuration. By
-            default, the tensor is the only weight.
-        weight_dtype: the weights' type.
-        frozen: indices of weights that do not train.
+        shapes: the shape of each weight.
+        expression: a model that computes the tensor from the weights, or the model's configuration.
+            If it is None, the layer returns its only weight.
+        weight_dtype: the data type of all weights.
+        frozen: indices of weights that are not trained.
         regularizers, constraints: one for each weight, as for Keras layers.
 
     Shapes: the input only connects the layer to the graph. The output has no batch axis.
