@@ -19,8 +19,7 @@ from keras_qat.keras2.backend import keras
 class Value:
     """A tensor of the graph.
 
-    Values are mutable, because a value and its producer refer to each other. Shapes are inferred
-    after values are created.
+    Values are mutable, because producers and inferred shapes are set later.
 
     Args:
         producer: the call that computes the tensor, or None for a model input.

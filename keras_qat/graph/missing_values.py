@@ -77,7 +77,6 @@ def _replaces_nan(call: Call) -> bool:
 
 
 def _keeps_nan(call: Call) -> bool:
-    """Return True if a call moves elements, or computes NaN from NaN elementwise."""
     if _replaces_nan(call) or type(call.layer) is WeightTensor:
         return False
     computes = get_kind(call) in _COMPUTES or isinstance(call.layer, _COMPUTING_LAYERS)

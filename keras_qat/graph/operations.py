@@ -149,18 +149,14 @@ def get_operation_class() -> type:
 
 
 def name_in_tensorflow(layer: keras.layers.Layer) -> str:
-    """Returns the name of an operation in TensorFlow, such as "math.add".
-
-    Returns "" if the layer is not an operation.
-    """
+    """Returns the name of an operation in TensorFlow ("math.add"), or "" for any other layer."""
     return str(layer.symbol) if is_operation(layer) else ""
 
 
 def get_kind(step: Call | keras.layers.Layer) -> str:
-    """Returns the kind of an operation, such as "add".
+    """Returns the kind of an operation, such as "add", or "" for any other layer.
 
-    Returns "" if the layer is not an operation. The kind of an operation that is not in `KINDS` is
-    its name in TensorFlow.
+    The kind of an operation without an entry in `KINDS` is its name in TensorFlow.
     """
     name = name_in_tensorflow(step.layer if isinstance(step, Call) else step)
     return KINDS.get(name, name)

@@ -85,8 +85,7 @@ def cast_constants(arguments: object) -> Any:
 class ScalesLoss:
     """Mixin for a Keras model. The model scales the loss if a layer computes in float16.
 
-    The policy of the model itself is float32, for inference. Keras' `compile` only checks this
-    policy.
+    Keras' `compile` only checks the policy of the model itself. It is float32 for inference.
     """
 
     @property

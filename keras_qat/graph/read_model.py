@@ -150,10 +150,7 @@ def _compute_output_masks(
 
 
 def _restore_constants(argument: Any) -> Any:
-    """Convert a list of scalar tensors to a list of scalars, or to an array if it is nested.
-
-    Keras creates scalar tensors from a list of scalars, and from an array in a file.
-    """
+    """Convert lists of scalar tensors, which Keras creates, back to lists of scalars or arrays."""
     is_list = isinstance(argument, (list, tuple)) and len(argument) > 0
     leaves = tf.nest.flatten(argument) if is_list else [None]
     if not all(isinstance(leaf, tf.__internal__.EagerTensor) and not leaf.ndim for leaf in leaves):

@@ -61,10 +61,7 @@ def rebuild_model(
 
 
 def evaluate_graph(graph: Graph, inputs: list[tf.Tensor], apply: Apply = _call_layer) -> Any:
-    """Computes the outputs of a graph for a flat list of inputs.
-
-    `apply` computes each call. The default calls the layer.
-    """
+    """Computes the outputs of a graph. `apply` computes each call. The default calls the layer."""
     tensors = dict(zip(flatten_values(graph.inputs), inputs, strict=True))
     last_consumers = {value: call for call in graph.calls for value in call.inputs}
     outputs = set(flatten_values(graph.outputs))
@@ -304,7 +301,6 @@ def _save_contract(model: keras.Model, layer: keras.layers.Layer, entry: dict[st
 
 
 def _find_node(model: keras.Model, layer: keras.layers.Layer) -> Node:
-    """Return the only call of a layer in a model."""
     nodes = enumerate(layer._inbound_nodes)
     (node,) = (n for index, n in nodes if f"{layer.name}_ib-{index}" in model._network_nodes)
     return node

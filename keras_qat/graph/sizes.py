@@ -60,9 +60,7 @@ Shape = tuple[int | None, ...]
 def find_results(
     call: Call | None, fills: bool = False
 ) -> Generator[Call | None, Any, list[Runs] | None]:
-    """Evaluates the outputs of a call for two batch sizes. This function is a `Rule`.
-
-    Returns None if an output depends on more than sizes.
+    """Evaluates a call for two batch sizes. Returns None if it depends on more than sizes.
 
     Args:
         call: the call.
@@ -108,10 +106,7 @@ def evaluate(
     facts: Facts | None = None,
     rule: Rule[Call | None, list[Runs] | None] = find_results,
 ) -> Runs | None:
-    """Returns the values of a tensor for two batch sizes.
-
-    Returns None if the values depend on more than sizes.
-    """
+    """Returns a tensor's values for two batch sizes, or None if they depend on more than sizes."""
     results = (facts or Facts()).find(rule, value.producer)
     if results is None or value.producer is None:
         return None
@@ -203,10 +198,7 @@ def is_example_index(value: object) -> bool:
 
 
 def find_example(value: Value, facts: Facts | None = None) -> NDArray[Any] | None:
-    """Returns the values of a tensor for one example, if they are equal for all examples.
-
-    Otherwise returns None.
-    """
+    """Returns a tensor's values for one example, or None if examples differ or are unknown."""
     runs = evaluate(value, facts, find_filled_results)
     if runs is None:
         return None
@@ -249,7 +241,6 @@ def fold_known_sizes(graph: Graph) -> Graph:
 
 
 def _as_constant(values: Value | NDArray[Any]) -> Any:
-    """Convert an array to an argument of an operation: a Python scalar or a tensor."""
     if isinstance(values, Value):
         return values
     if not values.shape:
@@ -288,7 +279,6 @@ def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
 
 
 def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
-    """Return the number of rows per example, `Value.rows`, for each output of a call."""
     read = [value.rows for value in call.inputs if value.shape[:1] == (None,)]
     values, kind = flatten_values(call.outputs), get_kind(call)
     if kind == "reshape":
@@ -314,8 +304,7 @@ def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
 def _infer_reshape(call: Call, facts: Facts) -> list[Shape]:
     """Return the output shape of a reshape, or [] if more than the batch size is unknown.
 
-    The first size may be a multiple of the batch size, as in attention that merges examples and
-    heads.
+    The first size may be a multiple of the batch size, as in attention with merged heads.
     """
     x, shape = get_operands(call, "tensor", "shape")
     first, *others = x.shape
@@ -335,10 +324,7 @@ def _infer_reshape(call: Call, facts: Facts) -> list[Shape]:
 
 
 def infer_shapes(call: Call, facts: Facts) -> list[Shape]:
-    """Returns the shapes that TensorFlow or Keras infers for a call's outputs.
-
-    Returns [] if the shapes are unknown.
-    """
+    """Returns the output shapes that TensorFlow or Keras infers, or [] if they are unknown."""
     if not is_operation(call.layer):
         method = type(call.layer).compute_output_shape
         # The base class would call the layer.
@@ -350,7 +336,6 @@ def infer_shapes(call: Call, facts: Facts) -> list[Shape]:
         return [tuple(tf.TensorShape(infer_output_shape(call.layer, shapes)))]
 
     def replace(value: Value) -> tf.Tensor:
-        """Returns the sizes in a value, or a placeholder."""
         is_open = value.is_float or None in value.shape
         sizes = None if is_open else find_sizes(value, facts)
         is_known = sizes and all(isinstance(size, int) and size >= 0 for size in sizes)

@@ -166,10 +166,7 @@ RESCALED: dict[type, Any] = {
 def find_statistics(
     layer: keras.layers.Layer,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Returns the mean and standard deviation of a normalization layer's inputs.
-
-    Returns None for an untrained BatchNormalization and for other layers.
-    """
+    """Returns a normalization layer's mean and standard deviation, or None if it is untrained."""
     if isinstance(layer, layers.BatchNormalization):
         mean, variance = (np.ravel(seen) for seen in (layer.moving_mean, layer.moving_variance))
         has_seen = np.any(mean != 0) or np.any(variance != 1)

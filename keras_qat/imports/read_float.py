@@ -1,4 +1,4 @@
-"""Reads a user's float model: returns the functional model to quantize and its graph."""
+"""Reads a user's float model. Returns a functional model and its graph."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from keras_qat.tracing.layer_weights import find_weight_holders, is_constant_mas
 
 
 class ReadsWeight(keras.layers.Lambda):
-    """A placeholder for an operation that reads a layer's weight. It must be traced.
+    """Placeholder for an operation that reads a layer's weight. Tracing replaces the placeholder.
 
     Args:
         function: the operation.
-        reason: why it must be replaced.
+        reason: the reason why the placeholder must be replaced.
     """
 
     def __init__(self, function: Callable[..., Any], reason: str, **kwargs: object) -> None:
@@ -35,15 +35,16 @@ class ReadsWeight(keras.layers.Lambda):
 def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras.Model, Graph]:
     """Returns the functional or Sequential Keras 2 model to quantize, and its graph.
 
-    The result is the user's model, unless that is subclassed or its input shape is unknown.
+    The result is the user's model, unless it is subclassed or has an unknown input shape.
 
     Args:
         model: the user's model.
         inputs: symbolic inputs for a subclassed model.
-        half: whether the model may compute in half precision.
+        half: True if the model may compute in half precision.
 
     Raises:
-        ValueError: if the model cannot be read, holds float64, or reads variables of no layer.
+        ValueError: if the model cannot be read, has float64 tensors, or reads a variable that
+            belongs to no layer.
     """
     model = as_functional(model, inputs)
     check_readable(model)
@@ -60,8 +61,8 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
 def _replace_weight_reads(graph: Graph) -> Graph:
     """Replace operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
 
-    If a layer is called with another layer's weight, such as a mask of windows, a `ReadsWeight`
-    returns the weight.
+    A weight may also be an argument of another layer, such as a mask of windows. A new
+    `ReadsWeight` then returns the weight.
 
     Raises:
         ValueError: if a variable belongs to no layer.
@@ -103,7 +104,7 @@ def _replace_call(call: Call, layers: list[keras.layers.Layer]) -> list[Call]:
 
 
 def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any:
-    """Return a function that reads a variable from its layer; None if it belongs to no layer."""
+    """Return a function that reads a variable from its layer, or None if it has no layer."""
     for holder, own in (pair for layer in layers for pair in find_weight_holders(layer)):
         for attribute, held in own.items():
             variables = [id(leaf) for leaf in tf.nest.flatten(held)]
@@ -116,7 +117,7 @@ def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any
 def _pass_weights(
     call: Call, variables: list[tf.Variable], readers: dict[int, Any], reason: str
 ) -> list[Call]:
-    """Return calls that read the variables, then the call, which uses their outputs instead."""
+    """Return new calls that read the variables, then `call` with the outputs of the new calls."""
     calls, values = [], dict[int, Value]()
     read = {id(v): v for v in variables if not is_constant_mask(v)}
     for index, (key, variable) in enumerate(read.items()):
@@ -138,10 +139,10 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
     """Return the model, or a copy with the input shape of its first Normalization.
 
     A Sequential model without `keras.Input` has an unknown input shape. An adapted Normalization
-    knows the sizes of the axes that it normalizes along.
+    knows the sizes of the normalized axes.
 
     Raises:
-        ValueError: if another Normalization has an input of unknown size.
+        ValueError: if a later Normalization has an input of unknown size.
     """
     unknown = [layer for layer in model._flatten_layers() if _find_missing_sizes(layer)]
     if not unknown:
@@ -165,7 +166,7 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
 
 
 def _find_missing_sizes(layer: keras.layers.Layer) -> dict[int, int]:
-    """Return axis -> size, for sizes that a Normalization knows but its input lacks."""
+    """Return {axis: size} for sizes that a Normalization knows, but that its input lacks."""
     if not isinstance(layer, keras.layers.Normalization) or not layer.built or layer.axis is None:
         return {}
     shapes = [node.input_shapes for node in layer.inbound_nodes]

@@ -1,4 +1,4 @@
-"""Finds the package that holds Keras 2 (`keras` or `tf_keras`), and wraps its private functions."""
+"""Imports Keras 2, from `tf.keras` or `tf_keras`, and wraps private functions of Keras."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ else:
 _base_layer: Any = inspect.getmodule(layers.Layer)
 
 register = keras.utils.register_keras_serializable(package="keras_qat")
-"""A class decorator. `load_model` then finds the class without custom objects."""
+"""Class decorator. `load_model` finds decorated classes without `custom_objects`."""
 
 
 class KeepsTrainable:
-    """A model that keeps the `trainable` flags of its layers when loaded from a SavedModel.
+    """Mixin for a model. A SavedModel of the model keeps the `trainable` flags of all layers.
 
-    Keras creates the model from its configuration and then sets the model's own flag, which
-    overwrites the flags of nested layers. If the saved flag is `None`, Keras does not set it.
+    When Keras loads a SavedModel, it sets the flag of the model. All layers would then get this
+    flag. Keras does not set the flag if it was saved as None.
     """
 
     @property
@@ -68,7 +68,7 @@ class KeepsTrainable:
 def add_scalar(
     layer: keras.layers.Layer, name: str, value: float, dtype: str = "float32", **options: object
 ) -> tf.Variable:
-    """Adds a scalar weight that is not trained and is equal on all replicas."""
+    """Adds a non-trainable scalar weight. All replicas have the same value."""
     return layer.add_weight(
         name=name,
         shape=(),
@@ -81,14 +81,14 @@ def add_scalar(
 
 
 def resolve_training(training: bool | int | tf.Tensor | None) -> bool | tf.Tensor:
-    """Returns the `training` argument of a `call`, resolved to a bool or a tensor as in Keras."""
+    """Converts a `training` argument to a bool or a tensor. None becomes Keras' learning phase."""
     if training is None:
         training = keras.backend.learning_phase()
     return bool(training) if isinstance(training, int) else training
 
 
 def is_building() -> bool:
-    """Returns whether Keras calls a layer only to infer the shapes of its outputs."""
+    """Returns True if Keras calls a layer only to infer output shapes."""
     if tf.executing_eagerly():
         return False
     name = str(getattr(tf.compat.v1.get_default_graph(), "name", ""))
@@ -96,16 +96,16 @@ def is_building() -> bool:
 
 
 def find_calling_layer() -> tuple[Any, Any]:
-    """Returns the layer or model that is being called (or None), and its `training` argument."""
+    """Returns the layer in the current call, and its `training` argument. Outside, returns None."""
     context = _base_layer.base_layer_utils.call_context()
     return context.layer, context.training
 
 
 def is_in_converter() -> bool:
-    """Returns whether TFLite's converter is tracing a Keras model.
+    """Returns True if TFLite's converter is tracing a Keras model.
 
-    It inspects the call stack, because nothing else distinguishes conversion from saving. Without
-    this check, users of `from_keras_model` would get long errors about unknown operators.
+    Only the call stack distinguishes conversion from saving. Without this check, users of
+    `from_keras_model` would get long errors about unknown operators.
     """
     frame = None if tf.executing_eagerly() else inspect.currentframe()
     while frame is not None:
@@ -121,28 +121,28 @@ def make_input(shape: object, dtype: str | tf.DType, name: str | None = None) ->
 
 
 def is_symbolic(x: object) -> bool:
-    """Returns whether an object, of any type, is the symbolic output of a Keras layer."""
+    """Returns True if `x` is a symbolic output of a Keras layer."""
     return hasattr(x, "_keras_history")
 
 
 def get_keras_mask(x: tf.Tensor) -> tf.Tensor | None:
-    """Returns the Keras mask (`_keras_mask`) that a tensor carries, or None."""
+    """Returns the Keras mask of a tensor, `_keras_mask`, or None."""
     return getattr(x, "_keras_mask", None)
 
 
 def set_keras_mask(x: tf.Tensor, mask: tf.Tensor | None) -> None:
-    """Attaches a Keras mask (`_keras_mask`) to a tensor, for the layers that read it."""
+    """Attaches a Keras mask, `_keras_mask`, to a tensor. Does nothing if `mask` is None."""
     if mask is not None:
         x._keras_mask = mask
 
 
 def accepts_mask(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer's `call` has an argument `mask`."""
+    """Returns True if `layer.call` has an argument `mask`."""
     return bool(layer._call_spec.expects_mask_arg)
 
 
 def has_mask_argument(layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Returns whether a call passes an explicit `mask` to a layer."""
+    """Returns True if a call passes an explicit `mask` to a layer."""
     by_position = layer._call_spec.arg_was_passed("mask", args, {}, inputs_in_args=True)
     return bool(by_position or kwargs.get("mask") is not None)
 
@@ -150,8 +150,8 @@ def has_mask_argument(layer: keras.layers.Layer, args: Any, kwargs: dict[str, An
 def get_attention_components(layer: keras.layers.MultiHeadAttention) -> dict[str, Any]:
     """Returns the private attributes of a MultiHeadAttention that define its computation.
 
-    These are its four EinsumDense layers by name, its equations, the axes that it attends over, the
-    scale of its queries and its dropout rate.
+    The entries are the four EinsumDense layers, two equations, the attention axes, the scale of the
+    queries and the dropout rate.
     """
     projections = {
         name: getattr(layer, f"_{name}_dense") for name in ("query", "key", "value", "output")
@@ -170,8 +170,8 @@ def get_attention_components(layer: keras.layers.MultiHeadAttention) -> dict[str
 def replace_rnn(rnn: Callable[..., Any], *layers: keras.layers.Layer) -> Iterator[None]:
     """Makes recurrent layers use `rnn` instead of `keras.backend.rnn` inside a `with` block.
 
-    Replaces the function in Keras' module, because all recurrent layers, including custom layers,
-    look it up there. LSTM and GRU do not use their GPU kernels in this block.
+    All recurrent layers, even custom layers, read `rnn` from Keras' module. Inside the block, LSTM
+    and GRU do not use GPU kernels.
     """
     module: Any = inspect.getmodule(keras.backend.rnn)
     inner = [item for layer in layers for item in layer._flatten_layers()]
@@ -184,14 +184,14 @@ def replace_rnn(rnn: Callable[..., Any], *layers: keras.layers.Layer) -> Iterato
 
 
 def reset_dropout_mask(layer: keras.layers.Layer) -> None:
-    """Resets the dropout mask of a recurrent layer's cell, as each call of the layer does."""
+    """Resets the dropout mask of a recurrent layer's cell, like each call of the layer."""
     layer._maybe_reset_cell_dropout_mask(layer.cell)
 
 
 def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
-    """Returns the shape of a built layer's output, even if Keras does not infer all sizes.
+    """Returns the output shape of a built layer.
 
-    Keras does not infer all sizes of EinsumDense, and allows only one length for an Embedding.
+    Keras does not infer all sizes of an EinsumDense. Keras allows only one length for an Embedding.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])
@@ -206,7 +206,7 @@ def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
 
 
 def get_steps_per_execution(model: keras.Model) -> int:
-    """Returns how many training steps Keras runs at a time."""
+    """Returns the number of training steps that Keras runs at a time."""
     steps = model._steps_per_execution  # A variable, possibly per replica.
     return 1 if steps is None else int(steps.value())
 
@@ -214,13 +214,13 @@ def get_steps_per_execution(model: keras.Model) -> int:
 def make_training_variables(model: keras.Model, batches: object, training: bool) -> None:
     """Creates the variables of the optimizer and the metrics before the first step is traced.
 
-    Normally, the first trace creates these variables, so TensorFlow traces a second time. This
-    function has no effect for distributed data or without targets.
+    Otherwise, the first trace would create these variables, and TensorFlow would trace twice. This
+    function does nothing for distributed data, or for data without targets.
 
     Args:
         model: the model.
         batches: the iterator of training data.
-        training: whether to create the optimizer's variables, too.
+        training: True to also create the variables of the optimizer.
     """
     if not isinstance(batches, tf.data.Iterator):
         return
@@ -236,7 +236,6 @@ def make_training_variables(model: keras.Model, batches: object, training: bool)
             model.compiled_metrics.update_state(targets, outputs, weights)
 
     def allow_any_batch(tensor: KerasTensor) -> Any:
-        """Returns the specification of a tensor, with any batch size, for targets of that shape."""
         spec = tensor.type_spec
         is_plain = isinstance(spec, tf.TensorSpec) and spec.shape.rank
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if is_plain else spec
@@ -247,14 +246,14 @@ def make_training_variables(model: keras.Model, batches: object, training: bool)
 
 
 def make_tf_function(function: Callable[..., Any], **options: object) -> Any:
-    """Creates a `tf.function` that does not warn about frequent tracing."""
+    """Creates a `tf.function` without warnings about frequent tracing."""
     return silence_retracing(tf.function(function, autograph=False, **options))
 
 
 def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
-    """Traces a function for any batch size. Keras allows any, even if a model fixes the size.
+    """Traces a function for any batch size, like Keras. `specs` may have a fixed batch size.
 
-    A layer that reads the batch size, as in `tf.zeros([x.shape[0], 8])`, reads the size in `specs`.
+    If a layer needs a fixed batch size, as in `tf.zeros([x.shape[0], 8])`, `specs` is not changed.
     """
     open_specs = [
         tf.TensorSpec([None, *spec.shape[1:]] if spec.shape.rank else spec.shape, spec.dtype)
@@ -270,19 +269,19 @@ def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorS
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
-"""A scope in functions without AutoGraph. In it, AutoGraph converts custom layers' `call`."""
+"""Scope in functions without AutoGraph. Inside, AutoGraph converts the `call` of custom layers."""
 
 without_autograph = tf.autograph.experimental.do_not_convert
-"""A decorator. AutoGraph then leaves a function unchanged, even in a `tf.function` of Keras."""
+"""Decorator. AutoGraph does not convert decorated functions, even in a `tf.function` of Keras."""
 
 FEW_CALLS = 20
 """Number of calls that `trace_after_few_calls` runs without tracing."""
 
 
 def trace_after_few_calls(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns a function that is traced only after `FEW_CALLS` calls, so tracing saves time.
+    """Wraps a function that is traced after `FEW_CALLS` calls. Few calls are faster untraced.
 
-    After that, it calls the graph directly, without the slow lookup of a `tf.function`.
+    Later calls run the graph directly, without the slow lookup of a `tf.function`.
     """
     get_graph = functools.cache(make_tf_function(function).get_concrete_function)
     calls = itertools.count()
@@ -290,7 +289,7 @@ def trace_after_few_calls(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def silence_retracing(function: Any) -> Any:
-    """Stops a `tf.function` from warning of frequent tracing, and returns it."""
+    """Turns off the warning of a `tf.function` about frequent tracing. Returns the function."""
     if hasattr(function, "_omit_frequent_tracing_warning"):
         function._omit_frequent_tracing_warning = True
     return function
@@ -298,9 +297,9 @@ def silence_retracing(function: Any) -> Any:
 
 @contextlib.contextmanager
 def allow_any_batch_sizes() -> Iterator[None]:
-    """Suppresses Keras' warning about inputs with different first sizes inside a `with` block.
+    """Suppresses Keras' warning about different batch sizes of inputs inside a `with` block.
 
-    Such inputs represent weights, which have no batch.
+    The warning is wrong for inputs that represent weights. Weights have no batch.
     """
     logger = tf.get_logger()
 
@@ -320,7 +319,7 @@ _TURN = threading.RLock()
 
 
 def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Decorates a function that swaps weights, so that only one thread at a time runs it."""
+    """Decorates functions that swap weights. Only one thread at a time runs these functions."""
 
     @functools.wraps(verb)
     def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
@@ -334,7 +333,7 @@ def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 def patch_members(owner: object, **members: Any) -> Iterator[None]:
     """Replaces members of a module or a class inside a `with` block.
 
-    Other threads still call the original functions.
+    Only the current thread calls the new functions.
     """
     before, thread = dict(vars(owner)), threading.get_ident()
 
@@ -361,9 +360,9 @@ def patch_members(owner: object, **members: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def create_quickly() -> Iterator[None]:
-    """Pauses garbage collection while a block creates many permanent objects.
+    """Makes the creation of many permanent objects faster inside a `with` block.
 
-    Variables created inside have no debug names, which would cost 0.5 ms for each variable.
+    Garbage collection is paused. Variables get no debug name, because each name costs 0.5 ms.
     """
     make, was_enabled = gen_resource_variable_ops.var_handle_op, gc.isenabled()
 
@@ -385,8 +384,8 @@ def create_quickly() -> Iterator[None]:
 def swap_attributes(layer: object, **attributes: Any) -> Iterator[None]:
     """Replaces attributes of a layer, such as its kernel, inside a `with` block.
 
-    The layer's `call` then uses the replacements. Keras does not track them, so the layer keeps its
-    weights. They also hide attributes of the class, such as properties.
+    `layer.call` then reads the replacements. Keras does not track replacements, so `layer.weights`
+    stays the same. A replacement may also hide a property of the class.
     """
     own = vars(layer)
     before = {name: own[name] for name in attributes if name in own}

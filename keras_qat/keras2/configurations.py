@@ -1,4 +1,4 @@
-"""Creates layers and models, including custom classes, from Keras' configurations."""
+"""Creates layers and models of Keras and of custom classes from configurations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from keras_qat.messages import KNOWN, get_package
 
 
 def applications_scope() -> contextlib.AbstractContextManager[Any]:
-    """Returns a scope for loading ConvNeXt's layers, which `keras.applications` does not register.
+    """Returns a scope in which Keras can load a saved ConvNeXt.
 
-    Without it, Keras cannot load a saved ConvNeXt. Classes that a user registered have priority.
+    `keras.applications` does not register ConvNeXt's layers. A user's registered classes have
+    priority.
     """
     module = inspect.getmodule(keras.applications.ConvNeXtTiny)
     names = ("LayerScale", "StochasticDepth")
@@ -29,8 +30,8 @@ class CustomObjects(NamedTuple):
     """Custom classes and functions that Keras needs to create layers from configurations.
 
     Args:
-        classes: classes and functions by their names.
-        has_lambda: whether there is a `Lambda` layer.
+        classes: maps names to classes and functions.
+        has_lambda: True if there is a `Lambda` layer.
     """
 
     classes: dict[str, Any]
@@ -38,9 +39,9 @@ class CustomObjects(NamedTuple):
 
 
 def collect_custom_objects(layers: Iterable[keras.layers.Layer]) -> CustomObjects:
-    """Collects the custom classes of layers, initializers and the like, and custom functions.
+    """Collects the custom classes and functions of layers, initializers and similar objects.
 
-    If regularizer or constraint functions share a name, they are left out. Initializers may share a
+    Regularizer or constraint functions with the same name are omitted. Initializers may share a
     name, because the weights are overwritten.
     """
     layers = list(layers)
@@ -71,7 +72,7 @@ def collect_custom_objects(layers: Iterable[keras.layers.Layer]) -> CustomObject
 
 
 def can_find_activation(function: Callable[..., Any]) -> bool:
-    """Returns whether Keras finds an activation function by its name."""
+    """Returns True if Keras finds an activation function by its name."""
     with contextlib.suppress(ValueError):
         return callable(keras.activations.get(getattr(function, "__name__", "")))
     return False
@@ -84,9 +85,9 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
     Custom classes need not be registered.
 
     Args:
-        customs: custom objects. If they include a `Lambda`, Keras may create it in this block,
-            because the user already allowed it, or it is not from a file.
-        safe: Keras' safe mode for all other objects; None leaves it unchanged.
+        customs: custom objects. If any `has_lambda`, Keras may create a `Lambda`. A user has
+            allowed this `Lambda`, or it is not from a file.
+        safe: Keras' safe mode for all other objects. None leaves the mode unchanged.
     """
     has_lambda = any(objects.has_lambda for objects in customs)
     with contextlib.ExitStack() as scopes:
@@ -99,9 +100,9 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
 
 
 def find_missing_config(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Returns entries that Keras omits from a configuration: `synchronized`, name, `trainable`.
+    """Returns entries that Keras omits from a configuration: `synchronized`, `name`, `trainable`.
 
-    Name and `trainable` are returned only if the layer's constructor has an argument `**kwargs`.
+    `name` and `trainable` are returned only if the constructor of the layer accepts `**kwargs`.
     """
     if isinstance(layer, keras.layers.BatchNormalization):
         return {"synchronized": True} if getattr(layer, "synchronized", False) else {}
@@ -112,7 +113,7 @@ def find_missing_config(layer: keras.layers.Layer) -> dict[str, Any]:
 
 
 def serialize(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Serializes a layer, with the entries that Keras omits."""
+    """Serializes a layer, including the result of `find_missing_config`."""
     serialized = keras.layers.serialize(layer)
     serialized["config"].update(find_missing_config(layer))
     return serialized
@@ -122,8 +123,8 @@ def serialize(layer: keras.layers.Layer) -> dict[str, Any]:
 def _use_current_format() -> Iterator[None]:
     """Make Keras read configurations in the format of `serialize` inside a `with` block.
 
-    While Keras loads an .h5 file, it expects the format of .h5 files, which lacks the names of
-    registered classes.
+    While Keras loads an .h5 file, it expects the format of .h5 files. This format lacks the names
+    of registered classes.
     """
     with swap_attributes(serialization, in_tf_saved_model_scope=lambda: False):
         yield
@@ -136,6 +137,6 @@ def deserialize(config: dict[str, Any]) -> keras.layers.Layer:
 
 
 def load_nested_model(config: dict[str, Any]) -> keras.Model:
-    """Creates a model from its configuration, which is part of a layer's configuration."""
+    """Creates a model from its configuration inside a layer's configuration."""
     with _use_current_format(), allow_any_batch_sizes():
         return keras.Model.from_config(config)

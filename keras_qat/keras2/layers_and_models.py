@@ -1,4 +1,4 @@
-"""Reads layers and models through attributes that are private to Keras."""
+"""Reads layers and models through private attributes of Keras."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _REGULARIZES = ("regularizer", "constraint", "regularizers", "constraints")
 
 
 def is_of_keras(layer: object) -> bool:
-    """Returns whether the class of a layer belongs to Keras."""
+    """Returns True if the class of a layer belongs to Keras."""
     return get_package(type(layer)) in KERAS
 
 
 def flatten_inputs(model: keras.Model, x: Any) -> list[tf.Tensor]:
-    """Converts data for a functional model to tensors of its input types, in its input order."""
+    """Converts data to tensors with the order and data types of `model.inputs`."""
     flat = zip(model._flatten_to_reference_inputs(x), model.inputs, strict=True)
     return [
         model._conform_to_reference_input(tf.convert_to_tensor(tensor), ref_input=spec)
@@ -38,7 +38,7 @@ def flatten_inputs(model: keras.Model, x: Any) -> list[tf.Tensor]:
 def set_known_sizes(model: keras.Model, x: Any) -> None:
     """Sets the shapes of symbolic data to the static shapes of a functional model's inputs.
 
-    Unrolled layers need static shapes, but data from a `Sequence` or a generator has none.
+    Unrolled layers need static shapes. Data from a `Sequence` or a generator has no static shapes.
     """
     for tensor, spec in zip(model._flatten_to_reference_inputs(x), model.inputs, strict=False):
         sizes = tf.TensorShape([None, *spec.shape[1:]]) if spec.shape.rank else spec.shape
@@ -49,17 +49,17 @@ def set_known_sizes(model: keras.Model, x: Any) -> None:
 
 
 def list_layers(model: object) -> list[keras.layers.Layer]:
-    """Returns a layer or model and all layers inside it; [] for any other object."""
+    """Returns a layer or model and all layers inside. Returns [] for any other object."""
     return list(getattr(model, "_flatten_layers", lambda: ())())
 
 
 def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """Returns the layers in the attributes of a layer, without layers inside these layers."""
+    """Returns the direct inner layers of a layer. Deeper layers are omitted."""
     return list(layer._flatten_layers(recursive=False, include_self=False))
 
 
 def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """Returns the weights of a layer and then of its inner layers, independent of `trainable`."""
+    """Returns the weights of a layer, then of its inner layers. `trainable` has no influence."""
     layers = list_layers(layer)
     own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers]
     unique = {id(weight): weight for weights in own for weight in weights}
@@ -67,12 +67,12 @@ def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
 
 
 def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
-    """Creates an unbuilt copy of a layer from its configuration, with some entries changed.
+    """Creates an unbuilt copy of a layer from its configuration and `changes`.
 
     Raises:
         NotImplementedError, TypeError: if the configuration lacks arguments of the constructor.
     """
-    if type(layer) is keras.layers.Lambda:  # The configuration may not hold the function.
+    if type(layer) is keras.layers.Lambda:  # The configuration may lack the function.
         shape, base = layer._output_shape, keras.layers.Layer.get_config(layer)
         return keras.layers.Lambda(
             layer.function, shape, layer.mask, layer.arguments, **{**base, **changes}
@@ -85,7 +85,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
     if is_function and not getattr(layer, "_auto_get_config", False):
         changes = {"activation": activation, **changes}
         without["activation"] = keras.activations.linear
-    with swap_attributes(layer, **without):  # The configuration may not hold them.
+    with swap_attributes(layer, **without):  # Some cannot be in a configuration.
         config = layer.get_config()
     changes = {**find_custom_attributes(layer, config), **changes}
     objects = configurations.collect_custom_objects(layer._flatten_layers())
@@ -96,7 +96,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
 
 
 def _create(layer: keras.layers.Layer, config: dict[str, Any]) -> keras.layers.Layer:
-    """Create a layer of the same class, and set its name even if the constructor has no `name`."""
+    """Create a layer from `config`, even if its constructor lacks `name` and `trainable`."""
     parameters = inspect.signature(type(layer).__init__).parameters
     accepts_any = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     later: set[str] = set()
@@ -113,9 +113,9 @@ def _create(layer: keras.layers.Layer, config: dict[str, Any]) -> keras.layers.L
 def _check_arguments(
     layer: keras.layers.Layer, copy: keras.layers.Layer, config: dict[str, Any]
 ) -> None:
-    """Raise a `TypeError` if a copy of a custom layer lost an argument of its constructor.
+    """Raise a `TypeError` if the copy of a custom layer lost a constructor argument.
 
-    It compares the attributes of both layers that have the name of a constructor argument.
+    Attributes with the name of a constructor argument must be equal in both layers.
     """
     if get_package(type(layer)) in KNOWN:
         return
@@ -128,8 +128,8 @@ def _check_arguments(
 def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> dict[str, Any]:
     """Returns a layer's custom regularizers and constraints, by attribute name.
 
-    The layer's configuration is not enough to create them: it holds only names of functions, and
-    may hold arguments that an object's class does not accept.
+    A configuration is not enough to create custom objects. It contains only names of functions, and
+    may contain arguments that a custom class does not accept.
     """
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))
@@ -144,7 +144,7 @@ def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> d
 
 
 def find_custom_initializers(layer: keras.layers.Layer) -> list[str]:
-    """Returns the names of a Keras layer's arguments that are custom initializers."""
+    """Returns the names of a Keras layer's attributes that contain custom initializers."""
     if not is_of_keras(layer):
         return []
     return [
@@ -157,27 +157,27 @@ def find_custom_initializers(layer: keras.layers.Layer) -> list[str]:
 
 
 def assign_reshaped(new: tf.Variable, old: tf.Variable | tf.Tensor) -> None:
-    """Assigns values to a weight, after conversion to its type and shape."""
+    """Assigns `old` to `new`, after conversion to the type and shape of `new`."""
     new.assign(tf.reshape(tf.cast(old, new.dtype), new.shape))
 
 
 def rename(layer: keras.layers.Layer, name: str) -> None:
-    """Renames a layer that is in no model."""
+    """Renames a layer. The layer must not be in a model."""
     layer._name = name
 
 
 def note_names(model: keras.Model, config: dict[str, Any]) -> None:
     """Adds the names of a model's layers to its configuration, in place.
 
-    Keras omits a layer's name if the constructor has no argument for it. The layer would then get a
-    new automatic name when it is loaded.
+    Keras omits the name of a layer if the constructor has no argument `name`. The loaded layer
+    would get a new automatic name.
     """
     for layer, entry in _pair_configs(model, config):
         entry.setdefault("name", layer.name)
 
 
 def restore_names(model: keras.Model, config: dict[str, Any]) -> None:
-    """Renames the layers of a loaded model to the names in its configuration."""
+    """Renames the layers of a loaded model to the names in `config`."""
     for layer, entry in _pair_configs(model, config):
         if entry.get("name", layer.name) != layer.name:
             rename(layer, entry["name"])
@@ -186,7 +186,7 @@ def restore_names(model: keras.Model, config: dict[str, Any]) -> None:
 def _pair_configs(
     model: keras.Model, config: dict[str, Any]
 ) -> Iterator[tuple[keras.layers.Layer, dict[str, Any]]]:
-    """Yield all layers of a model and of the models inside it, with their configurations."""
+    """Yield each layer of a model and of nested models, with the layer's configuration."""
     layers = [item for item in model.layers if not isinstance(item, keras.layers.InputLayer)]
     entries = [entry for entry in config.get("layers", ()) if entry["class_name"] != "InputLayer"]
     for layer, entry in zip(layers, entries, strict=False):
@@ -196,31 +196,31 @@ def _pair_configs(
 
 
 def get_class_path(layer: keras.layers.Layer) -> str:
-    """Returns the module path of a layer class that Keras does not export."""
+    """Returns the full name of a layer's class, without the prefix "keras.src."."""
     module = type(layer).__module__
     inside = module.split("keras.src.")[-1] if "keras.src." in module else module
     return f"{inside}.{type(layer).__name__}"
 
 
 def get_nested_inputs(model: keras.Model) -> Any:
-    """Returns the symbolic inputs of a model, in the structure that it accepts."""
+    """Returns the symbolic inputs of a model, in the structure that the model accepts."""
     return model.inputs[0] if isinstance(model, keras.Sequential) else model._nested_inputs
 
 
 def get_nested_outputs(model: keras.Model) -> Any:
-    """Returns the symbolic outputs of a model, in the structure that it returns."""
+    """Returns the symbolic outputs of a model, in the structure that the model returns."""
     return model.outputs[0] if isinstance(model, keras.Sequential) else model._nested_outputs
 
 
 def name_outputs(model: keras.Model, names: list[str]) -> None:
-    """Names a model's outputs, without Keras' attribute tracking of the list."""
+    """Sets `model.output_names` to a list that Keras does not track."""
     object.__setattr__(model, "output_names", list(names))
 
 
 def get_output_names(model: keras.Model) -> list[str]:
-    """Returns the names of a model's outputs: the keys if they are a dict, otherwise Keras' names.
+    """Returns the names of a model's outputs. If the outputs are a dict, returns the keys.
 
-    For a dict, Keras' names would be layer names, in the order of the sorted keys.
+    Keras' names for a dict are names of layers, in the order of the sorted keys.
     """
     outputs, names = get_nested_outputs(model), list(model.output_names)
     if not isinstance(outputs, Mapping):
@@ -231,14 +231,14 @@ def get_output_names(model: keras.Model) -> list[str]:
 
 
 def set_outputs(model: keras.Model, outputs: Any) -> None:
-    """Makes a functional model return other symbolic tensors, under the names of its outputs."""
+    """Replaces the outputs of a functional model. The names of the outputs stay the same."""
     names = get_output_names(model)
     model._init_graph_network(model._nested_inputs, outputs)
     name_outputs(model, names)
 
 
 def find_keras_consumers(tensor: KerasTensor) -> list[tuple[keras.layers.Layer, Any]]:
-    """Returns the layers that read a symbolic tensor, each with its symbolic outputs."""
+    """Returns pairs (layer, symbolic outputs) for the layers that read a symbolic tensor."""
     nodes = tensor._keras_history.layer.outbound_nodes
     consumers = [node for node in nodes if any(x is tensor for x in node.keras_inputs)]
     return [(node.layer, node.outputs) for node in consumers]
@@ -252,9 +252,9 @@ def list_nodes(model: keras.Model) -> list[Node]:
 
 
 def take_nodes(outputs: list[KerasTensor]) -> list[Node]:
-    """Returns Keras' nodes of the calls that outputs depend on, in the order of computation.
+    """Returns Keras' nodes of the calls that `outputs` depend on, in the order of computation.
 
-    Also removes the nodes from the layers, which can then be called in a model.
+    Also removes the nodes from the layers. A model can then call the layers.
     """
     nodes = list(_find_nodes(outputs, set()))
     for layer in {id(node.layer): node.layer for node in nodes}.values():
@@ -276,16 +276,16 @@ def _find_nodes(tensors: list[Any], seen: set[int]) -> Iterator[Node]:
 
 
 def accepts_training(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer's `call` has an argument `training`."""
+    """Returns True if `layer.call` has an argument `training`."""
     return bool(layer._call_spec.expects_training_arg)
 
 
 def bind_options(
     layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Returns a call's arguments. From `training` or `mask` on, all arguments are passed by name.
+    """Moves arguments of a call from `args` to `kwargs`, from `training` or `mask` on.
 
-    The first argument is not named. Calls with more arguments than names (`*args`) stay unchanged.
+    The first argument remains in `args`. Calls with more arguments than names remain unchanged.
     """
     parameters = inspect.signature(layer.call).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -297,11 +297,11 @@ def bind_options(
 
 
 def name_inner_calls(layer: keras.layers.Layer) -> dict[int, str]:
-    """Returns a dict from the id of each inner layer to a name.
+    """Returns names for the inner layers of a layer, by the id of the inner layer.
 
-    Keras' automatic names contain a number that differs in every copy. A layer with such a name is
-    named after its attribute. In inner models, it is named after its class, so names may repeat.
-    Names that a user chose are kept.
+    Names that a user chose are kept. Keras' automatic names are replaced, because the numbers in
+    these names differ in every copy. A layer gets the name of its attribute. A layer in an inner
+    model gets the name of its class, so names may repeat.
     """
     names: dict[int, str] = {}
 
@@ -337,9 +337,9 @@ def _name_class(layer: keras.layers.Layer) -> str:
 
 @contextlib.contextmanager
 def use_attribute_names(layer: keras.layers.Layer) -> Iterator[None]:
-    """Returns a context manager that names custom layers, and layers inside them, after attributes.
+    """Names inner layers of custom layers after attributes inside a `with` block.
 
-    The names that Keras assigns differ in every copy, because they include a global counter.
+    Keras' automatic names differ in every copy, because the names include a global counter.
     """
     with contextlib.ExitStack() as stack:
         names = name_inner_calls(layer)
@@ -353,10 +353,10 @@ def use_attribute_names(layer: keras.layers.Layer) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_unique_names(layer: keras.layers.Layer) -> Iterator[None]:
-    """Returns a context manager that makes the names of all layers inside a layer unique.
+    """Makes the names of all inner layers unique inside a `with` block.
 
-    A Keras model requires unique names. But Keras' counter starts again in `build`, so layers that
-    are created there may repeat earlier names.
+    A Keras model requires unique names. Keras' counter starts again in `build`, so layers created
+    in `build` may repeat earlier names.
     """
     used = set[str]()
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Reads the losses that a model was compiled with, and the losses that layers add."""
+"""Reads the losses of a compiled model, and the losses that layers add."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "sparse_categorical_crossentropy": "classes",
     "squared_hinge": "decisions",
 }
-"""Keras loss -> the kind of values in an output that is trained with this loss."""
+"""Maps Keras losses to the kind of values in the trained output."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +42,8 @@ class CompiledLoss:
 
     Args:
         name: the name of the loss function, such as `mean_squared_error`.
-        kind: the kind of values in the output, by `KINDS`; "custom" for a custom loss.
-        function: computes an error for each example from targets and predictions.
+        kind: the kind of values in the output, from `KINDS`, or "custom" for a custom loss.
+        function: computes the error of each example from targets and predictions.
     """
 
     name: str
@@ -51,7 +51,7 @@ class CompiledLoss:
     function: Callable[[Any, Any], Any]
 
     def per_example(self, targets: np.ndarray, predicted: np.ndarray) -> np.ndarray | None:
-        """Returns the error of each example; None if the loss function fails."""
+        """Returns the error of each example, or None if the loss function fails."""
         try:
             errors = self.function(tf.constant(targets, tf.float32), tf.constant(predicted))
             errors = np.asarray(errors, np.float64)
@@ -63,11 +63,11 @@ class CompiledLoss:
 
 
 def find_losses(model: keras.Model, names: Sequence[str]) -> list[CompiledLoss | None]:
-    """Returns the loss of each output; None for an output without a loss.
+    """Returns the loss of each output, or None for an output without a loss.
 
     Args:
         model: a Keras model, compiled or not.
-        names: the names of its outputs, in order.
+        names: the names of the model's outputs, in order.
     """
     losses = getattr(model, "loss", None) or None
     if isinstance(losses, dict):
@@ -101,13 +101,13 @@ def _read_loss(loss: Any) -> CompiledLoss | None:
 
 @contextlib.contextmanager
 def take_losses(layer: keras.layers.Layer) -> Iterator[list[tuple[Any, Any]]]:
-    """Returns a context manager that removes the losses that layers add in a traced function.
+    """Removes the losses that layers add inside a `with` block.
 
-    The losses are tensors of the traced function, which must return them. If layers kept these
-    losses, Keras would read them outside of the function.
+    The losses are tensors of a traced function. The function must return the losses, because Keras
+    would otherwise read them outside of the function.
 
     Yields:
-        A list. When the block ends, it has a pair of layer and loss for each loss.
+        A list. After the block, the list contains a pair (layer, loss) for each loss.
     """
     layers = list(layer._flatten_layers())
     kept = {id(loss): loss for inner in layers for loss in inner._eager_losses}

@@ -1,4 +1,4 @@
-"""Checks whether models can be read, describes their errors, and wraps subclassed models."""
+"""Checks that models can be read, explains errors, and wraps subclassed models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_qat.messages import LIBRARIES, get_package
 _Model = keras.Model
 
 _REVIVED = {"RevivedLayer", "RevivedNetwork"}
-"""Keras' classes for layers of a SavedModel without Python code."""
+"""Keras' classes for layers that were loaded from a SavedModel without Python code."""
 
 
 def check_readable(model: Any) -> None:
@@ -93,7 +93,7 @@ def _describe_other_object(model: Any, kind: str) -> str:
 def _check_has_code(model: keras.Model) -> None:
     """Raise a `ValueError` if a SavedModel was loaded without the code of a layer.
 
-    Keras then runs TensorFlow's saved graph, and its operations cannot be read.
+    Keras then runs a saved TensorFlow graph. The operations of this graph cannot be read.
     """
     revived = [
         layer
@@ -102,7 +102,7 @@ def _check_has_code(model: keras.Model) -> None:
     ]
     if not revived:
         return
-    # Keras also revives its own layers, if an activation or a layer in them is unknown.
+    # Keras also revives a Keras layer if an activation or an inner layer is unknown.
     classes = [type(layer).__name__ for layer in revived]
     names = [name for name in classes if not hasattr(keras.layers, name)]
     names += [str(layer.get_config().get("activation", "name")) for layer in revived]
@@ -114,7 +114,7 @@ def _check_has_code(model: keras.Model) -> None:
 
 
 def _check_vocabularies(model: keras.Model) -> None:
-    """Raise a `ValueError` if a layer has an adapted vocabulary, which is not a variable."""
+    """Raise a `ValueError` if a layer has an adapted vocabulary. TFLite has no vocabularies."""
     # An uncalled subclassed model has no weights, and raises.
     layers = [layer for layer in model._flatten_layers() if layer.built]
     if holders := [x for x in layers if not all(hasattr(w, "dtype") for w in x.weights)]:
@@ -127,13 +127,13 @@ def _check_vocabularies(model: keras.Model) -> None:
 
 
 def is_graph_model(layer: object) -> bool:
-    """Returns whether an object is a functional or Sequential model, a graph of layers."""
+    """Returns True if an object is a functional model, or a Sequential model with an input."""
     is_graph = isinstance(layer, _Model) and bool(getattr(layer, "_is_graph_network", False))
     return is_graph and not defines(type(layer), "call")
 
 
 def is_subclassed(model: object) -> bool:
-    """Returns whether a model is subclassed, so only its `call` defines its computation."""
+    """Returns True if a model is subclassed. Only `call` defines what the model computes."""
     is_unread = isinstance(model, _Model) and not is_graph_model(model)
     return is_unread and not isinstance(model, keras.Sequential)
 
@@ -142,12 +142,12 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
     """Wraps a subclassed model as the only layer of a functional model, to be traced later.
 
     Args:
-        model: any model; a model that is not subclassed is returned unchanged.
-        inputs: symbolic inputs in the structure that the model accepts. By default they are like
-            the tensors of its last call, or have the shape that it was built with.
+        model: any model. A model that is not subclassed is returned unchanged.
+        inputs: symbolic inputs in the structure that the model accepts. The default has the shapes
+            of the last call, or of `build`.
 
     Raises:
-        ValueError: if no inputs are known, or `inputs` are passed for another kind of model.
+        ValueError: if no inputs are known, or if the model is not subclassed but `inputs` is given.
     """
     if not is_subclassed(model):
         if inputs is not None:
@@ -176,13 +176,13 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 
 
 def defines(model_class: type, *names: str) -> bool:
-    """Returns whether custom code defines one of these methods or attributes of a model class."""
+    """Returns True if custom code defines a method or attribute of a class with a given name."""
     owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
     return any(get_package(owner) not in LIBRARIES for owner in owners)
 
 
 def describe_error(error: Exception) -> str:
-    """Describes an error in a custom layer's code, with the line of that code."""
+    """Describes an error in custom code, with the line of custom code."""
     foreign = ("site-packages", str(Path(__file__).parent.parent), "<", "__autograph_generated")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(text in frame.filename for text in foreign)]
@@ -192,11 +192,10 @@ def describe_error(error: Exception) -> str:
 
 @contextlib.contextmanager
 def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[None]:
-    """Returns a context manager that explains errors while a configuration becomes a model.
+    """Explains errors in a `with` block that creates a model from a configuration.
 
     Raises:
-        ValueError: if a class is not registered, or Python or TensorFlow raise an error in the
-            block because entries are missing or wrong.
+        ValueError: if a class is not registered, or if entries are missing or wrong.
     """
     try:
         yield
@@ -220,7 +219,6 @@ def explain_config_errors(config: Any, custom_objects: Any = None) -> Iterator[N
 
 
 def _list_unregistered(config: Any) -> list[str]:
-    """Return the unregistered custom classes in a configuration."""
     if isinstance(config, (list, tuple)):
         return [name for item in config for name in _list_unregistered(item)]
     if not isinstance(config, dict):

@@ -1,4 +1,4 @@
-"""Refuses saved configurations that would run code while Keras loads them."""
+"""Refuses saved configurations that would run code during loading."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from keras_qat.messages import LIBRARIES
 serialization: Any = inspect.getmodule(keras.saving.deserialize_keras_object)
 
 EFFECTS = ("write_file", "print", "py_func", "numpy_func", "rpc_call", "custom_call", "shutdown")
-"""TensorFlow operations with these words in their names do more than compute tensors."""
+"""Words in the names of TensorFlow operations that do more than compute tensors."""
 
 
 def get_safe_mode() -> bool | None:
-    """Returns whether Keras is loading a file in safe mode; None if unknown."""
+    """Returns True if Keras is loading a file in safe mode, or None if the mode is unknown."""
     mode = serialization.in_safe_mode()
     frame = inspect.currentframe() if mode is None else None
-    while frame is not None:  # Keras does not set it for .h5 files and SavedModels.
+    while frame is not None:  # Keras sets no mode for .h5 files and SavedModels.
         if frame.f_code.co_name == "load_model" and "safe_mode" in frame.f_locals:
             return bool(frame.f_locals["safe_mode"])
         frame = frame.f_back
@@ -34,11 +34,11 @@ def get_safe_mode() -> bool | None:
 
 @contextlib.contextmanager
 def safe_scope(config: object, custom_objects: dict[str, Any] | None = None) -> Iterator[None]:
-    """Applies a file's safe mode inside a `with` block, because Keras ignores it for .h5 files.
+    """Applies the safe mode inside a `with` block. Keras would ignore the mode for .h5 files.
 
     Args:
         config: the configuration that is loaded in the block.
-        custom_objects: accepted classes and functions by name.
+        custom_objects: maps names to accepted classes and functions.
 
     Raises:
         ValueError: if the configuration names code that Keras must not import or call.
@@ -54,8 +54,8 @@ def safe_scope(config: object, custom_objects: dict[str, Any] | None = None) -> 
 def check_code(config: object) -> None:
     """Raises a `ValueError` if a configuration names code that Keras must not import or call.
 
-    It accepts registered objects. In modules that are already imported, it also accepts layers and
-    other classes with `from_config`, users' functions, and operations that only compute tensors.
+    Registered objects are accepted. In modules that are already imported, classes with
+    `from_config`, users' functions, and operations that only compute tensors are accepted too.
     """
     if isinstance(config, dict):
         if reason := _find_reason(config):
@@ -71,7 +71,7 @@ def check_code(config: object) -> None:
 
 
 def _find_reason(config: dict[str, Any]) -> str:
-    """Return why a configuration is refused; "" if it is accepted."""
+    """Return the reason why a configuration is refused, or "" if it is accepted."""
     kind, contents = config.get("class_name"), config.get("config")
     if kind == "TensorFlowOpLayer":
         return "has a TensorFlowOpLayer, which runs any operation of TensorFlow"
@@ -101,7 +101,7 @@ def _find_reason(config: dict[str, Any]) -> str:
 
 
 def _find_object(module: str, name: str) -> Any:
-    """Return the object with this name that Keras finds in a module, or None."""
+    """Return the object that Keras finds by a module and a name, or None."""
     if found := tf_export.get_symbol_from_name(f"{module}.{name}"):
         return found
     loaded: Any = None
@@ -127,7 +127,6 @@ def _is_harmless(found: Any, package: str, name: str) -> bool:
 
 
 def _only_computes(function: Any, name: str) -> bool:
-    """Return whether a function is an operation that only computes tensors."""
     names = (name, str(getattr(function, "__name__", "")))
     if any(word in name for word in EFFECTS for name in names):
         return False

@@ -1,4 +1,4 @@
-"""Compares a quantization-aware model with its float model before any rounding."""
+"""Compares the outputs of a quantization-aware model and its float model, without rounding."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from keras_qat.keras2.backend import keras, layers
 from keras_qat.messages import warn_caller
 
 FAR, ROUNDED, MANY = 0.05, 1e-3, 0.1
-"""A value is wrong if its error is larger than `FAR` times the tensor's standard deviation plus
-`ROUNDED` times the value. A share of wrong values above `MANY` is reported."""
+"""A value is wrong if its error exceeds `FAR * standard deviation of the tensor + ROUNDED * value`.
+An output is reported if the share of wrong values exceeds `MANY`."""
 
 
 def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> str:
-    """Returns the names of outputs that differ from the float model's, and warns about them.
+    """Returns the names of outputs that differ from the float model. Warns about these outputs.
 
     Outputs differ if layers or operations were expanded incorrectly.
     """
@@ -46,10 +46,10 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
 
 
 def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[str]:
-    """Return the names of outputs that differ; [] if the models cannot be run.
+    """Return the names of outputs that differ, or [] if the models cannot be run.
 
-    Inputs in `flags` are 0 in one example and 1 in the other. An output is only wrong if it differs
-    in both examples, because any result is correct for an example in which all values are masked.
+    Inputs in `flags` are 0 in one example and 1 in another. A wrong output differs in both
+    examples. If all values of an example are masked, any result is correct.
     """
     ours, inputs = read_model(qat), draw_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
@@ -81,7 +81,7 @@ def _find_flags(lowered: Graph) -> set[Value]:
 
 
 def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
-    """Return whether results differ both in examples with flags of 0 and with flags of 1."""
+    """Return True if results differ in examples with flags of 0 and in examples with flags of 1."""
     if expected.shape != computed.shape:
         return True
     differs, count = np.atleast_1d(_find_differences(expected, computed), np.isfinite(expected))
@@ -90,7 +90,7 @@ def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
 
 
 def _find_differences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
-    """Return which values differ. Values that are not finite in the float model are ignored."""
+    """Return True for each value that differs. NaN and infinity in `expected` are ignored."""
     if expected.dtype.kind != "f":
         return expected != computed
     finite = np.isfinite(expected)

@@ -63,38 +63,36 @@ def quantize_model(
 ) -> QuantizedModel:
     """Makes a quantization-aware copy of a float model.
 
-    The copy has the float model's weights, layer names (with the prefix `quant_`), `trainable`
-    flags, input and output names, and `tf.distribute` strategy. Compile it before training. Before
-    training or `calibrate`, only weights are quantized, because activations have no ranges yet.
+    The copy has the weights, `trainable` flags, input and output names, and `tf.distribute`
+    strategy of the float model. Names of layers get the prefix `quant_`. Compile the copy before
+    training. Before training or `calibrate`, activations have no ranges and are not quantized.
 
     Args:
-        model: a built Sequential or functional Keras 2 model, or a subclassed model whose `call`
-            accepts symbolic tensors. It is not changed. If its class has custom training, such as a
-            `train_step`, the copy is also an instance of that class. A quantized model, or a Keras
-            model built from quantized layers, such as an encoder, is copied. The copy's `predict`
-            returns the same as its exported file. A Keras 3 model is converted by `from_keras_3`,
-            with a warning.
+        model: a built Sequential or functional Keras 2 model, or a subclassed model. It is not
+            changed. A subclassed model must accept symbolic tensors. If the class of the model has
+            custom training, such as a `train_step`, the copy is also an instance of that class. A
+            quantized model is copied. A Keras model built from quantized layers is copied too, and
+            `predict` of the copy returns the same values as the exported file. A Keras 3 model is
+            converted by `from_keras_3`, with a warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
-        scope: the layers to quantize: a name, a prefix of names before a `_`, `/`, `.` or `-`, a
-            pattern with `*`, a class name, a list of these, or a function of a layer. All layers
-            by default.
-        strict: whether to raise an error if a layer would stay in float. Normalization layers then
+        scope: the layers to quantize, by default all. A name, a prefix of names before a `_`, `/`,
+            `.` or `-`, a pattern with `*`, a class name, a list of these, or a function of a layer.
+        strict: True to raise an error if a layer would stay in float. Normalization layers then
             compute in integers.
         kernels: the kernel family that determines how `predict` and `evaluate` round: "xnnpack"
             (x86), "xnnpack_arm64" (phones with 64-bit ARM), "tflm" (TFLite Micro) or "reference"
-            (TFLite's portable kernels). The model's attribute `kernels` can change it later.
-            Training does not depend on it, except for an LSTM with 16-bit activations, which only
-            "tflm" computes in integers.
-            The default is the target's family, or "xnnpack" without a target.
+            (TFLite's portable kernels). The default is the target's family, or "xnnpack" without a
+            target. The attribute `kernels` of the model can be changed later. Training only depends
+            on it for an LSTM with 16-bit activations. Only "tflm" computes that LSTM in integers.
         target: the device or runtime: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
             "ethos_u85", "edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn",
-            "coral_npu", a `keras_qat.targets.Target`, or None. It sets recipe and kernels, and
-            `export_tflite` writes files for it. `plan` lists operators that it does not support.
-        inputs: for a subclassed model that was not called yet: its inputs, such as
-            `keras.Input(shape)`, or a structure of them.
-        outputs: names of the tensors at which exported files end, as `plan` lists them; by default
-            the model's outputs. Later layers, such as layers that decode boxes, are trained in
-            float and are not exported.
+            "coral_npu", a `keras_qat.targets.Target`, or None. The target sets recipe and kernels.
+            `export_tflite` writes files for the target. `plan` lists unsupported operators.
+        inputs: the inputs of a subclassed model that was not called yet, such as
+            `keras.Input(shape)`, or a list or dict of inputs.
+        outputs: names of the tensors at which exported files end. `plan` lists the names. The
+            default is the model's outputs. Later layers, such as layers that decode boxes, are
+            trained in float and are not exported.
 
     Returns:
         The quantization-aware model, not compiled.
@@ -103,9 +101,9 @@ def quantize_model(
         TypeError: for an argument such as `bits`, which belongs to the recipe, and if `strict` is
             not a bool.
         ValueError: if the model cannot be read, is quantized with another recipe, or has empty or
-            float64 tensors; if an entry of the scope or of `outputs` matches no layer; if `strict`
-            and a layer stays in float; or if kernels or target are unknown, or contradict each
-            other or the recipe.
+            float64 tensors. Or if an entry of `scope` or `outputs` matches no layer. Or if `strict`
+            and a layer stays in float. Or if `kernels` or `target` is unknown or contradicts
+            another argument.
 
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="logits")])
@@ -160,7 +158,7 @@ def _show_in_float(plan: Plan, name: str) -> None:
 
 
 def _agrees(model: keras.Model, name: str, value: object) -> bool:
-    """Whether a quantized model already has the value of an argument."""
+    """Return True if a quantized model already has the value of an argument."""
     if not value:
         return True
     if name == "target":
@@ -172,7 +170,7 @@ def _agrees(model: keras.Model, name: str, value: object) -> bool:
 def _copy_quantized(
     model: keras.Model, recipe: str | Recipe | None, given: list[str]
 ) -> QuantizedModel:
-    """Copy a quantized model, or a model that Keras built from its layers.
+    """Copy a quantized model, or a Keras model built from quantized layers.
 
     Raises:
         ValueError: if another recipe or any other argument is given, or the model is subclassed.
@@ -201,14 +199,14 @@ def _copy_quantized(
 
 
 def make_exact(model: keras.Model) -> None:
-    """Makes a plain Keras model of quantize-aware layers predict the results of its exported file.
+    """Changes a Keras model of quantize-aware layers to a `QuantizedModel`, in place.
 
-    The model is changed in place: its class becomes `QuantizedModel`, but its layers, weights,
-    names and compilation stay the same. It gets the recipe, kernels and target of the model to
-    which the layers belong. An output is quantized if a quantizer reads it in that model.
+    `predict` then returns the same values as the exported file. Layers, weights, names and
+    compilation stay the same. Recipe, kernels and target are from the model that the layers belong
+    to. If a quantizer reads an output in that model, the output is quantized.
     """
     outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
-    # Keras changes the bases of a class when it makes the first functional model with it.
+    # Keras changes the bases of a class when the first functional model of the class is created.
     QuantizedModel(inputs=get_nested_inputs(model), outputs=outputs)
     trained_as = get_class_config(model) if trains_itself(model) else None
     derive: Any = derive_class  # Classes are hashable, which mypy does not know.
@@ -223,7 +221,7 @@ def make_exact(model: keras.Model) -> None:
 
 
 def _quantize_output(output: tf.Tensor) -> tf.Tensor:
-    """Return the output of the quantizer that reads a tensor, or the tensor itself."""
+    """Return the output of the quantizer that reads a tensor. Without one, return the tensor."""
     quantized = [
         outputs for layer, outputs in find_keras_consumers(output) if isinstance(layer, Quantize)
     ]
@@ -231,7 +229,7 @@ def _quantize_output(output: tf.Tensor) -> tf.Tensor:
 
 
 def _find_owner(model: keras.Model) -> QuantizedModel | None:
-    """Return the model to which the layers of another model belong, if it still exists."""
+    """Return the quantized model that the layers belong to, or None if it no longer exists."""
     inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
     made_for = (layer.made_for() for layer in list_scheduled_layers(model) if layer.made_for)
     return next((owner for owner in [*inside, *made_for] if owner is not None), None)

@@ -54,47 +54,46 @@ from keras_qat.training.steps.custom_training import get_class_config, take_trai
 from keras_qat.training.steps.step_tensors import compute_together
 
 CONVERTS = "convert_with_keras_qat.export_tflite"
-"""Name scope of the operations. TFLiteConverter prints it if it converts a SavedModel of the
-model."""
+"""Name scope of operations. TFLiteConverter prints the name if it converts a SavedModel."""
 
 
 @backend.register
 class QuantizedModel(
     RefusesKeras3, PhasedModel, ScalesLoss, KeepsTrainable, WholeFiles, keras.Model
 ):
-    """A quantization-aware Keras model, as `quantize_model` and `load_model` return it.
+    """The quantization-aware Keras model that `quantize_model` and `load_model` return.
 
     It is compiled, trained, evaluated and saved like any functional model. Training simulates
     quantization. `predict` and `evaluate` return the same quantized values as the exported file.
 
-    Shapes: inputs and outputs have the names and shapes of the float model. Their values are float,
-    even if inputs and outputs of the exported file are integers.
+    Shapes: inputs and outputs have the names and shapes of the float model. All inputs and outputs
+    are float, even if the exported file has integer inputs and outputs.
     """
 
     _recipe: Recipe | None = None
     settings: Settings = ()
-    """The settings of the layers when the model was quantized or loaded."""
+    """Settings of the layers at the time when the model was quantized or loaded."""
     float_config: Config | None
     """Configuration of the float model, for `keras.Model.from_config`."""
     float_masks: Iterable[int] = ()
     """Checksums of masks in the float model's variables. Masks are constants in this model."""
     differing_outputs: str = ""
-    """Names of outputs that differed from the float model's when the model was quantized."""
+    """Names of outputs that differed from the float model directly after quantization."""
     customs: CustomObjects = CustomObjects({}, False)
-    """Custom classes of the float model. They are lost when the model is saved and loaded."""
+    """Custom classes of the float model. A loaded model has no such classes."""
 
     class_before: type | None = None
-    """The class of the model before it inherited custom training from the float model's class."""
+    """The class of the model before it inherited custom training."""
     trained_as: Config | None = None
     """Configuration of the float model's class, if it has custom training."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Attribute of the float model that this model lacks -> class of the float model."""
+    """Maps attributes of the float model that this model lacks to the class of the float model."""
 
     safe_mode: bool = False
-    """Whether `load_model` had `safe_mode=True`, so code in the configuration must not run."""
+    """True if `load_model` had `safe_mode=True`. Code in the configuration must then not run."""
 
     file_outputs: Mapping[str, str] = MappingProxyType({})
-    """Name of each output of exported files -> tensor name; empty for the model's outputs."""
+    """Maps outputs of exported files to tensor names. If empty, files have the model's outputs."""
     _file_model: QuantizedModel | None = None
 
     _family: KernelFamily = XNNPACK
@@ -104,7 +103,7 @@ class QuantizedModel(
     """The target passed to `quantize_model`, or None."""
     _inference: Inference | None = None
     told_of_float: bool = False
-    """Whether `quantize_model` reported the layers that stay in float, in this process."""
+    """True if `quantize_model` has reported, in this process, the layers that stay in float."""
 
     def set_untracked(self, **attributes: object) -> None:
         """Sets attributes that Keras does not track."""
@@ -141,10 +140,10 @@ class QuantizedModel(
 
     @property
     def pack_int4(self) -> bool:
-        """Whether weights of at most 4 bits are packed, two in a byte. It can be set at any time.
+        """True if weights of at most 4 bits are packed, two in a byte. It can be set at any time.
 
-        TFLite kernels round sums with packed weights more coarsely. Inference does the same, and
-        `export_tflite` writes a packed file. Training does not depend on it.
+        TFLite kernels round sums with packed weights more coarsely. Inference rounds in the same
+        way, and `export_tflite` writes a packed file. Training does not depend on `pack_int4`.
         """
         return self._packs_int4
 
@@ -180,7 +179,7 @@ class QuantizedModel(
 
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Flag | None = None, mask: tf.Tensor | None = None) -> Any:
-        """Simulates quantization in training, and computes like the TFLite kernels at inference."""
+        """Simulates quantization in training. At inference, computes like the TFLite kernels."""
         inference = self.exact_inference()
         if inference is None:
             return self.simulated(inputs, training, mask)
@@ -197,7 +196,7 @@ class QuantizedModel(
             return inference(inputs, phase, training_argument=training, mask=mask)
 
     def simulated(self, inputs: Any, training_argument: Flag | None, mask: tf.Tensor | None) -> Any:
-        """Computes with fake quantization, as in training, with the arguments of `call`."""
+        """Computes with fake quantization, as in training. Arguments are as for `call`."""
         set_known_sizes(self, inputs)
         is_inference = backend.resolve_training(training_argument) is False
         layers = list_scheduled_layers(self)
@@ -210,7 +209,7 @@ class QuantizedModel(
 
     @property
     def simulates(self) -> bool:
-        """Whether inference uses fake quantization too, as with the recipe `contrib`."""
+        """True if inference also uses fake quantization, as with the recipe `contrib`."""
         if self._recipe is None:  # Keras saved a part of a model before `make_exact`.
             return any(getattr(x, "fold", "") == "correction" for x in list_scheduled_layers(self))
         return self._recipe.fold == "correction"
@@ -234,7 +233,7 @@ class QuantizedModel(
         return inference.choose(self._runtime if is_exact(phase) else "tensorflow")
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Sets `recipe`, and stores it in the layers for models that users build from them."""
+        """Sets `recipe`. Also stores `recipe` in all layers, because users may reuse the layers."""
         self.recipe = recipe
         self.set_untracked(settings=read_settings(self))
         for layer in list_scheduled_layers(self):
@@ -252,7 +251,7 @@ class QuantizedModel(
 
     @property
     def file_model(self) -> QuantizedModel:
-        """The part of the model that is exported, with the same layers and weights.
+        """The exported part of the model. It shares layers and weights with the model.
 
         It is the model itself unless `outputs` was passed to `quantize_model`.
         """

@@ -33,7 +33,7 @@ from keras_qat.training.schedule import ask_for_integers, leave_in_float, schedu
 from keras_qat.training.scheduled_layer import shapes_only
 from keras_qat.training.weight_limits import start_limits
 
-# Keras' .h5 files name a model's class without the package it was registered in.
+# Keras' .h5 files contain the name of a class without the registered package.
 keras.utils.get_custom_objects()["QuantizedModel"] = QuantizedModel
 
 
@@ -42,12 +42,12 @@ _NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
 
 
 def _make_scope_name(name: str) -> str:
-    """Convert the name of a value, which may contain `>`, `#` or `:`, to a scope name."""
+    """Convert the name of a value to a scope name. The former may contain `>`, `#` or `:`."""
     return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
 
 
 def explain_missing_config(layer: keras.layers.Layer) -> str:
-    """Return why a layer cannot be copied; "" if it can."""
+    """Returns the reason why a layer cannot be copied, or "" if it can be copied."""
     try:
         _clone(layer)
     except (NotImplementedError, TypeError):
@@ -57,9 +57,9 @@ def explain_missing_config(layer: keras.layers.Layer) -> str:
 
 
 def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
-    """Clone a layer without its initializers, because weights are assigned.
+    """Clone a layer without custom initializers, because weights are assigned later.
 
-    The clone of a Normalization is float32, because its statistics need that precision.
+    The clone of a Normalization is float32, because the statistics need this precision.
     """
     if isinstance(layer, keras.layers.Normalization):
         changes["dtype"] = "float32"
@@ -91,7 +91,7 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
 def _make_model(
     file_outputs: tuple[str, ...], inputs: tf.Tensor, outputs: tf.Tensor, name: str
 ) -> QuantizedModel:
-    """Create the model. `outputs` is a pair (of the model, of files) if `file_outputs` is set."""
+    """Create the model. `outputs` is (model outputs, file outputs) if `file_outputs` is set."""
     if not file_outputs:
         return QuantizedModel(inputs=inputs, outputs=outputs, name=name)
     outputs, ends = outputs
@@ -123,7 +123,7 @@ class _Visitor:
         self.quantizers: dict[Range, Quantize] = {}
         self.names: set[str] = set()
         self.sources: dict[Any, list[Any]] = {}
-        """New layer -> its initial weights."""
+        """Maps new layers to initial weights."""
 
     def visit(self) -> Graph:
         """Returns the graph of the quantization-aware model."""
@@ -146,19 +146,19 @@ class _Visitor:
         return copy_graph(graph, replacements, inserted, ends)
 
     def _insert_after(self, value: Value) -> list[InsertedCall]:
-        """Return the calls to insert after a value: its quantizer, and a cast to half precision."""
+        """Return the calls to insert after a value: a quantizer and a cast to half precision."""
         calls = [self._make_quantizer(value)]
         if value.producer is None and is_half(value.dtype):
             calls.append(self._make_cast(value, get_policy(value.dtype)))
         return [call for call in calls if call is not None]
 
     def _make_cast(self, value: Value, policy: str) -> InsertedCall:
-        """Return the call that casts an input to half precision, or an output to float32."""
+        """Return a call that casts an input to half precision, or an output to float32."""
         name = self._make_unique(f"{_make_scope_name(value.name)}_{policy}")
         return InsertedCall(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
 
     def _clone(self, call: Call) -> Any:
-        """Return the clone of a layer that is in no group, created once for all of its calls."""
+        """Return the clone of a layer outside of groups. All calls of the layer share the clone."""
         if call.layer not in self.layers:
             name = PREFIX + call.name
             if call.layer in self.weights_only:
@@ -184,7 +184,7 @@ class _Visitor:
         """Clone a layer.
 
         Raises:
-            ValueError: if its constructor does not accept the result of `get_config`.
+            ValueError: if the constructor does not accept the result of `get_config`.
         """
         try:
             return _clone(call.layer, **changes)
@@ -197,7 +197,7 @@ class _Visitor:
             ) from error
 
     def _wrap(self, group: Group) -> QuantizeWrapper:
-        """Return the wrapper of a group, created once for all calls of its weighted layer."""
+        """Return the wrapper of a group. All calls of the weighted layer share the wrapper."""
         layer = group.kernel.layer
         if layer not in self.layers:
             is_wide = self.plan.recipe.activations.bits == 16
@@ -229,7 +229,7 @@ class _Visitor:
     def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
         """Return the specification of the output quantizer inside a wrapper, or None.
 
-        If several tensors or calls share the range, the quantizer is in a `Quantize` layer instead.
+        If several tensors or calls share the range, a separate `Quantize` layer quantizes.
         """
         own = self.range_of.get(value)
         if own is None or len(own.observed + own.rounded) > 1:
@@ -240,14 +240,13 @@ class _Visitor:
         return own.spec
 
     def _make_unique(self, name: str) -> str:
-        """Return a name that no other inserted layer has."""
         while name in self.names:
             name += "_"
         self.names.add(name)
         return name
 
     def _make_quantizer(self, value: Value) -> InsertedCall | None:
-        """Return the call of a value's `Quantize` layer; None if a wrapper quantizes the value."""
+        """Return the call of a value's `Quantize` layer, or None if the value has no such layer."""
         shared = self.range_of.get(value)
         if shared is None or self._find_own_spec(value) is not None:
             return None

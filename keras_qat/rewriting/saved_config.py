@@ -1,4 +1,4 @@
-"""Configurations of quantized models and of their float models."""
+"""Creates and reads configurations of quantized models and of float models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from keras_qat.training.steps.custom_training import from_class_config
 Config = dict[str, Any]
 
 LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
-"""The first entry of a configuration. If Keras 3 loads it, the error message begins with this."""
+"""The first entry of a configuration. Error messages of Keras 3 begin with this entry."""
 
 ENTRIES: Config = {
     "load_with": LOADER,
@@ -43,10 +43,10 @@ ENTRIES: Config = {
     "trained_as": None,
     "target": None,
 }
-"""Entry that keras_qat adds to a quantized model's configuration -> its default value."""
+"""Entries that keras_qat adds to a quantized model's configuration, with default values."""
 
 ALWAYS = ("recipe", "float_config", "output_names", "float_layers", "asked_for", "kernels")
-"""Entries that are always saved. Other entries are only saved if they differ from the default."""
+"""Entries that are always saved. Each remaining entry is saved unless it has the default value."""
 
 
 REQUIRED = ("recipe", "float_config", "output_names")
@@ -54,7 +54,7 @@ REQUIRED = ("recipe", "float_config", "output_names")
 
 
 def describe_model(model: keras.Model) -> Config:
-    """Returns the configuration of a model."""
+    """Returns the configuration of a quantized model."""
     layers = {layer.name: layer for layer in model.layers}
     config = {**get_functional_config(model), "trainable": model.trainable}
     for entry in config["layers"]:
@@ -92,10 +92,10 @@ def split_config(config: Config) -> tuple[Config, Config]:
 def restore_model(
     model: keras.Model, config: Config, saved: Config, custom_objects: Config | None
 ) -> None:
-    """Restores attributes of a model from the entries `saved` of its configuration."""
+    """Restores attributes of a model from `saved`, the result of `split_config`."""
     restore_names(model, config)
     model.safe_mode = get_safe_mode() is not False
-    if saved["recipe"] is not None:  # Missing if Keras saved a part before `make_exact`.
+    if saved["recipe"] is not None:  # None if Keras saved it before `make_exact`.
         model.keep_recipe(Recipe.from_config(saved["recipe"]))
     model.set_untracked(float_config=saved["float_config"], float_masks=saved["float_masks"])
     model.differing_outputs = saved["differing_outputs"]
@@ -117,7 +117,7 @@ def restore_model(
 
 
 def _restore_training(model: keras.Model, config: Config, custom_objects: Config | None) -> None:
-    """Make a model inherit custom training from the class in a configuration, if that is known."""
+    """Make a model inherit custom training from the class in `config`, or warn if it is unknown."""
     left_out, class_config = config.pop("left_out"), config
     if config["config"] is None:
         class_config = {**config, "config": model.float_config}
@@ -136,7 +136,7 @@ def _restore_training(model: keras.Model, config: Config, custom_objects: Config
 
 
 def _get_serializable(config: Config | None) -> Config | None:
-    """Return a configuration, or None if Keras cannot save its contents."""
+    """Return `config`, or None if Keras cannot save its contents."""
     try:
         with contextlib.suppress(ValueError):  # Keras raises this while it saves a SavedModel.
             json.dumps(keras.saving.serialize_keras_object(config))
@@ -146,7 +146,7 @@ def _get_serializable(config: Config | None) -> Config | None:
 
 
 def get_float_config(model: keras.Model) -> Config:
-    """Returns a float model's functional configuration, with a mark for `Sequential` models."""
+    """Returns a float model's functional configuration. The entry "sequential" may be added."""
     config = get_functional_config(model)
     if type(model) is keras.Sequential:
         entries = [entry for entry in config["layers"] if entry["class_name"] != "InputLayer"]

@@ -25,24 +25,24 @@ FILES = (".keras", ".h5", ".hdf5")
 """Suffixes of the formats that Keras writes as one file."""
 
 FLOAT_WEIGHTS = "Load float weights into the float model, and then quantize it."
-"""Advice in the error message for weights that do not fit."""
+"""Advice in error messages about weights that do not fit."""
 
 EXPORTED = {".tflite": "export_tflite", ".cc": "export_c"}
-"""Suffix of an exported file -> the function that writes it."""
+"""Maps suffixes of exported files to functions that write such files."""
 
 
 class WholeFiles:
-    """A Keras model that saves files atomically, and refuses weights of float models."""
+    """Mixin for a Keras model. Files are saved atomically. Weights of float models are refused."""
 
     name: str
     layers: list[keras.layers.Layer]
     weights: list[tf.Variable]
 
     def save(self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
-        """Saves the model as Keras documents it, but atomically.
+        """Saves the model like `save` of Keras, but atomically.
 
         Keras itself overwrites the old file or folder. If the process were killed or the disk full,
-        both the old and the new version would be lost.
+        the old version and the new version would be lost.
 
         Raises:
             ValueError: if the suffix belongs to an exported file, such as `.tflite`.
@@ -61,12 +61,12 @@ class WholeFiles:
     def save_weights(
         self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any
     ) -> Any:
-        """Saves the weights as Keras documents it, but atomically."""
+        """Saves the weights like `save_weights` of Keras, but atomically."""
         with saving_to(filepath, FILES if overwrite else ()) as path:
             return keras.Model.save_weights(self, path, overwrite, *args, **kwargs)
 
     def load_weights(self, filepath: FilePath, *args: Any, **kwargs: Any) -> Any:
-        """Loads weights that a quantization-aware model saved, as Keras documents it."""
+        """Loads weights of a quantization-aware model, like `load_weights` of Keras."""
         try:
             if _is_float_checkpoint(filepath):
                 raise ValueError(f"The checkpoint {filepath} holds no quantizers.")
@@ -79,7 +79,7 @@ class WholeFiles:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
 
     def _is_named_in(self, path: FilePath) -> bool:
-        """Return whether an HDF5 file stores weights under the name of any layer of the model."""
+        """Return True if an HDF5 file has weights of a layer with the name of a model's layer."""
         if not h5py.is_hdf5(path):
             return True
         with h5py.File(path, "r") as file:
@@ -102,7 +102,7 @@ class WholeFiles:
 
 
 def _is_float_checkpoint(path: FilePath) -> bool:
-    """Whether a path is a checkpoint without quantizers. Keras would load only a part of it."""
+    """Return True for a checkpoint without quantizers. Keras would load only some weights."""
     if not isinstance(path, (str, os.PathLike)) or not os.path.exists(f"{os.fspath(path)}.index"):
         return False
     names = [name for name, _ in tf.train.list_variables(os.fspath(path))]
@@ -110,7 +110,7 @@ def _is_float_checkpoint(path: FilePath) -> bool:
 
 
 def read_at_once(store: h5py.Group) -> h5py.Group:
-    """Moves the weights of the `.keras` file that Keras is loading into memory.
+    """Moves the weights of a `.keras` file into memory, while Keras loads the file.
 
     HDF5 seeks backwards for every weight. Before Python 3.12, `zipfile` then reads the file again
     from the start. Large models would take half a minute to load.
@@ -138,7 +138,7 @@ def read_at_once(store: h5py.Group) -> h5py.Group:
 
 
 def explain_not_saved(call: Call) -> str | None:
-    """Returns the reason why a call cannot be saved; None if no reason is known."""
+    """Returns the reason why a call cannot be saved, or None if no reason is known."""
     arguments = tf.nest.flatten([call.args, call.kwargs])
     if any(argument is Ellipsis for argument in arguments):
         return "a .keras file cannot store an Ellipsis; write x[:, :, a] for x[..., a]"
@@ -163,7 +163,7 @@ def explain_not_saved(call: Call) -> str | None:
 
 
 def explain_not_loaded(call: Call) -> str | None:
-    """Returns the reason why Keras cannot load an opaque layer; None if no reason is known."""
+    """Returns the reason why Keras cannot load an opaque layer, or None if no reason is known."""
     if any(isinstance(argument, slice) for argument in tf.nest.flatten([call.args, call.kwargs])):
         return "a .keras file cannot store a slice as an argument; pass its start and end"
     activation = vars(call.layer).get("activation")
@@ -181,7 +181,7 @@ def explain_not_loaded(call: Call) -> str | None:
 
 
 def warn_about_opaque(graph: Graph, float_layers: Iterable[str]) -> None:
-    """Warns about custom layers that could not be traced, and calls that Keras cannot save."""
+    """Warns about custom layers that could not be traced, and about calls that cannot be saved."""
     opaque, message = graph.opaque, []
     lines = [f"  {name}: {opaque[name]}" for name in float_layers if name in opaque]
     if lines:

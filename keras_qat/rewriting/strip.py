@@ -32,26 +32,26 @@ from keras_qat.training.quantizers import PREFIX
 def strip_quantization(model: keras.Model, folded: bool = False) -> Any:
     """Returns a float Keras model with the weights of a quantization-aware model.
 
-    The result has the layers, names, nesting, inputs and outputs of the float model that was
-    quantized, and the `trainable` flags of the quantization-aware model. It returns the same
-    outputs as the quantization-aware model with quantization off. Keras can load it without
-    keras_qat. If the float model was subclassed, the result has the same layers, but not the class
-    and the attributes.
+    The result has the layers, names, nesting, inputs and outputs of the original float model. The
+    `trainable` flags are from the quantization-aware model. The result computes the same outputs as
+    the quantization-aware model with quantization off. Keras can load the result without keras_qat.
+    If the float model was subclassed, the result has the same layers, but not the class and the
+    attributes.
 
     Args:
         model: a quantization-aware model. It is not changed.
-        folded: whether to fold each BatchNormalization after a convolution or dense layer into the
+        folded: True to fold each BatchNormalization after a convolution or dense layer into the
             kernel and bias, as in exported files. The result then has no nested models and no
-            activity regularizers, and layers with several operations, such as a convolution with an
+            activity regularizers. Layers with several operations, such as a convolution with an
             activation, are split.
 
     Returns:
-        A `Sequential` if the float model was one and `folded` is False, and a functional model
-        otherwise. It is not compiled.
+        A `Sequential` if the float model was a `Sequential` and `folded` is False. Otherwise, a
+        functional model. It is not compiled.
 
     Raises:
-        ValueError: if the model was not made by `quantize_model`, or has a `Lambda` and was loaded
-            in Keras' safe mode.
+        ValueError: if the model was not made by `quantize_model`. Or if the model has a `Lambda`
+            and was loaded in Keras' safe mode.
 
     Example:
         >>> keras_qat.strip_quantization(qat).save("float.keras")
@@ -93,7 +93,7 @@ _IN_A_CALL = "Exception encountered when calling layer"
 
 
 def _find_reason(error: Exception) -> str:
-    """Return the first line of an error; two lines if the first is Keras' name of a layer."""
+    """Return the first line of an error. If this line names a layer, return two lines."""
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
     return ": ".join(lines[: 2 if lines[0].startswith(_IN_A_CALL) else 1])
 
@@ -106,12 +106,12 @@ def _make_copy_error(reason: str) -> ValueError:
 
 
 def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
-    """Assign weights and `trainable` flags of the quantized layers to the float layers."""
+    """Copy weights and `trainable` flags from quantized layers to float layers."""
     float_graph = read_model(plain)
     layer_of = {layer.name: layer for layer in model.layers}
 
     def has_layer(call: Call) -> bool:
-        """Whether the quantized model has the layer unwrapped, as in files of earlier versions."""
+        """Return True if the quantized model has the layer unwrapped, as in older files."""
         layer: Any = layer_of.get(PREFIX + call.name)
         layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
         return type(layer) is type(call.layer)
@@ -165,7 +165,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
 
 
 def _are_read(weights: list[Any], graph: Graph) -> bool:
-    """Return whether the outputs of a model depend on these weights."""
+    """Return True if outputs of a model depend on `weights`, or if the model cannot be run."""
     evaluate, inputs = make_evaluator(graph, flatten_values(graph.outputs)), draw_inputs(graph)
     draw, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
     try:
@@ -182,7 +182,7 @@ def _are_read(weights: list[Any], graph: Graph) -> bool:
 
 
 def _fold(model: keras.Model) -> Any:
-    """Make a flat copy of a float model with its BatchNormalizations folded into kernels."""
+    """Return a flat copy of a float model. Each BatchNormalization is folded into a kernel."""
     graph = lower(read_model(model), LoweringContext(activations=False))
     folds = {
         group.kernel.layer: group for group in find_groups(graph, affine=False) if group.batch_norm
@@ -213,7 +213,7 @@ def _fold(model: keras.Model) -> Any:
 
 
 def _fold_norm(layer: keras.layers.Layer, group: Group) -> None:
-    """Fold the BatchNormalization of a group into its weighted layer, which has a bias."""
+    """Fold the BatchNormalization of a group into `layer`. The layer must have a bias."""
     assert group.batch_norm is not None
     factor, bias = fold_normalization(layer.bias, group.batch_norm.layer)
     ((name, axes),) = group.weights.items()

@@ -16,9 +16,8 @@ def to_keras_3(model: keras.Model, keras_3_model: Any) -> Any:
     """Assigns the weights of a model to its original Keras 3 model, or to an equal model.
 
     Args:
-        model: the model that `from_keras_3` returned, or a model that `quantize_model` made from it
-            or from the Keras 3 model. For a quantized model, they are the weights of
-            `strip_quantization(model)`.
+        model: a model that `from_keras_3` returned, or a quantized copy of that model or of the
+            Keras 3 model. A quantized copy is first converted by `strip_quantization`.
         keras_3_model: the Keras 3 model. Only its weights change.
 
     Returns:

@@ -41,10 +41,7 @@ def draw_inputs(trace: Trace) -> list[tf.Tensor]:
 
 
 def find_deviation(call: Call, trace: Trace) -> str:
-    """Compares the outputs of a trace and its layer. Returns the reason if they differ.
-
-    Returns "" if the outputs are equal, or if the layer does not support the random inputs.
-    """
+    """Returns the reason if a trace and its layer have different outputs, and "" otherwise."""
     inputs = draw_inputs(trace)
     tensors = dict(zip(trace.inputs, inputs, strict=False))
     for value, mask in zip(trace.masks, inputs[len(tensors) :], strict=True):
@@ -84,7 +81,6 @@ def find_deviation(call: Call, trace: Trace) -> str:
 
 @contextlib.contextmanager
 def _restore_states(layer: keras.layers.Layer) -> Iterator[None]:
-    """Restore the states of recurrent inner layers after a `with` block."""
     keepers = [inner for inner in layer._flatten_layers() if getattr(inner, "stateful", False)]
     states = [state for inner in keepers for state in tf.nest.flatten(getattr(inner, "states", []))]
     before = [None if state is None else tf.identity(state) for state in states]

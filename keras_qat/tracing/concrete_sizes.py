@@ -24,10 +24,7 @@ class _Unknown(Exception):
 
 
 def find_value(tensor: Any) -> NDArray[Any] | None:
-    """Returns the value of a constant or of a size expression, such as `tf.shape(x)[1]`.
-
-    Returns None if the value depends on the batch size or on contents of tensors.
-    """
+    """Returns the value of a constant or size (`tf.shape(x)[1]`), or None if it is unknown."""
     if not is_symbolic(tensor):
         return np.asarray(tensor)
     try:

@@ -98,7 +98,6 @@ def _has_symbolic_weight(layer: keras.layers.Layer) -> bool:
 
 
 def _holds_symbols(layer: keras.layers.Layer) -> bool:
-    """Return True if a layer without weights stores symbolic tensors in its attributes."""
     if isinstance(layer, keras.Model) or layer.weights:
         return False
     held = vars(layer)

@@ -159,10 +159,7 @@ def let_assign(
 
 
 def get_regularizers(layer: keras.layers.Layer) -> dict[int, Any]:
-    """Returns the regularizers of a layer's weights, by the id of the variable.
-
-    Weights of inner layers are not included.
-    """
+    """Returns the regularizers of the layer's weights, by the id of the variable."""
     regularizers = {}
     for callback in layer._callable_losses:
         loss = callback.args[0] if isinstance(callback, partial) and callback.args else callback

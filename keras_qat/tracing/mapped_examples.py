@@ -80,12 +80,8 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
 def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[KerasTensor]:
     """Return the symbolic tensors that all examples share, such as weights.
 
-    Args:
-        ones: the inputs for one example.
-        outputs: the outputs for one example.
-
     Raises:
-        NotKnown: if a tensor depends on the entire batch, or an output does not depend on `ones`.
+        NotKnown: if a tensor depends on the entire batch, or an output depends on no example.
     """
     shared: dict[int, KerasTensor] = {}
     follows = dict.fromkeys(map(id, ones), True)

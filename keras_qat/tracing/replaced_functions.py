@@ -107,10 +107,9 @@ class _AnyTensor(type):
 
 
 def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
-    """Makes `tf.is_tensor` and `isinstance(x, tf.Tensor)` accept symbolic tensors.
+    """Makes `isinstance(x, tf.Tensor)` accept symbolic tensors inside a `with` block.
 
-    The effect ends with the `with` block. It is limited to custom code, because TensorFlow and
-    Keras import the types from other modules.
+    Only custom code is affected. TensorFlow and Keras import the types from other modules.
     """
     is_tensor = tf.is_tensor
     return patch_members(

@@ -272,7 +272,6 @@ def _refuse_updates(*args: object, **kwargs: object) -> None:
 
 
 def _fold_variables(call: Call) -> Call:
-    """Return a copy of a call. Constants replace the variables in its arguments."""
 
     def fold(leaf: Any) -> Any:
         return tf.constant(leaf.numpy()) if isinstance(leaf, tf.Variable) else leaf

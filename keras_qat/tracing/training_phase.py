@@ -146,8 +146,7 @@ class _TrainingSections:
     that inference computes: `mean + deviation * noise` in training, `mean` at inference.
 
     Args:
-        trained: the trace of training, which is changed.
-        tested: the trace of inference.
+        trained, tested: traces of training and inference. The trace of training is changed.
     """
 
     def __init__(self, trained: Trace, tested: Trace) -> None:
@@ -293,7 +292,6 @@ class _TrainingSections:
 
 
 def _find_producers(trace: Trace) -> dict[int, Node]:
-    """Map the id of each tensor to the node that computes the tensor."""
     return {id(x): node for node in trace.nodes for x in tf.nest.flatten(node.outputs)}
 
 

@@ -22,9 +22,8 @@ MOST_STEPS = 32
 def unroll_loops() -> Iterator[None]:
     """Unrolls loops with a known number of steps inside a `with` block.
 
-    The block replaces `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`.
-    `tf.cond` executes one branch if its condition depends only on sizes. `tf.TensorArray` becomes a
-    list.
+    Loops are `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`. `tf.cond`
+    executes one branch if the condition depends only on sizes. A list replaces `tf.TensorArray`.
     """
     backend: Any = inspect.getmodule(keras.backend.rnn)
     with contextlib.ExitStack() as block:
@@ -118,7 +117,6 @@ def _find_known(x: Any) -> Any:
 
 
 def _rnn(step_function: Callable[..., Any], inputs: Any, *args: object, **kwargs: object) -> Any:
-    """Unroll `K.rnn` over a known number of steps."""
     flat = tf.nest.flatten(inputs)
     steps = flat[0].shape[0 if kwargs.get("time_major") else 1]
     if any(map(is_symbolic, flat)) and len(args) < 5 and steps in range(1, MOST_STEPS + 1):

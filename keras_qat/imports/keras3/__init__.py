@@ -1,6 +1,6 @@
-"""Converts models of Keras 3 to Keras 2, and copies their weights back.
+"""Converts models of Keras 3 to Keras 2, and copies the weights back.
 
-Only this package uses Keras 3's internals. It imports Keras 3 only to convert one of its models.
+Only this package uses internals of Keras 3. It imports Keras 3 only to convert a model.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def from_keras_3(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
     Args:
         model: a built Sequential or functional model of Keras 3 on TensorFlow. It is not changed.
-        custom_objects: name of a Keras 3 class that Keras 2 lacks -> a Keras 2 layer class with the
-            same configuration and weights.
+        custom_objects: maps names of Keras 3 classes that Keras 2 lacks to Keras 2 layer classes.
+            Each pair of classes has the same configuration and weights.
 
     Returns:
         The Keras 2 model.
@@ -60,7 +60,7 @@ def from_keras_3(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
 
 def as_keras_2(model: Any) -> Any:
-    """Returns a Keras 2 model unchanged, or converts a Keras 3 model, with a warning."""
+    """Converts a Keras 3 model, with a warning. Returns a Keras 2 model unchanged."""
     if not is_of_keras_3(model):
         return model
     converted = from_keras_3(model)
@@ -73,7 +73,7 @@ def as_keras_2(model: Any) -> Any:
 
 
 def _check_layers(model: Keras3Model, custom: Mapping[str, type]) -> None:
-    """Raise a `ValueError` that lists the layers that have no counterpart in Keras 2."""
+    """Raise a `ValueError` that lists the layers without a counterpart in Keras 2."""
     unknown = {
         layer.name: type(layer).__name__
         for layer in _list_layers(model)
@@ -92,7 +92,7 @@ def _check_layers(model: Keras3Model, custom: Mapping[str, type]) -> None:
 
 
 def _list_layers(layer: Keras3Layer) -> Iterator[Keras3Layer]:
-    """Yield the layers of a model, including those inside nested models and wrappers."""
+    """Yield the layers of a model, including layers inside nested models and wrappers."""
     if not is_model(layer):
         yield layer
     inner = layer.layers if is_model(layer) else [getattr(layer, "layer", None)]
@@ -105,7 +105,7 @@ class _Converter:
     """Converts models and layers. Shared layers stay shared.
 
     Args:
-        custom: name of a class that Keras 2 lacks -> the class to use.
+        custom: maps names of classes that Keras 2 lacks to replacements.
     """
 
     def __init__(self, custom: Mapping[str, type]) -> None:
@@ -180,7 +180,7 @@ def _make_input(tensor: Any) -> Any:
 
 
 def give_weights(model: keras.Model, keras_3_model: Keras3Model) -> None:
-    """Copies a Keras 2 model's weights to the Keras 3 model that it was converted from."""
+    """Copies the weights of a Keras 2 model to the original Keras 3 model."""
     layers = list(_pair_layers(keras_3_model, model))
     weights = [pair for layer_pair in layers for pair in _pair_weights(*layer_pair)]
     for target, source in weights:
@@ -190,7 +190,7 @@ def give_weights(model: keras.Model, keras_3_model: Keras3Model) -> None:
 
 
 def _take_weights(model: keras.Model, keras_3_model: Keras3Model) -> None:
-    """Copy the weights and `trainable` flags of a Keras 3 model to its Keras 2 counterpart."""
+    """Copy weights and `trainable` flags from a Keras 3 model to its Keras 2 counterpart."""
     for layer, converted in _pair_layers(keras_3_model, model):
         if converted.trainable != layer.trainable:
             converted.trainable = layer.trainable
@@ -200,7 +200,7 @@ def _take_weights(model: keras.Model, keras_3_model: Keras3Model) -> None:
 
 
 def _pair_layers(source: Keras3Layer, converted: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield layers of Keras 3 with their Keras 2 counterparts. Models come before their layers."""
+    """Yield pairs (Keras 3 layer, Keras 2 layer). A model comes before its layers."""
     yield source, converted
     if not is_model(source):
         return
@@ -220,7 +220,7 @@ def _pair_layers(source: Keras3Layer, converted: Any) -> Iterator[tuple[Any, Any
 
 
 def _pair_weights(source: Keras3Layer, converted: keras.layers.Layer) -> list[tuple[Any, Any]]:
-    """Pair the weights of a Keras 3 layer with its counterpart's weights; [] for models."""
+    """Return pairs (Keras 3 weight, Keras 2 weight) for a layer, or [] for a model."""
     if is_model(source) or is_model(getattr(source, "layer", None)):
         return []
     pair = source.weights, list_weights(converted)
@@ -234,6 +234,6 @@ def _pair_weights(source: Keras3Layer, converted: keras.layers.Layer) -> list[tu
 
 
 def _finalize(layer: Any) -> None:
-    """Make a Normalization update the values that it derives from its weights."""
+    """Update the attributes that a Normalization computes from its weights."""
     if hasattr(layer, "finalize_state"):
         layer.finalize_state()

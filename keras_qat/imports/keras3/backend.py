@@ -1,4 +1,4 @@
-"""Finds Keras 3, checks its models, and refuses its optimizers and metrics in Keras 2 models."""
+"""Finds Keras 3, checks Keras 3 models, and refuses Keras 3 objects in Keras 2 models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ else:
     Keras3Model = Keras3Layer = Any
 
 _OTHER_NAMES = {"PyDataset": "Sequence"}
-"""Class of Keras 3 -> its name in Keras 2, if both names differ."""
+"""Maps Keras 3 classes to different names in Keras 2."""
 
 
 def keras_3() -> Any:
@@ -38,7 +38,7 @@ def keras_3() -> Any:
 
 
 def find_loaded_keras_3() -> Any:
-    """Returns the module `keras` of Keras 3 if it was imported, such as by TensorFlow, or None."""
+    """Returns the module `keras` of Keras 3, or None if no code has imported it."""
     keras = sys.modules.get("keras")
     return keras if _is_keras_3(keras) else None
 
@@ -49,9 +49,9 @@ def _is_keras_3(module: object) -> bool:
 
 
 def refuse_files(package: str, name: str, advice: str) -> None:
-    """Makes Keras 3 raise an error with advice if it loads a file with this class of Keras 2.
+    """Makes Keras 3 raise an error with `advice` if it loads a file with a Keras 2 class.
 
-    It has no effect if Keras 3 is not loaded.
+    Does nothing if Keras 3 was not imported.
     """
     keras = find_loaded_keras_3()
     if keras is None:
@@ -69,18 +69,18 @@ def refuse_files(package: str, name: str, advice: str) -> None:
 
 
 def is_of_keras_3(value: object) -> bool:
-    """Returns whether a value is an instance of a Keras 3 class, without importing Keras 3."""
+    """Returns True if the class of a value is from Keras 3. Does not import Keras 3."""
     packages = {base.__module__.split(".")[0] for base in type(value).__mro__}
     return "keras" in packages and not isinstance(value, keras2.keras.layers.Layer)
 
 
 def is_layer(value: object) -> bool:
-    """Returns whether a value is a layer of Keras 3. Models are layers too."""
+    """Returns True if a value is a layer of Keras 3. Models are layers too."""
     return isinstance(value, keras_3().layers.Layer)
 
 
 def is_model(value: object) -> bool:
-    """Returns whether a value is a model of Keras 3."""
+    """Returns True if a value is a model of Keras 3."""
     return isinstance(value, keras_3().Model)
 
 
@@ -111,7 +111,7 @@ def check_model(model: Any) -> None:
 
 
 class RefusesKeras3:
-    """A Keras 2 model. It raises errors with advice for objects of Keras 3, except losses."""
+    """Mixin for a Keras 2 model. It raises helpful errors for Keras 3 objects, except losses."""
 
     def _validate_compile(self, optimizer: object, metrics: object, **kwargs: object) -> None:
         """Check the arguments of `compile`. Loaded models are compiled without this check."""
@@ -142,9 +142,9 @@ def _refuse_objects(argument: str, module: str, values: object) -> None:
     """Raise a `TypeError` if an argument is, or contains, an object of Keras 3.
 
     Args:
-        argument: the argument's name.
-        module: name of the Keras module that defines such objects, such as `losses`.
-        values: the argument: an object, or a structure of several.
+        argument: the name of the argument.
+        module: the name of the Keras module with suitable classes, such as "optimizers".
+        values: an object, or a list or dict of objects.
     """
     if find_loaded_keras_3() is None:
         return

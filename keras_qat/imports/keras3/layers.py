@@ -1,4 +1,4 @@
-"""Converts layers of Keras 3 to Keras 2: classes, and options that differ."""
+"""Converts the classes and options of Keras 3 layers to Keras 2."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from keras_qat.imports.keras3.operations import find_activation
 from keras_qat.keras2.backend import keras
 
 _RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
-"""Layer class -> name of an option in Keras 3 -> its name in Keras 2."""
+"""For each layer class, maps names of options in Keras 3 to names in Keras 2."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"data_format": ("channels_last",), "rms_scaling": (False,)}
-"""Option that some layers of Keras 2 lack -> values that have no effect."""
+"""Maps options that some Keras 2 layers lack to values without effect."""
 
 _WITHOUT_EFFECT = {"encoding", "seed", "use_cudnn", "value_range", "vocabulary_size"}
-"""Options that some layers of Keras 2 lack, but that do not affect outputs at inference."""
+"""Options that some Keras 2 layers lack. They do not affect outputs at inference."""
 
 _APPLICATIONS = {
     "CustomScaleLayer": keras.applications.InceptionResNetV2,
     "LayerScale": keras.applications.ConvNeXtTiny,
     "StochasticDepth": keras.applications.ConvNeXtTiny,
 }
-"""Layer class of `keras.applications` -> a constructor from the module that defines it."""
+"""Maps layer classes of `keras.applications` to a function from the same module."""
 
 _BASE = {"activity_regularizer", "dtype", "name", "trainable", "zero_output_for_mask"}
 """Options that Keras 2 accepts as `**kwargs`."""
@@ -39,7 +39,7 @@ _MODULES = {
 
 
 def find_counterpart(layer: Keras3Layer, custom: Mapping[str, type]) -> Any:
-    """Returns the Keras 2 class, or the user's replacement, for a layer; None if there is none."""
+    """Returns the Keras 2 class or the user's replacement for a Keras 3 layer, or None."""
     name = type(layer).__name__
     if name in custom:
         return custom[name]
@@ -57,11 +57,11 @@ def convert_layer(
 
     Args:
         layer: the layer.
-        custom: name of a class that Keras 2 lacks -> the user's class.
-        convert: function that converts a layer inside the layer.
+        custom: maps names of classes that Keras 2 lacks to the user's classes.
+        convert: converts an inner layer.
 
     Raises:
-        ValueError: if Keras 2 lacks the layer or one of its options.
+        ValueError: if Keras 2 lacks the layer or an option of the layer.
     """
     make = find_counterpart(layer, custom)
     if make is None:
@@ -92,16 +92,16 @@ def convert_layer(
 
 
 def _read_config(layer: Keras3Layer) -> dict[str, Any]:
-    """Return a layer's configuration with Keras 2's names, and with entries that Keras 3 omits."""
+    """Return a layer's configuration with the names of Keras 2. Add entries that Keras 3 omits."""
     name, config = type(layer).__name__, layer.get_config()
     if _is_keras_class(layer):
         if name == "Bidirectional":
             _remove_default_backward_layer(config)
-        if hasattr(layer, "get_vocabulary"):  # Keras 3 omits an adapted mean.
+        if hasattr(layer, "get_vocabulary"):  # Keras 3 omits an adapted vocabulary.
             words = layer.get_vocabulary(include_special_tokens=False)
             config["vocabulary"] = np.asarray(words).tolist()
             del config["dtype"]
-        if hasattr(layer, "output_padding"):  # Keras 3.8 omits the axis.
+        if hasattr(layer, "output_padding"):  # Keras 3.8 omits this option.
             config["output_padding"] = layer.output_padding
         if name == "Discretization":
             config["bin_boundaries"], config["num_bins"] = layer.bin_boundaries, None
@@ -110,7 +110,7 @@ def _read_config(layer: Keras3Layer) -> dict[str, Any]:
 
 
 def _remove_default_backward_layer(config: dict[str, Any]) -> None:
-    """Remove the backward layer if it differs from the forward layer only in its direction."""
+    """Remove the backward layer if it differs from the forward layer only in direction."""
     forward, backward = (dict(config[key]["config"]) for key in ("layer", "backward_layer"))
     for half in (forward, backward):
         del half["name"], half["go_backwards"]
@@ -158,7 +158,6 @@ def _convert_object(layer: Keras3Layer, module: str, value: dict[str, Any]) -> A
 
 
 def _list_options(kind: type) -> set[str]:
-    """Return the names of the options that a class of Keras 2 accepts."""
     names = set(_BASE)
     for base, parameters in _list_constructors(kind):
         if base is keras.layers.Layer:
@@ -168,7 +167,7 @@ def _list_options(kind: type) -> set[str]:
 
 
 def _list_constructors(kind: type) -> list[tuple[type, Mapping[str, inspect.Parameter]]]:
-    """Return a class and its bases, except those without `__init__`, each with its parameters."""
+    """Return pairs (class, parameters of `__init__`) for a class and its base classes."""
     return [
         (base, inspect.signature(vars(base)["__init__"]).parameters)
         for base in kind.__mro__[:-1]
@@ -177,7 +176,7 @@ def _list_constructors(kind: type) -> list[tuple[type, Mapping[str, inspect.Para
 
 
 def _is_neutral(layer: Keras3Layer, key: str) -> bool:
-    """Return whether an option that Keras 2 lacks has a value without effect."""
+    """Return True if an option that Keras 2 lacks has a value without effect."""
     value = layer.get_config()[key]
     if value is None or value in _NEUTRAL.get(key, ()):
         return True

@@ -1,8 +1,8 @@
 """Converts functions of Keras 3 to Keras 2: activations, and operations on symbolic tensors.
 
-Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions. If such functions are
-called on symbolic tensors of Keras 2, Keras 2 creates a layer for each call. Most operations are
-converted in this way. `OPERATIONS` lists the operations for which it fails or creates many layers.
+Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions. Called on symbolic
+tensors of Keras 2, each TensorFlow function becomes a Keras 2 layer. Most operations are converted
+in this way. `OPERATIONS` lists operations that would fail or become many layers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def leaky_relu(x: tf.Tensor) -> tf.Tensor:
 
 @register
 def hard_sigmoid(x: tf.Tensor) -> tf.Tensor:
-    """Computes relu6(x + 3) / 6. Keras 2's function of this name clips 0.2 x + 0.5."""
+    """Computes relu6(x + 3) / 6. In Keras 2, `hard_sigmoid` clips 0.2 x + 0.5."""
     return tf.nn.relu6(x + 3.0) * (1.0 / 6.0)
 
 
@@ -107,11 +107,11 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
     **{function.__name__: function for function in _DEFINED_HERE},
     "silu": keras.activations.swish,
 }
-"""Name of a function in Keras 3's `keras.activations` -> the function for Keras 2."""
+"""Maps names of functions in Keras 3's `keras.activations` to functions for Keras 2."""
 
 
 def find_activation(activation: Callable[..., Any], keras_3: Any) -> Callable[..., Any] | None:
-    """Returns the Keras 2 function for an activation function of Keras 3; None if there is none.
+    """Returns the Keras 2 function for an activation function of Keras 3, or None.
 
     Args:
         activation: the function. A custom function stays unchanged.
@@ -125,11 +125,11 @@ def find_activation(activation: Callable[..., Any], keras_3: Any) -> Callable[..
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A TensorFlow function that computes the same as an operation.
+    """A TensorFlow function that is equivalent to an operation of Keras 3.
 
     Args:
         function: the function. It is called with the operation's tensors.
-        options: name of an option of the function -> the operation's attribute with its value.
+        options: maps options of `function` to attributes of the operation.
     """
 
     function: Callable[..., Any]
@@ -201,10 +201,10 @@ OPERATIONS: dict[str, Row] = {
     "Swapaxes": Row(_swap, {"first": "axis1", "second": "axis2"}),
     "Take": Row(_take, {"axis": "axis"}),
 }
-"""Class of an operation of Keras 3 -> its TensorFlow function."""
+"""Maps classes of Keras 3 operations to TensorFlow functions."""
 
 _SAME_TYPE = {"Amax", "Amin", "Einsum", "Matmul", "Max", "Mean", "Min", "Sum"}
-"""Operations that are converted only if inputs and output have the same type."""
+"""Operations for which `OPERATIONS` requires that all inputs and outputs have the same type."""
 
 
 def call_operation(operation: Any, args: Any, kwargs: dict[str, Any], dtypes: set[str]) -> Any:
@@ -212,12 +212,12 @@ def call_operation(operation: Any, args: Any, kwargs: dict[str, Any], dtypes: se
 
     Args:
         operation: the operation.
-        args: its positional arguments, with tensors of Keras 2.
-        kwargs: its keyword arguments.
-        dtypes: the types of its input and output tensors in Keras 3.
+        args: positional arguments, with tensors of Keras 2.
+        kwargs: keyword arguments.
+        dtypes: the data types of inputs and outputs in Keras 3.
 
     Raises:
-        ValueError: if Keras 2 cannot express it.
+        ValueError: if Keras 2 cannot express the operation.
     """
     name = type(operation).__name__
     row = OPERATIONS.get(name)
