@@ -40,7 +40,7 @@ _REPLACES = READS_SHAPES.union(("where", "multiply_no_nan"))
 
 _COMPUTES = ("add", "subtract", "multiply", "divide", "cast")
 _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
-"""Operations and layers that compute NaN from NaN. Operations that move elements are separate."""
+"""Operations and layers that compute NaN from NaN."""
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:

@@ -193,7 +193,7 @@ def get_argument(call: Call, name: str) -> Any:
 def bind_arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:
     """Returns the first argument of an operation in a list, and a dict of further arguments.
 
-    The keys are names in TensorFlow 2. Arguments that equal the defaults are omitted, like `name`.
+    The keys are names in TensorFlow 2. `name` and arguments that equal a default are omitted.
     """
     signature = _get_signature(call.layer.function)
     args, kwargs = list[Any](), dict[str, Any]()

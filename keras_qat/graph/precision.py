@@ -99,7 +99,7 @@ class ScalesLoss:
 
 
 def check_precision(graph: Graph) -> None:
-    """Raises a `ValueError` if a layer computes in float64, or has weights of any other type.
+    """Raises a `ValueError` if a layer computes in float64, or if float weights are not float32.
 
     Non-trainable float64 variables are accepted, because tables and masks from NumPy are float64.
     """

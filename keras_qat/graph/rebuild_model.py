@@ -33,7 +33,7 @@ _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
         tensor, layer.metric_name, aggregation=layer.aggregation
     ),
 }
-"""Maps Keras' layers for `add_loss` and `add_metric` to functions that repeat it on a copy."""
+"""Maps Keras' layers for `add_loss` and `add_metric` to functions that call the same method."""
 
 Apply = Callable[[Call, Any, dict[str, Any]], Any]
 """A function `(call, args, kwargs) -> outputs` that computes a call."""
@@ -61,7 +61,10 @@ def rebuild_model(
 
 
 def evaluate_graph(graph: Graph, inputs: list[tf.Tensor], apply: Apply = _call_layer) -> Any:
-    """Computes the outputs of a graph. `apply` computes each call. The default calls the layer."""
+    """Computes the outputs of a graph for a flat list of inputs.
+
+    `apply` computes each call. The default calls the layer.
+    """
     tensors = dict(zip(flatten_values(graph.inputs), inputs, strict=True))
     last_consumers = {value: call for call in graph.calls for value in call.inputs}
     outputs = set(flatten_values(graph.outputs))
@@ -236,7 +239,7 @@ def _decode(value: Any, tensors: list[tf.Tensor]) -> Any:
 
 
 def get_functional_config(model: keras.Model) -> dict[str, Any]:
-    """Returns a configuration for `keras.Model.from_config`, as of a functional model."""
+    """Returns the functional configuration of a model. `keras.Model.from_config` accepts it."""
     inputs, outputs = get_nested_inputs(model), get_nested_outputs(model)
     functional = _Model(inputs, outputs, name=model.name)
     functional.use_legacy_config = getattr(model, "use_legacy_config", None)  # For .h5 files.

@@ -60,7 +60,9 @@ Shape = tuple[int | None, ...]
 def find_results(
     call: Call | None, fills: bool = False
 ) -> Generator[Call | None, Any, list[Runs] | None]:
-    """Evaluates a call for two batch sizes. Returns None if it depends on more than sizes.
+    """Evaluates the outputs of a call for two batch sizes. This generator is a `Rule`.
+
+    Returns None if the outputs depend on more than sizes.
 
     Args:
         call: the call.

@@ -1,1 +1,1 @@
-"""Serializable Keras layers that lowering creates for operations that no Keras layer computes."""
+"""Serializable layers for operations without a Keras layer. Lowering creates these layers."""

@@ -87,8 +87,8 @@ def evaluate_formula(formula: Any, x: tf.Tensor) -> tf.Tensor:
 class Formula(SameShape):
     """Computes a chain of elementwise operations on one tensor. Results are always finite.
 
-    An infinite result, such as log(x * x) at 0, is replaced by the lowest or the largest finite
-    result of the tensor. The gradient is then 0.
+    The lowest or largest finite result replaces an infinite result, such as log(x * x) at 0. The
+    gradient is then 0.
 
     Args:
         formula: the formula for `evaluate_formula`, as JSON:

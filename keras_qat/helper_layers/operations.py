@@ -119,7 +119,7 @@ class MaskScores(HelperLayer):
         causal: `[query steps, key steps]` to also mask later key steps. Or a mask [..., steps,
             steps] that is True for visible key steps. Or None.
         hidden: True if masks are inverted: True or nonzero for masked scores.
-        below: difference of the smallest score and masked scores. exp(-12) is 6e-6. With the usual
+        below: distance of masked scores below the smallest score. exp(-12) is 6e-6. With the usual
             -1e9, all visible scores would be quantized to the same value.
         limit: upper bound of masked scores, or None.
         above: True if masked scores become the highest scores, for a minimum. `limit` is then a

@@ -166,7 +166,7 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
 
 
 def _find_missing_sizes(layer: keras.layers.Layer) -> dict[int, int]:
-    """Return {axis: size} for sizes that a Normalization knows, but that its input lacks."""
+    """Return {axis: size} for unknown input sizes that a Normalization knows."""
     if not isinstance(layer, keras.layers.Normalization) or not layer.built or layer.axis is None:
         return {}
     shapes = [node.input_shapes for node in layer.inbound_nodes]

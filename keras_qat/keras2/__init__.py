@@ -1,1 +1,1 @@
-"""Finds the package of Keras 2, and accesses private attributes of its layers and models."""
+"""Imports Keras 2, and reads private attributes of Keras' layers and models."""

@@ -96,7 +96,7 @@ def is_building() -> bool:
 
 
 def find_calling_layer() -> tuple[Any, Any]:
-    """Returns the layer in the current call, and its `training` argument. Outside, returns None."""
+    """Returns the layer or model of the current call, or None, and the `training` argument."""
     context = _base_layer.base_layer_utils.call_context()
     return context.layer, context.training
 
@@ -191,7 +191,8 @@ def reset_dropout_mask(layer: keras.layers.Layer) -> None:
 def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
     """Returns the output shape of a built layer.
 
-    Keras does not infer all sizes of an EinsumDense. Keras allows only one length for an Embedding.
+    Unlike Keras, this function infers all sizes of an EinsumDense. It also accepts any length for
+    an Embedding.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])
@@ -253,7 +254,8 @@ def make_tf_function(function: Callable[..., Any], **options: object) -> Any:
 def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
     """Traces a function for any batch size, like Keras. `specs` may have a fixed batch size.
 
-    If a layer needs a fixed batch size, as in `tf.zeros([x.shape[0], 8])`, `specs` is not changed.
+    If a layer needs a fixed batch size, as in `tf.zeros([x.shape[0], 8])`, the size in `specs` is
+    used.
     """
     open_specs = [
         tf.TensorSpec([None, *spec.shape[1:]] if spec.shape.rank else spec.shape, spec.dtype)
@@ -279,7 +281,7 @@ FEW_CALLS = 20
 
 
 def trace_after_few_calls(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Wraps a function that is traced after `FEW_CALLS` calls. Few calls are faster untraced.
+    """Returns a function that is traced only after `FEW_CALLS` calls, because tracing takes long.
 
     Later calls run the graph directly, without the slow lookup of a `tf.function`.
     """

@@ -137,6 +137,6 @@ def deserialize(config: dict[str, Any]) -> keras.layers.Layer:
 
 
 def load_nested_model(config: dict[str, Any]) -> keras.Model:
-    """Creates a model from its configuration inside a layer's configuration."""
+    """Creates a model from a configuration that is part of a layer's configuration."""
     with _use_current_format(), allow_any_batch_sizes():
         return keras.Model.from_config(config)

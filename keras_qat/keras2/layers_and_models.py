@@ -59,7 +59,7 @@ def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """Returns the weights of a layer, then of its inner layers. `trainable` has no influence."""
+    """Returns the weights of a layer, then of inner layers. The order ignores `trainable`."""
     layers = list_layers(layer)
     own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers]
     unique = {id(weight): weight for weights in own for weight in weights}
@@ -128,8 +128,8 @@ def _check_arguments(
 def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> dict[str, Any]:
     """Returns a layer's custom regularizers and constraints, by attribute name.
 
-    A configuration is not enough to create custom objects. It contains only names of functions, and
-    may contain arguments that a custom class does not accept.
+    A configuration is not enough to create custom objects. It contains only names of functions. It
+    may also contain arguments that a custom class does not accept.
     """
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))

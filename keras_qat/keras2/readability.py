@@ -176,13 +176,13 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 
 
 def defines(model_class: type, *names: str) -> bool:
-    """Returns True if custom code defines a method or attribute of a class with a given name."""
+    """Returns True if custom code, not Keras, defines any of `names` in a model class."""
     owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
     return any(get_package(owner) not in LIBRARIES for owner in owners)
 
 
 def describe_error(error: Exception) -> str:
-    """Describes an error in custom code, with the line of custom code."""
+    """Describes an error, and the line of custom code that raised the error."""
     foreign = ("site-packages", str(Path(__file__).parent.parent), "<", "__autograph_generated")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not any(text in frame.filename for text in foreign)]

@@ -69,26 +69,28 @@ def quantize_model(
 
     Args:
         model: a built Sequential or functional Keras 2 model, or a subclassed model. It is not
-            changed. A subclassed model must accept symbolic tensors. If the class of the model has
-            custom training, such as a `train_step`, the copy is also an instance of that class. A
-            quantized model is copied. A Keras model built from quantized layers is copied too, and
-            `predict` of the copy returns the same values as the exported file. A Keras 3 model is
-            converted by `from_keras_3`, with a warning.
+            changed. The `call` of a subclassed model must accept symbolic tensors. If the model's
+            class has custom training, such as a `train_step`, the copy is an instance of the class.
+            A quantized model is copied. A Keras model of quantized layers, such as an encoder, is
+            copied too. `predict` of that copy returns the same values as the exported file. A
+            Keras 3 model is converted by `from_keras_3`, with a warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
-        scope: the layers to quantize, by default all. A name, a prefix of names before a `_`, `/`,
+        scope: selects the layers to quantize. It is a name, a prefix of names before a `_`, `/`,
             `.` or `-`, a pattern with `*`, a class name, a list of these, or a function of a layer.
+            The default is all layers.
         strict: True to raise an error if a layer would stay in float. Normalization layers then
             compute in integers.
         kernels: the kernel family that determines how `predict` and `evaluate` round: "xnnpack"
             (x86), "xnnpack_arm64" (phones with 64-bit ARM), "tflm" (TFLite Micro) or "reference"
             (TFLite's portable kernels). The default is the target's family, or "xnnpack" without a
-            target. The attribute `kernels` of the model can be changed later. Training only depends
-            on it for an LSTM with 16-bit activations. Only "tflm" computes that LSTM in integers.
+            target. The attribute `kernels` of the model can be changed later. Training ignores
+            `kernels`, except for an LSTM with 16-bit activations. Only "tflm" computes that LSTM in
+            integers.
         target: the device or runtime: "xnnpack", "tflm", "cmsis_nn", "ethos_u55", "ethos_u65",
             "ethos_u85", "edgetpu", "stm32_npu", "stm32n6", "neutron", "mediatek", "esp_nn",
             "coral_npu", a `keras_qat.targets.Target`, or None. The target sets recipe and kernels.
             `export_tflite` writes files for the target. `plan` lists unsupported operators.
-        inputs: the inputs of a subclassed model that was not called yet, such as
+        inputs: symbolic inputs for a subclassed model that was not called yet. One
             `keras.Input(shape)`, or a list or dict of inputs.
         outputs: names of the tensors at which exported files end. `plan` lists the names. The
             default is the model's outputs. Later layers, such as layers that decode boxes, are
@@ -221,7 +223,7 @@ def make_exact(model: keras.Model) -> None:
 
 
 def _quantize_output(output: tf.Tensor) -> tf.Tensor:
-    """Return the output of the quantizer that reads a tensor. Without one, return the tensor."""
+    """Return the quantized tensor if a quantizer reads `output`, or `output` otherwise."""
     quantized = [
         outputs for layer, outputs in find_keras_consumers(output) if isinstance(layer, Quantize)
     ]

@@ -80,14 +80,14 @@ class QuantizedModel(
     differing_outputs: str = ""
     """Names of outputs that differed from the float model directly after quantization."""
     customs: CustomObjects = CustomObjects({}, False)
-    """Custom classes of the float model. A loaded model has no such classes."""
+    """Custom classes of the float model. Saved files do not contain custom classes."""
 
     class_before: type | None = None
     """The class of the model before it inherited custom training."""
     trained_as: Config | None = None
     """Configuration of the float model's class, if it has custom training."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Maps attributes of the float model that this model lacks to the class of the float model."""
+    """Attributes that only the float model has, with the name of the float model's class."""
 
     safe_mode: bool = False
     """True if `load_model` had `safe_mode=True`. Code in the configuration must then not run."""
@@ -103,7 +103,7 @@ class QuantizedModel(
     """The target passed to `quantize_model`, or None."""
     _inference: Inference | None = None
     told_of_float: bool = False
-    """True if `quantize_model` has reported, in this process, the layers that stay in float."""
+    """True if `quantize_model` has reported the float layers in this process."""
 
     def set_untracked(self, **attributes: object) -> None:
         """Sets attributes that Keras does not track."""
@@ -233,7 +233,7 @@ class QuantizedModel(
         return inference.choose(self._runtime if is_exact(phase) else "tensorflow")
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Sets `recipe`. Also stores `recipe` in all layers, because users may reuse the layers."""
+        """Sets `recipe`, also in all layers, because users may build models from the layers."""
         self.recipe = recipe
         self.set_untracked(settings=read_settings(self))
         for layer in list_scheduled_layers(self):

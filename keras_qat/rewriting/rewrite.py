@@ -42,7 +42,7 @@ _NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
 
 
 def _make_scope_name(name: str) -> str:
-    """Convert the name of a value to a scope name. The former may contain `>`, `#` or `:`."""
+    """Convert the name of a value, such as "lstm#2:0", to a scope name."""
     return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
 
 
@@ -229,7 +229,7 @@ class _Visitor:
     def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
         """Return the specification of the output quantizer inside a wrapper, or None.
 
-        If several tensors or calls share the range, a separate `Quantize` layer quantizes.
+        If several tensors or calls share a range, a `Quantize` layer quantizes the tensors instead.
         """
         own = self.range_of.get(value)
         if own is None or len(own.observed + own.rounded) > 1:

@@ -92,7 +92,7 @@ def split_config(config: Config) -> tuple[Config, Config]:
 def restore_model(
     model: keras.Model, config: Config, saved: Config, custom_objects: Config | None
 ) -> None:
-    """Restores attributes of a model from `saved`, the result of `split_config`."""
+    """Restores attributes of a model from `saved`, the `ENTRIES` of a configuration."""
     restore_names(model, config)
     model.safe_mode = get_safe_mode() is not False
     if saved["recipe"] is not None:  # None if Keras saved it before `make_exact`.
@@ -146,7 +146,7 @@ def _get_serializable(config: Config | None) -> Config | None:
 
 
 def get_float_config(model: keras.Model) -> Config:
-    """Returns a float model's functional configuration. The entry "sequential" may be added."""
+    """Returns a float model's functional configuration. "sequential" marks a `Sequential`."""
     config = get_functional_config(model)
     if type(model) is keras.Sequential:
         entries = [entry for entry in config["layers"] if entry["class_name"] != "InputLayer"]

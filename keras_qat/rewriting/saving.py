@@ -79,7 +79,7 @@ class WholeFiles:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
 
     def _is_named_in(self, path: FilePath) -> bool:
-        """Return True if an HDF5 file has weights of a layer with the name of a model's layer."""
+        """Return True if an HDF5 file has weights under the name of any layer of the model."""
         if not h5py.is_hdf5(path):
             return True
         with h5py.File(path, "r") as file:

@@ -12,7 +12,7 @@ class CannotTrace(Exception):
 
 
 class TooLarge(CannotTrace):
-    """Raised for an operation if its expansion would be too large."""
+    """Raised for an operation that would be replaced by too many operations."""
 
 
 class ReadsWeights(CannotTrace):
@@ -34,8 +34,8 @@ class OnlyTrains(Exception):
 class MustTraceInline(BaseException):
     """Raised for an inner layer that must be traced as if its code were in the outer layer.
 
-    One example is an embedding of positions, which has weights but reads no tensor. Another example
-    is a layer that stores a tensor in an attribute during its first call, and is called again.
+    One example is a layer with weights but without inputs, such as an embedding of positions.
+    Another example is a layer that stores a tensor in an attribute, for its next call.
     The base class is not `Exception`, because custom code may catch every `Exception`.
     """
 

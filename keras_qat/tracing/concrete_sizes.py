@@ -16,7 +16,7 @@ from keras_qat.graph.sizes import BATCHES
 from keras_qat.keras2.backend import KerasTensor, is_symbolic, patch_members
 
 HELD = "keras_qat: the number"
-"""Attribute of a symbolic tensor with a known value. The attribute stores the value."""
+"""Name of the attribute that stores the known value of a symbolic tensor."""
 
 
 class _Unknown(Exception):
@@ -77,8 +77,8 @@ def make_symbols_of_values(outputs: object) -> Any:
 def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
     """Lets Python code read size expressions as integers inside a `with` block.
 
-    Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`. AutoGraph's
-    code can read integers too. TensorFlow and Keras still see symbolic tensors.
+    Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`. AutoGraph may
+    convert this code. TensorFlow and Keras still see symbolic tensors.
 
     Keras interprets a vector of integers as a shape. Inside the block, negative sizes are accepted.
     """
@@ -116,7 +116,7 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
 
 
 def is_called_by_user(*others: str) -> bool:
-    """Called in a patched method. Returns True if custom code called the method.
+    """Is called by a patched method. Returns True if custom code called the method.
 
     Args:
         others: packages that are not custom code, besides Keras, NumPy and TensorFlow.

@@ -37,12 +37,12 @@ def trace_inner_calls(
 
     Some inner layers are traced inline, as if their code were in `outer.call`:
     - `lenders`, and layers that contain lenders. `outer` borrows the weights of lenders.
-    - custom layers without weights that `outer.call` creates. It may read their attributes.
-    - recurrent layers that `outer.call` creates, if the cell stores symbolic tensors
+    - layers that `outer.call` creates, if they have no weights. `call` may read their attributes.
+    - recurrent layers that `outer.call` creates, if the cell stores symbolic tensors.
 
     Raises:
-        MustTraceInline: for another inner layer that must be traced inline. Otherwise, tensors that
-            the layer reads would become constants.
+        MustTraceInline: for any other layer that must be traced inline. Otherwise, tensors that the
+            layer reads would become constants.
     """
     call, is_inside = keras.layers.Layer.__call__, False
     known, keeping = {id(layer) for layer in outer._flatten_layers()}, set[int]()
@@ -162,8 +162,8 @@ def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
 def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
     """Restores symbolic tensors in the attributes of `layer` after a `with` block.
 
-    The block may replace a stored tensor by a constant. Another layer that reads the attribute
-    must not be traced with this constant. Its trace fails if the attribute is symbolic.
+    The block may replace a stored tensor by a constant. If another layer reads the attribute, the
+    trace of that layer must fail. With a constant, the trace would succeed.
     """
     with contextlib.ExitStack() as block:
         for owner in layer._flatten_layers():

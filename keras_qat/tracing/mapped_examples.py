@@ -29,7 +29,7 @@ class NotKnown(Exception):
 
 
 class _ExampleModel(keras.Model):
-    """A model without Keras' batch counters. A `Lambda` may not create these variables."""
+    """A model without Keras' batch counters. Code in a `Lambda` may not create variables."""
 
     def _init_batch_counters(self) -> None:
         pass

@@ -91,4 +91,4 @@ PATCHES: dict[str, Callable[[Trace], contextlib.AbstractContextManager[Any]]] = 
     # Custom code may check `isinstance(x, tf.Tensor)` or `tf.is_tensor(x)`.
     "symbolic tensors are tensors": lambda trace: count_symbols_as_tensors(),
 }
-"""Maps each patch's effect to its context manager, in the order of activation."""
+"""Maps the effect of each patch to a context manager, in the order of activation."""

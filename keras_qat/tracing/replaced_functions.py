@@ -39,7 +39,7 @@ def record_transforms() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def run_functions_eagerly() -> Iterator[None]:
-    """Makes each `tf.function` accept symbolic tensors: runs it eagerly inside a `with` block."""
+    """Runs each `tf.function` eagerly in a `with` block, because graphs refuse symbolic tensors."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -59,7 +59,7 @@ def deny_eager_execution() -> contextlib.AbstractContextManager[None]:
 
 
 def skip_assertions() -> contextlib.AbstractContextManager[None]:
-    """Disables TensorFlow's assertions inside a `with` block. They would need values."""
+    """Disables TensorFlow's assertions inside a `with` block. Assertions need values."""
 
     def accept(x: Any = None, *args: object, **kwargs: object) -> Any:
         return x
@@ -72,8 +72,8 @@ def skip_assertions() -> contextlib.AbstractContextManager[None]:
 def keep_convolutions() -> Iterator[None]:
     """Replaces `tf.nn.convolution` of a sequence by `tf.nn.conv1d` inside a `with` block.
 
-    If the convolution is dilated, TensorFlow would insert a reshape before and after it. Two
-    modules contain the function. Keras uses one module, custom code the other.
+    TensorFlow would insert a reshape before and after a dilated convolution. Custom code calls
+    `tf.nn.convolution`, and Keras calls `tf.compat.v2.nn.convolution`.
     """
     convolution = tf.nn.convolution
 
@@ -146,7 +146,7 @@ def draw_largest() -> Iterator[None]:
 def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
     """Makes TensorFlow's random functions depend on `x` inside a `with` block.
 
-    A traced `tf.random.normal((8,))` would otherwise draw once. Now it draws in each step.
+    Otherwise, a traced `tf.random.normal((8,))` would draw only once, not in each step.
     """
 
     def draw_anew(draw: Callable[..., Any]) -> Callable[..., Any]:

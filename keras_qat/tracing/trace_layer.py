@@ -44,7 +44,7 @@ from keras_qat.tracing.training_phase import combine_phases, follow_training
 
 @dataclasses.dataclass(frozen=True)
 class TracedLayer:
-    """The result of tracing a layer: the layers and operations that its `call` uses.
+    """The result of tracing a layer: the layers and operations inside `call`.
 
     Args:
         graph: the calls. The graph's inputs are the layer's inputs, then their masks, then the
@@ -81,7 +81,7 @@ def trace_layer(
     layer = call.layer
     _check(layer)
     has_phases = accepts_training(layer) and call.kwargs.get("training") is None
-    # No unneeded tf.init_scope: it pauses the tapes that find weights of other layers.
+    # tf.init_scope only if needed, because it pauses tapes that find weights of other layers.
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly, remove_nodes(layer), use_unique_names(layer):
         traces: tuple[Trace, ...] = ()
@@ -212,7 +212,7 @@ class Trace:
 
     @allow_any_batch_sizes()
     def make_model(self, inputs: Any, outputs: Any) -> keras.Model:
-        """Returns a model between traced tensors, with the layer's losses and metrics."""
+        """Returns a model from `inputs` to `outputs`, with the layer's losses and metrics."""
         model = keras.Model(inputs, outputs)
         for add in self.added:
             add(model)

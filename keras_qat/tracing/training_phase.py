@@ -38,7 +38,7 @@ _PHASE = "keras_qat: the phase"
 def follow_training(trained: Trace, tested: Trace) -> None:
     """Makes inner layers follow the model's phase, training or inference.
 
-    In `trained`, a `training` argument becomes None if the outer layer passes its phase.
+    In `trained`, a `training` argument of an inner layer becomes None if it equals the phase.
 
     Raises:
         CannotTrace, OnlyTrains: if the layer computes differently in training.
@@ -243,7 +243,7 @@ class _TrainingSections:
         return True
 
     def _find_partner(self, a: KerasTensor) -> KerasTensor | None:
-        """Return the tensor at inference that equals `a`, or None. `a` is from training."""
+        """Return the tensor at inference that equals `a`, a tensor in training, or None."""
         if (index := self.inputs[0].get(id(a))) is not None:
             b = self.tested.model.inputs[index]
             self.starts[id(a), id(b)] = a

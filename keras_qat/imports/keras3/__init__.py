@@ -37,8 +37,8 @@ def from_keras_3(model: Any, custom_objects: Mapping[str, Any] | None = None) ->
 
     Args:
         model: a built Sequential or functional model of Keras 3 on TensorFlow. It is not changed.
-        custom_objects: maps names of Keras 3 classes that Keras 2 lacks to Keras 2 layer classes.
-            Each pair of classes has the same configuration and weights.
+        custom_objects: Keras 2 layer classes for Keras 3 classes that Keras 2 lacks, by the name of
+            the Keras 3 class. Both classes need the same configuration and weights.
 
     Returns:
         The Keras 2 model.

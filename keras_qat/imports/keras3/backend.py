@@ -16,7 +16,7 @@ else:
     Keras3Model = Keras3Layer = Any
 
 _OTHER_NAMES = {"PyDataset": "Sequence"}
-"""Maps Keras 3 classes to different names in Keras 2."""
+"""Maps Keras 3 classes to Keras 2 classes with other names."""
 
 
 def keras_3() -> Any:

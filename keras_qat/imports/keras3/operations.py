@@ -204,7 +204,7 @@ OPERATIONS: dict[str, Row] = {
 """Maps classes of Keras 3 operations to TensorFlow functions."""
 
 _SAME_TYPE = {"Amax", "Amin", "Einsum", "Matmul", "Max", "Mean", "Min", "Sum"}
-"""Operations for which `OPERATIONS` requires that all inputs and outputs have the same type."""
+"""`OPERATIONS` converts these operations only if inputs and outputs have the same type."""
 
 
 def call_operation(operation: Any, args: Any, kwargs: dict[str, Any], dtypes: set[str]) -> Any:
