@@ -260,8 +260,8 @@ def cli(
     `keras-qat convert model.keras data.npy model.tflite` does all three steps for a float model.
 
     Models are .keras or .h5 files or SavedModels, float or quantization-aware. Data is an .npy,
-    .npz or .csv file, a directory of images, or module:name of an array, a dataset or a function
-    that returns batches.
+    .npz or .csv file, a directory of images, or module:name. The name belongs to an array, a
+    dataset or a function that returns batches.
 
     Exit codes: 0 success; 1 a check failed; 2 arguments, files or data are not usable.
     """

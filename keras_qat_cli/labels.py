@@ -125,9 +125,9 @@ def _convert_to_numbers(values: np.ndarray) -> np.ndarray:
 def measure_accuracy(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[str, float]:
     """Returns the name of a metric and its value.
 
-    Classes are integers or one-hot vectors. Their metric is accuracy. Outputs with a single entry
-    are compared with 0.5 if all entries are between 0 and 1, and with 0 otherwise. For other
-    labels, the metric is the mean absolute error.
+    Classes are integers or one-hot vectors. Their metric is accuracy. For outputs with a single
+    entry, the threshold is 0.5 if all entries are between 0 and 1, otherwise 0. For other labels,
+    the metric is the mean absolute error.
 
     Raises:
         ValueError: if the number or the shape of the labels does not match the predictions.

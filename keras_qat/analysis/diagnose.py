@@ -129,12 +129,13 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
         verbose: 1 shows progress.
 
     Returns:
-        A report that prints as a table. It lists problems of the data, the current quality, the
-        quality with each remedy that gains at least 3 dB, and the layers where the SQNR drops most.
+        A report that prints as a table. It lists problems of the data, the current quality, and the
+        layers where the SQNR drops most. It also lists the quality with each remedy that gains at
+        least 3 dB.
 
     Raises:
-        ValueError: if the model is not quantized, has no ranges or keeps states, or the data does
-            not match the model.
+        ValueError: if the model is not quantized, has no ranges or keeps states. The data must
+            match the model.
 
     Example:
         >>> print(keras_qat.diagnose(qat, x_train[:200]))

@@ -50,8 +50,9 @@ def plan(
         model: a float model, as for `quantize_model`. It is not changed.
         recipe: a recipe or its name. The default is the target's recipe, or "int8" without a
             target.
-        scope: the layers to quantize: a name, a prefix of names before a `_`, `/`, `.` or `-`, a
-            pattern with `*`, a class name, a list of these, or a function of a layer.
+        scope: the layers to quantize: a name, a prefix of names, a pattern with `*`, a class name,
+            or a list of these. A prefix ends before a `_`, `/`, `.` or `-`. A function of a layer
+            is also accepted.
         target: the device or runtime: a name such as "tflm", or a `keras_qat.targets.Target`.
         inputs: inputs of a subclassed model that was not called yet, such as `keras.Input(shape)`,
             or a structure of inputs.
@@ -63,8 +64,8 @@ def plan(
         The plan. Print it, or read its `rows`, `float_layers` and `problems`.
 
     Raises:
-        ValueError: if the model cannot be read or quantized, an entry of the scope matches no
-            layer, or recipe or target are unknown.
+        ValueError: if the model cannot be read or quantized, or if recipe or target are unknown.
+            Each entry of the scope must match a layer.
 
     Example:
         >>> print(keras_qat.plan(model, target="ethos_u55"))

@@ -1,7 +1,7 @@
 """Specifications of how a tensor is quantized, as plain data.
 
-As in PyTorch's pt2e, a tensor has its own range (`QuantSpec`), the range of another tensor
-(`SharedSpec`), or a range that the runtime fixes (`FixedSpec`).
+There are three kinds, as in PyTorch's pt2e. A tensor has its own range (`QuantSpec`), another
+tensor's range (`SharedSpec`), or a range that the runtime fixes (`FixedSpec`).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class QuantSpec:
             are rounded up to avoid clipping.
 
     Raises:
-        ValueError: on other bits, an unknown observer, a decay outside 0 to 1, or `power_of_two`
-            with a range that is asymmetric, per channel or learned.
+        ValueError: on other bits, an unknown observer, or a decay outside 0 to 1. `power_of_two`
+            requires a range that is symmetric, per tensor and not learned.
     """
 
     bits: int = 8

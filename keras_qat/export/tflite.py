@@ -83,7 +83,7 @@ def export_tflite(
             convolutions are not packed, because few runtimes support this. The default is
             `model.pack_int4`. Packing halves the file. Inference is slower, because kernels unpack
             the weights first (docs/export.md has figures). Kernels round sums of packed weights
-            more coarsely, so about 2 % of a layer's quantized values are off by one. With
+            more coarsely. About 2 % of a layer's quantized values are then off by one. With
             `model.pack_int4 = True`, `predict` computes like the packed file.
         batch_size: fixed batch size of the file. Microcontrollers and NPUs require batch size 1.
             The default is the target's batch size. Without a target, the file accepts batches of
@@ -96,8 +96,8 @@ def export_tflite(
         The file's contents.
 
     Raises:
-        ValueError: if the model is not quantized, a quantizer has no usable range, an argument is
-            invalid or does not fit the target, or TFLite has no operator for a float layer. The
+        ValueError: if the model is not quantized, or if a quantizer has no usable range. Arguments
+            must be valid and fit the target. TFLite must have operators for all float layers. The
             message names the argument or the layer.
         OSError: if `path` cannot be written.
 

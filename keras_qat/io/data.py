@@ -50,9 +50,9 @@ def read_batches(
 
     Args:
         model: the model, or its `Inputs`.
-        data: arrays as for `model.predict`, or a tuple `(x, y)` or `(x, y, weights)`. It can also
-            be a source of batches or single examples: a `tf.data.Dataset`, a
-            `keras.utils.Sequence`, a list, a generator, or a function that returns such a source.
+        data: arrays as for `model.predict`, or a tuple `(x, y)` or `(x, y, weights)`. Sources of
+            batches or single examples are also accepted: a `tf.data.Dataset`, a
+            `keras.utils.Sequence`, a list, a generator, or a function that returns any of these.
         batch_size: batch size for arrays and single examples. Data in batches keep their batch
             size. The default is the model's fixed batch size, or 32.
         steps: the maximum number of batches to read. By default, all are read. Data without a

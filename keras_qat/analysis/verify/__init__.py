@@ -69,22 +69,22 @@ def verify(
     Args:
         model: the model that was exported to the file.
         tflite: path or contents of the file.
-        x: inputs: an array, a list or dict of arrays, a `tf.data.Dataset`, a generator, or a
-            function that returns such inputs. All inputs are held in memory. Labels in `x` are
-            ignored: pass labels as `y`. A stateful model and its file start from zeros, and keep
-            states between batches.
+        x: inputs: arrays as for `model.predict`, a `tf.data.Dataset`, a generator, or a function
+            that returns any of these. All inputs are held in memory. Labels in `x` are ignored:
+            pass labels as `y`. A stateful model and its file start from zeros, and keep states
+            between batches.
         y: labels: class indices, one-hot vectors, or targets of the output's shape. For several
             outputs, pass a dict or a list. With labels, the verdict compares the accuracy or the
             error of the file and the float model. The error is the loss of `model.compile`.
         per_layer: whether to compare every tensor that file and model have in common. Each layer of
             the file also runs alone on the model's values, to find the layer that differs. This
             requires memory for all tensors of one batch.
-        kernels: the kernels that run the file: "xnnpack" (of this machine), "xnnpack_arm64" (only
-            on 64-bit ARM), "optimized" (TFLite's own), "reference" (TFLite's portable kernels), or
-            "tflm" (TFLite Micro). "tflm" needs a file with `batch_size=1`. The default is the
-            kernels of the model's target, or "xnnpack" without a target. If TFLite Micro emulates
-            the target (Ethos-U) but lacks an operator, the default is "reference". The report then
-            names the operator.
+        kernels: the kernels that run the file. "xnnpack" are XNNPACK's kernels for this machine.
+            "xnnpack_arm64" needs 64-bit ARM. "optimized" are TFLite's own kernels, and "reference"
+            are TFLite's portable kernels. "tflm" is TFLite Micro, which needs a file with
+            `batch_size=1`. The default is the kernels of the model's target, or "xnnpack" without a
+            target. If TFLite Micro emulates the target (Ethos-U) but lacks an operator, the default
+            is "reference". The report then names the operator.
         runtime: the package that runs the file: "ai-edge-litert", "tensorflow" or "tflite-runtime".
             The default is the first package that is installed. Some versions compute some operators
             differently (docs/measurements.md). `report.runtime` names the package that ran.
@@ -106,9 +106,9 @@ def verify(
         pixels.
 
     Raises:
-        ValueError: if the model is not quantized, the file is damaged or belongs to another model,
-            inputs or labels do not match the model, or the number of an output's rows depends on
-            the batch size.
+        ValueError: if the model is not quantized, or if the file is damaged or belongs to another
+            model. Inputs and labels must match the model. The number of an output's rows must not
+            depend on the batch size.
         ImportError: if `runtime` is not installed, or the package `tflite-micro` for "tflm".
 
     Example:

@@ -140,9 +140,9 @@ class Labels:
     """The labels of one output.
 
     Args:
-        kind: "classes" (an index for each row), "decisions" (0 or 1 for each entry), "neighbours"
-            (a class for each vector), "values" (targets for each entry), or "custom" (anything that
-            a custom loss accepts).
+        kind: "classes", "decisions", "neighbours", "values" or "custom". Classes are an index for
+            each row. Decisions are 0 or 1 for each entry. Neighbours are a class for each vector.
+            Values are targets for each entry. Custom labels are for a custom loss.
         values: the labels. Classes lack the last axis of the output.
         loss: the loss of the output.
         is_counted: whether each row has a label, for classes. None means that all rows have labels.

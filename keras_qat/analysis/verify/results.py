@@ -192,8 +192,8 @@ class TensorReport:
     """Comparison of one tensor in the file and in the model.
 
     Args:
-        name: the layer of the float model that computes the tensor, with the number of the call
-            unless that is 1. If layers are fused, it is the layer with weights.
+        name: the layer of the float model that computes the tensor. Later calls of a layer have a
+            number. If layers are fused, it is the layer with weights.
         layers: all layers between the previous tensors of the report and this tensor.
         kernels: the file's operators that compute the tensor. An input has none.
         fed: agreement if the operators read the model's values. Earlier operators then have no
