@@ -78,7 +78,7 @@ def evaluate_all(
 
 
 def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> int:
-    """Counts a tensor's elements per example. The inputs' largest size replaces unknown sizes."""
+    """Counts a tensor's elements per example. Unknown sizes count as the inputs' largest size."""
     longest = max((size for x in inputs for size in x.shape[1:]), default=1)
     return math.prod(longest if size is None else size for size in shape[1:])
 

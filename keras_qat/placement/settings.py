@@ -194,7 +194,7 @@ def _has_weights(call: Call) -> bool:
 
 
 class Settings:
-    """Finds the settings of a recipe, its overrides and a scope for each call.
+    """Finds the settings of each call in a recipe, in overrides and in a scope.
 
     Raises:
         ValueError: if the scope or an override matches no layer.

@@ -204,7 +204,7 @@ def create_softmax_check(graph: FileGraph, contents: bytes) -> SoftmaxCheck:
 
 
 def quantize(values: NDArray, dtype: np.dtype, scale: float, zero_point: int) -> NDArray:
-    """Quantizes float values. Only casts if `dtype` is float or the type of `values`."""
+    """Quantizes float values. Only casts for a tensor without a scale, or if types are equal."""
     if dtype.kind not in "iu" or scale == 0 or values.dtype == dtype:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)

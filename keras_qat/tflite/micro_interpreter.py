@@ -139,7 +139,7 @@ def _explain_refusals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _capture_stderr() -> Iterator[list[str]]:
-    """Capture the process' standard error in a block. Append the lines to the list at the end."""
+    """Capture the process' standard error in a block. Afterwards, the list has the lines."""
     lines: list[str] = []
     sys.stderr.flush()
     saved = os.dup(2)

@@ -57,7 +57,7 @@ class TensorInfo:
         if self.rescaling is not None and array.dtype != self.dtype:
             return to_pixels(array, *self.rescaling)
         if self.is_quantized and array.dtype != self.dtype:
-            array = array.astype(np.float32)  # float32, as in Keras, rounds the same halves.
+            array = array.astype(np.float32)  # float32 rounds halves like Keras.
         return quantize(array, self.dtype, self.scale, self.zero_point)
 
     def dequantize(self, codes: ArrayLike) -> NDArray:

@@ -62,7 +62,7 @@ def read_contents(file: str | os.PathLike[str] | bytes) -> bytes:
 
 @contextlib.contextmanager
 def report_damage() -> Iterator[None]:
-    """Runs a block that reads a file, and reports a damaged file.
+    """Explains errors in a block that reads a damaged file.
 
     Raises:
         ValueError: if missing or garbled data cause an error in the block.
@@ -94,7 +94,7 @@ def as_scope(name: str) -> str:
 
 
 def find_scope(name: str, scopes: Iterable[str]) -> str | None:
-    """Returns the innermost of `scopes` that contains a tensor of a file, or None."""
+    """Returns the innermost scope of `scopes` that contains the tensor `name`, or None."""
     path = name.split(";")[0].removeprefix(f"{SCOPE}/").split("/")
     candidates = ["/".join(path[:end]) for end in range(len(path), 0, -1)]
     known = set(scopes)
