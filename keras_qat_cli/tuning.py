@@ -60,7 +60,6 @@ def tune(
 
 
 def _load(model: Any, data: Source, labels: tuple[str, ...]) -> Any:
-    """Read inputs as arrays, with labels if there are any."""
     has_labels = bool(labels) or Path(data.path).is_dir()
     found, data = read_labels(data, labels) if has_labels else ([], data)
     columns = [np.concatenate(parts) for parts in zip(*data.load(model), strict=True)]

@@ -82,7 +82,6 @@ def _find_misaligned(contents: bytes, file: schema.ModelT) -> Iterator[str]:
 
 
 def _compare_operators(graph: ResolvedGraph, written: schema.ModelT) -> Iterator[str]:
-    """Yield the differences between the resolved graph and the operators of a file."""
     file, main = FileGraph(written), written.subgraphs[0]
     # A RESHAPE's constant and a computed tensor may share a name. The computed tensor wins.
     in_order = sorted(file.tensors, key=lambda tensor: tensor.index in file.producers)
@@ -191,7 +190,6 @@ def _get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
 
 
 def _sum_by_scale(weights: list[tuple[NDArray, NDArray]]) -> dict[float, float]:
-    """Return a dict from each scale to the sum of its weights."""
     if not weights:
         return {}
     sums = [

@@ -198,7 +198,6 @@ def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
 
 
 def _find_fault(target: Target, site: Site) -> tuple[str, str] | None:
-    """Return reason and advice of the first fault that affects an operator, or None."""
     fault = target.fault(site)
     return None if fault is None else (fault.reason, fault.change)
 

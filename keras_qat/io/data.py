@@ -214,7 +214,6 @@ def _has_length(data: Any) -> bool:
 def _read_arrays(
     inputs: Inputs, data: object, batch_size: int, finite: bool
 ) -> Iterator[list[NDArray]]:
-    """Split arrays with all examples into batches."""
     arrays = split_columns(inputs, data)
     shaped = [as_batch(array, one.shape) for array, one in zip(arrays, inputs.all, strict=True)]
     batch = check_batch(inputs, arrays, shaped, finite, "")
