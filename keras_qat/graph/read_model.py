@@ -135,7 +135,6 @@ class _Reader:
 def _compute_output_masks(
     layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any], masks: Mapping[Value, Any]
 ) -> list[Any]:
-    """Compute the Keras masks of a call's outputs from the masks of the inputs."""
 
     def make_like(tensor: Any) -> KerasTensor | None:
         return None if tensor is None else make_input(tensor.shape, tensor.dtype)

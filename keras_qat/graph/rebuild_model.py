@@ -109,7 +109,7 @@ def copy_graph(
     inserted: Mapping[Value, list[InsertedCall]],
     output_calls: Mapping[Value, InsertedCall],
 ) -> Graph:
-    """Returns a copy of a graph in which calls are replaced and inserted.
+    """Copies a graph. Replaces calls and inserts calls in the copy.
 
     Args:
         graph: the graph.

@@ -80,7 +80,7 @@ def can_find_activation(function: Callable[..., Any]) -> bool:
 
 @contextlib.contextmanager
 def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> Iterator[None]:
-    """Lets Keras create layers with custom objects from configurations inside a `with` block.
+    """Lets Keras deserialize layers with custom objects inside a `with` block.
 
     Custom classes need not be registered.
 

@@ -96,7 +96,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
 
 
 def _create(layer: keras.layers.Layer, config: dict[str, Any]) -> keras.layers.Layer:
-    """Create a layer from `config`, even if its constructor lacks `name` and `trainable`."""
+    """Create a layer from `config`, even if the constructor lacks `name` and `trainable`."""
     parameters = inspect.signature(type(layer).__init__).parameters
     accepts_any = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     later: set[str] = set()

@@ -126,7 +126,6 @@ class _Visitor:
         """Maps new layers to initial weights."""
 
     def visit(self) -> Graph:
-        """Returns the graph of the quantization-aware model."""
         graph, replacements = self.plan.graph, {}
         for call in [*graph.calls, *graph.loss_only]:
             group = self.group_of.get(call)
@@ -181,11 +180,6 @@ class _Visitor:
         return self.layers[call.layer]
 
     def _copy(self, call: Call, **changes: Any) -> Any:
-        """Clone a layer.
-
-        Raises:
-            ValueError: if the constructor does not accept the result of `get_config`.
-        """
         try:
             return _clone(call.layer, **changes)
         except (NotImplementedError, TypeError) as error:

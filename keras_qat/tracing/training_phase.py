@@ -157,13 +157,13 @@ class _TrainingSections:
             for trace in (trained, tested)
         ]
         self.starts: dict[tuple[int, int], Any] = {}
-        """Maps ids of `a`, a tensor in training, and `b`, a tensor at inference, to a tensor.
+        """Maps `(id(a), id(b))` to the start of the section that ends at `a`.
 
-        The tensor is the start of the section that ends at `a`. It is `a` if `a` equals `b`. It is
-        None if `a` and `b` do not correspond.
+        `a` is a tensor in training, and `b` a tensor at inference. The start is `a` if `a` equals
+        `b`. The start is None if `a` and `b` do not correspond.
         """
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
-        """Maps the ids of a section's start and end to its other inputs, in both traces."""
+        """Maps the ids of a section's start and end to its further inputs, in both traces."""
         self.rebuilt: set[Node] = set()
         self.sections: dict[int, Any] = {}
         """Maps the id of a section's last tensor to the output of its `TrainingOnly`."""
@@ -317,7 +317,7 @@ def _sort_nodes(trace: Trace) -> list[Node]:
 
 
 def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
-    """Assign indices to the tensors of a trace. A noise layer's output has its input's index."""
+    """Assign indices to tensors. Outputs of nodes in `noise` have the index of the input."""
     indices = {id(tensor): index for index, tensor in enumerate(trace.model.inputs)}
     count = len(indices)
     for node in _sort_nodes(trace):

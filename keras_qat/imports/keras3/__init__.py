@@ -73,7 +73,6 @@ def as_keras_2(model: Any) -> Any:
 
 
 def _check_layers(model: Keras3Model, custom: Mapping[str, type]) -> None:
-    """Raise a `ValueError` that lists the layers without a counterpart in Keras 2."""
     unknown = {
         layer.name: type(layer).__name__
         for layer in _list_layers(model)
@@ -113,7 +112,6 @@ class _Converter:
         self._converted: dict[int, Any] = {}
 
     def convert(self, layer: Keras3Layer) -> keras.layers.Layer:
-        """Returns the Keras 2 counterpart of a Keras 3 layer or model."""
         if id(layer) not in self._converted:
             if not is_model(layer):
                 converted = convert_layer(layer, self._custom, self.convert)

@@ -167,7 +167,6 @@ def _list_options(kind: type) -> set[str]:
 
 
 def _list_constructors(kind: type) -> list[tuple[type, Mapping[str, inspect.Parameter]]]:
-    """Return pairs (class, parameters of `__init__`) for a class and its base classes."""
     return [
         (base, inspect.signature(vars(base)["__init__"]).parameters)
         for base in kind.__mro__[:-1]
