@@ -150,8 +150,8 @@ def has_mask_argument(layer: keras.layers.Layer, args: Any, kwargs: dict[str, An
 def get_attention_components(layer: keras.layers.MultiHeadAttention) -> dict[str, Any]:
     """Returns the private attributes of a MultiHeadAttention that define its computation.
 
-    The entries are the four EinsumDense layers, two equations, the attention axes, the scale of the
-    queries and the dropout rate.
+    The entries are four EinsumDense layers, two equations, the attention axes, the scale of queries
+    and the dropout rate.
     """
     projections = {
         name: getattr(layer, f"_{name}_dense") for name in ("query", "key", "value", "output")

@@ -75,9 +75,9 @@ def quantize_model(
             copied too. `predict` of that copy returns the same values as the exported file. A
             Keras 3 model is converted by `from_keras_3`, with a warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
-        scope: selects the layers to quantize. It is a name, a prefix of names before a `_`, `/`,
-            `.` or `-`, a pattern with `*`, a class name, a list of these, or a function of a layer.
-            The default is all layers.
+        scope: selects the layers to quantize. The default is all layers. The scope is a name, a
+            prefix of names before a `_`, `/`, `.` or `-`, a pattern with `*`, or a class name. It
+            may also be a list of these, or a function of a layer.
         strict: True to raise an error if a layer would stay in float. Normalization layers then
             compute in integers.
         kernels: the kernel family that determines how `predict` and `evaluate` round: "xnnpack"

@@ -41,8 +41,8 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     `fn` is traced with one example. Each traced operation is then called with the entire batch.
 
     Raises:
-        NotKnown: if a size other than the batch size is unknown, if `fn` reads a tensor of the
-            entire batch, or if an operation is unsupported.
+        NotKnown: if a size other than the batch size is unknown, or an operation is unsupported.
+            Also if `fn` reads a tensor of the entire batch.
     """
     batches = tf.nest.flatten(elems)
     for x in batches:

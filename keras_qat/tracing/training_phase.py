@@ -333,7 +333,7 @@ def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
 def _identify(node: Node) -> Any:
     """Return a key. Nodes with equal keys compute the same function.
 
-    The key of a layer without weights is its configuration, because code such as
+    The key of a layer without weights is the layer's configuration. Code such as
     `keras.layers.add` creates a new layer in each call.
     """
     layer = node.layer
