@@ -136,10 +136,10 @@ def _pass_weights(
 
 
 def _set_input_shape(model: keras.Model) -> keras.Model:
-    """Return the model, or a copy with the input shape of its first Normalization.
+    """Return the model, or a copy with a known input shape.
 
-    A Sequential model without `keras.Input` has an unknown input shape. An adapted Normalization
-    knows the sizes of the normalized axes.
+    A Sequential model without `keras.Input` has an unknown input shape. If the first layer is an
+    adapted Normalization, the layer knows the sizes of the normalized axes.
 
     Raises:
         ValueError: if a later Normalization has an input of unknown size.

@@ -100,7 +100,7 @@ def keep_convolutions() -> Iterator[None]:
 
 
 class _AnyTensor(type):
-    """Metaclass of a replacement for `tf.Tensor`. Symbolic tensors are instances too."""
+    """Metaclass of a replacement for `tf.Tensor`, with symbolic tensors as instances."""
 
     def __instancecheck__(cls, x: object) -> bool:
         return isinstance(x, (_TENSOR, KerasTensor))

@@ -96,7 +96,7 @@ def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace
     phases may differ entirely. Such a layer may add noise in training, and round at inference.
 
     Raises:
-        CannotTrace: `refusal`, for all other layers.
+        CannotTrace: `refusal`, if the phases cannot be combined.
     """
     if not _is_random_like_layer(trained):
         raise refusal
