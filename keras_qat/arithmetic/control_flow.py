@@ -17,6 +17,8 @@ T = TypeVar("T")
 class Choice:
     """A condition on ranges and weights. Its value is known while a graph is traced.
 
+    If the value changes later, the graph must be traced again.
+
     Args:
         value: the value during tracing.
         tensor: the value for the ranges and weights when the graph runs.
@@ -53,7 +55,7 @@ def make_switch(predicate: Predicate) -> Predicate:
 def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
     """Returns `true_fn()` if `predicate`, else `false_fn()`.
 
-    If the value of `predicate` is unknown while tracing, this is a `tf.cond`. The gradient of
+    If the value of `predicate` is unknown while tracing, `tf.cond` is used. The gradient of
     `tf.cond` is slow to trace. For many conditions, use `tf.custom_gradient`.
     """
     if isinstance(predicate, Choice):
@@ -68,7 +70,7 @@ def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], 
 
 
 def select(on: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns `x` if the scalar tensor `on` is true, else `y`. It copies less than `tf.where`."""
+    """Returns `x` if the scalar tensor `on` is true, else `y`. Copies less than `tf.where`."""
     return tf.raw_ops.Select(condition=on, x=x, y=y)
 
 

@@ -24,7 +24,7 @@ from keras_qat.arithmetic.plain_operations import Scalar, must_not_fuse, product
 Gradient = Callable[[tf.Tensor], tf.Tensor]
 
 LARGE, ROWS = 2**18, 32
-"""`channel_limits` reduces kernels of `LARGE` or more weights in blocks of up to `ROWS` rows."""
+"""`channel_limits` divides kernels of at least `LARGE` weights into blocks of up to `ROWS` rows."""
 
 
 def find_range(
@@ -58,14 +58,14 @@ def power_of_two(scale: tf.Tensor) -> tf.Tensor:
 
 
 def power_of_two_range(minimum: Scalar, maximum: Scalar, bits: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Widens a symmetric range until its scale is a power of two."""
+    """Widens a symmetric range until the scale is a power of two."""
     scale = power_of_two(quotient(maximum - minimum, 2.0**bits - 1.0))
     half = 2.0 ** (bits - 1)
     return -half * scale, (half - 1.0) * scale
 
 
 def power_of_two_limits(limits: tf.Tensor, bits: int) -> tf.Tensor:
-    """Increases the limits of weights until their scales are powers of two."""
+    """Increases the limits of weights until the scales are powers of two."""
     levels = 2.0 ** (bits - 1) - 1.0
     return levels * power_of_two(quotient(limits, levels))
 
@@ -77,8 +77,8 @@ def fake_quantize(
 
     The range is nudged (shifted slightly) to make zero a level. The gradient is 1 inside the nudged
     range, and 0 outside. CPUs use the same TensorFlow operation as `tf.contrib.quantize`. On GPUs
-    and in XLA, that operation would wait for the range or round differently. Basic operations
-    compute the same values for GPUs and XLA.
+    and in XLA, that operation would wait for the range or round differently. Therefore basic
+    operations compute the same values there.
 
     Args:
         x: the tensor.
@@ -250,7 +250,7 @@ def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
 
 
 def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
-    """Quantizes `weights` to integers up to 2^(bits - 1) - 1, with the zero point 0.
+    """Quantizes `weights` to integers with magnitudes up to 2^(bits - 1) - 1. The zero point is 0.
 
     `limits` are the largest magnitudes of the channels, in a shape that broadcasts. TensorFlow's
     `fake_quant_with_min_max_vars_per_channel` with a narrow range rounds in the same way, but is

@@ -39,7 +39,7 @@ XNNPACK leaves QUANTIZE with smaller ratios to TFLite. TFLite rounds halves up i
 and away from zero for the remaining elements.
 """
 FINER_STEPS = 2.0**7
-"""Steps of int16 per step of int8. Smaller ratios convert int8 values to int16 first."""
+"""Number of int16 steps per int8 step. Below `LEAST_RATIO`, int8 first becomes int16."""
 
 
 def shift(x: tf.Tensor, bits: Integer) -> tf.Tensor:

@@ -69,7 +69,7 @@ def _zero_outside(upstream: tf.Tensor, x: tf.Tensor, high: Scalar, low: Scalar =
     A TensorFlow operation has this gradient, and reads `x` once. A mask would need four operations.
     """
     if x.dtype != tf.float32:
-        with tf.control_dependencies([upstream]):  # Not in the forward pass.
+        with tf.control_dependencies([upstream]):  # Cast in the backward pass.
             x = tf.identity(x)
     gradient, x, high, low = (tf.cast(tensor, tf.float32) for tensor in (upstream, x, high, low))
     gradient, *_ = tf.raw_ops.QuantizeAndDequantizeV4Grad(

@@ -38,8 +38,8 @@ class KernelFamily:
         matrix_products: function that rescales int8 sums of products of two tensors. None means
             fixed point.
         products: function that rescales int8 products of two tensors. None means fixed point.
-        additions: how often int8 sums and differences of two tensors are rounded. The additional
-            rounding happens when the inputs are converted to a common scale.
+        additions: how int8 sums and differences of two tensors are rounded. "rounded_twice" also
+            rounds when the inputs are converted to a common scale.
         means: how an int8 mean multiplies the sum: in float32, in float32 with a fused addition of
             the offset, or in fixed point.
         quantize: how float values are converted to int8. "times_inverse" multiplies by the inverse
@@ -62,7 +62,7 @@ class KernelFamily:
         int16_softmax_tables: precision of the tables of int16 softmax.
         int8_curves: how int8 sigmoid and tanh are computed, in float32 or in fixed point. In fixed
             point, inputs beyond 15 return the end of the range.
-        lstm: the runtime that rounds the steps of an LSTM in the same way.
+        lstm: how the steps of an LSTM are rounded, as in TFLite or as in TFLite Micro.
         int16_lstm: True if there is an LSTM for int16 activations.
         int4_dense_per_channel: True if FULLY_CONNECTED supports int4 weights with one scale per
             channel.
@@ -145,7 +145,7 @@ FAMILIES = {family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE
 """All families by name."""
 
 REMOVED = dict.fromkeys(("openvino", "onnxruntime", "esp_dl"), XNNPACK)
-"""Families to use instead of removed families, by the removed name."""
+"""Replacements of removed families, by the name of the removed family."""
 
 
 def kernel_family(kernels: str) -> KernelFamily:

@@ -24,7 +24,7 @@ BEYOND = 1 + 2.0**-20
 
 
 def is_in_xla() -> bool:
-    """Returns True while XLA compiles a graph, as with `jit_compile=True`."""
+    """Returns True while a graph for XLA is traced, as with `jit_compile=True`."""
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph)
 
@@ -43,7 +43,7 @@ def product(x: Scalar, y: tf.Tensor) -> tf.Tensor:
     """Computes x * y. The result is 0 if y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     if x.dtype == tf.float32 and is_in_xla():
-        # XLA would fuse a float32 product with a sum. A float64 product is exact until the cast.
+        # XLA would fuse a float32 product with a sum. A float64 product is exact, then rounded.
         return tf.cast(tf.cast(x, tf.float64) * tf.cast(y, tf.float64), tf.float32)
     return tf.raw_ops.MulNoNan(x=x, y=y)
 
@@ -84,7 +84,7 @@ def are_numbers(minimum: Scalar, maximum: Scalar) -> bool:
 def fake_quantize(
     x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int, narrow_range: bool, is_relu: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes `fake_quant_with_min_max_vars` with the same order of operations as its CPU kernel.
+    """Computes `fake_quant_with_min_max_vars` with the CPU kernel's order of operations.
 
     The kernel clips first. This function divides first, and clips to constants. The results are
     the same.
@@ -97,7 +97,7 @@ def fake_quantize(
 
     Returns:
         `x` rounded to the levels of the range, and a mask of the elements with a gradient.
-        The mask has the elements in the range, or up to a millionth of the width beyond the range.
+        The mask is true for elements in the range, and up to a millionth of the width beyond it.
         With `is_relu`, elements below 2^-26 of the range are zeros without a gradient.
     """
     levels = float(2**bits - 1 - narrow_range)

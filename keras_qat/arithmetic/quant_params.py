@@ -56,7 +56,7 @@ class QuantParams:
         if any(end is None for end in known):
             scale, zero_point = _converter(bits)(minimum, maximum)
             return cls(scale, zero_point, bits)
-        with tf.init_scope():  # Cached for known ranges.
+        with tf.init_scope():  # Compute eagerly, even while a graph is traced.
             ends = (tf.constant(end, tf.float32) for end in known)
             scale, zero_point = _converter(bits)(*ends)
             return cls(np.float32(scale.numpy()), int(zero_point.numpy()), bits)
@@ -99,7 +99,7 @@ class QuantParams:
         return (quantized.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
-        """Quantizes float values like code that feeds a file: rounds halves up, and clips."""
+        """Quantizes float values as users of a file do: rounds halves up, and clips."""
         precise: Any = np.float64 if self.bits == 16 else np.float32
         scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
         return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
@@ -156,15 +156,15 @@ WIDER = 1 / 1019
 """Share of the data's width that is added to the range of an input, to avoid rounding ties.
 
 With 8 bits, the data then covers 255 / (1 + 1 / 1019) = 1019 / 4 steps of the range. Data on a grid
-often has n equal steps, and the k-th value lies at 1019 k / (4 n). The distance to a tie is at
-least 1 / (4 n) if n is below 1019, a power of 2 or a power of 10, because 1019 is a prime.
+often has n equal steps, and the k-th value lies at 1019 k / (4 n). Because 1019 is a prime, the
+distance to a tie is at least 1 / (4 n). n must be below 1019, a power of 2 or a power of 10.
 """
 
 TRIES = 10
 """Number of multiples of `WIDER` to try. The largest multiple widens a range by 1 %."""
 
 REPEATED = 0.9
-"""The largest share of distinct values in data on a grid. Other data always has ties."""
+"""Data with a larger share of distinct values is on no grid, and always has values near ties."""
 
 ENOUGH = 2e-4
 """Sufficient distance from a tie, in steps. The float32 error of 255 steps is 3e-5."""

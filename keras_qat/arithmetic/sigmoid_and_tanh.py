@@ -108,7 +108,7 @@ def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
 
 @trace_once
 def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return `is_power` and `left` of `Curve`, and the scale, rounded to a power if `is_power`."""
+    """Return `is_power` and `left` of `Curve`, and the scale. Round the scale if `is_power`."""
     is_near, exponent = near_power_of_two(scale)
     left = exponent + 15 - INTEGER_BITS
     is_power = is_near & (left >= 0) & (left <= wider)

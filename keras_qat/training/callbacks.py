@@ -200,13 +200,13 @@ class FreezeOscillations(StepCallback):
     """Freezes low-bit weights that oscillate between two levels.
 
     A weight near the middle between two levels switches back and forth. The statistics of
-    BatchNormalization then fit neither level. A weight is frozen at the most frequent level if it
-    switches back in a larger share of the steps than `threshold`. Only weights with at most 4 bits
-    and one range per channel are frozen. Resumed training starts without frozen weights.
+    BatchNormalization then fit neither level. A weight that switches back often is frozen at the
+    most frequent level. Only weights with at most 4 bits and one range per channel are frozen.
+    Resumed training starts without frozen weights.
 
     Args:
-        threshold: shares of steps for the first and the last epoch. A cosine schedule leads from
-            the first to the second share.
+        threshold: shares of steps for the first and the last epoch, with a cosine schedule in
+            between. A weight is frozen if it switches back in a larger share of the steps.
         momentum: momentum of the moving averages. They span about 1 / momentum steps.
         model: the quantization-aware model. Only needed if `fit` trains another model that calls
             the quantization-aware model, for example for distillation or adversarial training.
@@ -312,7 +312,7 @@ def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) ->
 
 
 class Oscillations:
-    """Statistics of how often the weights of a kernel switch back to their previous level."""
+    """Statistics about how often each weight of a kernel switches back to the previous level."""
 
     def __init__(self, weights: Any, quantizer: WeightQuantizer, momentum: float) -> None:
         self.weights, self.quantizer, self.momentum = weights, quantizer, momentum

@@ -60,7 +60,7 @@ def combine_moments(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[A
 
 
 def agree(weights: Iterable[Any]) -> None:
-    """Averages the moving averages of Keras layers over the replicas, at the end of a step.
+    """Averages moving statistics of Keras layers over the replicas, at the end of a step.
 
     The result equals the moving average of entire batches, because moving averages are linear.
     """
@@ -80,7 +80,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope for creating layers. `agree` averages the moving averages of these layers."""
+    """Returns a scope for creating layers. `agree` averages the moving statistics of the layers."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (
@@ -100,7 +100,7 @@ def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
 
     Args:
         model: the model, with the strategy of the cluster.
-        values: this worker's values. float64 represents integers up to 2^53 exactly.
+        values: this worker's values. The result is float64, and exact for integers up to 2^53.
     """
     own, strategy = np.asarray(values, np.float64), model.distribute_strategy
     if not is_cluster(strategy):

@@ -40,7 +40,7 @@ def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
 class Quantize(ScheduledLayer):
     """Fake-quantizes activations that no wrapper quantizes, such as inputs and sums.
 
-    If several tensors share a range, the same layer is called on each tensor, with another `slot`.
+    If several tensors share a range, one layer is called on each tensor, with a different `slot`.
 
     Args:
         spec: `QuantSpec` or `FixedSpec`.
@@ -112,10 +112,10 @@ class QuantizeWrapper(ScheduledLayer):
 
     Args:
         layer: the layer. Its `call` is used, so every option of the layer works.
-        weights: maps the path of each weight in `layer` to the axes of the output channels, counted
-            from the end, e.g. `{"kernel": (-1,)}`.
+        weights: maps the path of each weight in `layer` to the axes of the output channels, e.g.
+            `{"kernel": (-1,)}`. Axes are counted from the end.
         weight_spec: specification of the weights. None leaves the weights in float.
-        batch_norm: the BatchNormalization after the layer, or None. Files contain it folded.
+        batch_norm: the BatchNormalization after the layer, or None. Exports fold it.
         batch_norm_frozen: True if `batch_norm` always uses the moving statistics.
         fold: how `batch_norm` and weight quantization are combined, a key of `fold_modes.FOLDS`.
         activation: the activation layer after `batch_norm`, or None.
@@ -277,13 +277,13 @@ def _make_layer(layer: Any) -> Any:
 class QuantizeWeights(ScheduledLayer):
     """Computes a layer in float with fake-quantized weights.
 
-    Many recurrent layers need this, because they have no int8 operator. The file stores the weights
-    in 8 bits, and computes with the same weights as training.
+    This is for layers without an int8 operator, such as many recurrent layers. The file stores the
+    weights in 8 bits, and computes with the same weights as training.
 
     Args:
         layer: the layer. Its `call` is used, with any arguments, states and masks.
-        weights: maps the path of each weight in `layer`, such as `"cell.kernel"`, to the axes of
-            the output channels, counted from the end. Without axes, the weight has one range.
+        weights: maps the path of each weight, such as `"cell.kernel"`, to the axes of the output
+            channels. Axes are counted from the end. Without axes, the weight has one range.
         weight_spec: specification of the weights.
 
     Shapes: the same as for `layer`.

@@ -37,16 +37,16 @@ results that the switch discards, and are a little slower. For so few steps, thi
 tracing another graph."""
 
 SMALL_NORMS = 2**15
-"""Largest output of all BatchNormalizations together, in values per example, for a graph with a
-switch. It computes each BatchNormalization twice, with the batch's and with frozen statistics.
+"""A graph with a switch computes each BatchNormalization twice, with the batch's and with frozen
+statistics. It is only used if all BatchNormalizations have fewer values per example than this.
 
-This slows down the steps of a small model a little, but would slow down a large model much more."""
+Computing twice slows down a small model a little, but would slow down a large model much more."""
 
 SWITCHED = "by a variable"
 """Placeholder for a field of `Phase` that a variable decides while the graph runs."""
 
 MOST_RANGES = 3
-"""Maximum number of sets of frozen ranges for which a graph with constant ranges is traced."""
+"""Maximum number of graphs with constant ranges. Each graph has another set of frozen ranges."""
 
 Step = Callable[[Any], Any]
 """A function of Keras that runs the next batches of an iterator."""
@@ -84,7 +84,7 @@ class PhasedModel:
             self._phase_finder.forget()
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains like Keras, and warns about arrays that exceed the ranges of the model.
+        """Trains like `keras.Model.fit`, and warns about arrays that exceed the model's ranges.
 
         The first call also warns about arrays that do not fit the model, and about values that
         quantization loses.
@@ -232,7 +232,7 @@ def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
 
 
 def get_phase_finder(model: keras.Model) -> PhaseFinder:
-    """Returns the `PhaseFinder` of a model. A model has only one, because it is traced."""
+    """Returns the `PhaseFinder` of a model. It is created only once, because it is traced."""
     if getattr(model, "_phase_finder", None) is None:  # Keras does not track it.
         object.__setattr__(model, "_phase_finder", PhaseFinder(model))
     return model._phase_finder

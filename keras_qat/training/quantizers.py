@@ -83,8 +83,8 @@ def quantizers(model: keras.Model) -> Quantizers:
         model: a quantization-aware model.
 
     Returns:
-        A list of quantizers. The index may also be the name of a layer or a tensor, which selects
-        a list of the quantizers for that layer or tensor.
+        A list of quantizers. The name of a layer or a tensor is also an index. It selects a list of
+        the quantizers for this layer or tensor.
 
     Raises:
         ValueError: if the model is not quantization-aware.

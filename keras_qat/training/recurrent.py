@@ -40,7 +40,7 @@ from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.recurrent_steps import run_steps
 
 Round = Callable[[str, tf.Tensor], tf.Tensor]
-"""A function `(name, x)`. `quantize(name, x)` fake-quantizes `x` to the range `name`."""
+"""A function `(name, x)` that fake-quantizes `x` to the range called `name`."""
 
 Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """A function `(inputs, kernel)` that returns a product."""

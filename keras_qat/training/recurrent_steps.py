@@ -1,7 +1,7 @@
 """Runs the steps of recurrent layers, with a faster gradient than TensorFlow's loops.
 
 TensorFlow's gradient of a loop stores every tensor of a step, and computes the gradient of every
-operation in each step. But only the products with recurrent weights are not elementwise. This
+operation in each step. All operations except products with recurrent weights are elementwise. This
 module computes the derivatives of elementwise operations for all steps at once. The loop of the
 gradient then only multiplies by the derivatives and the weights.
 """
@@ -21,7 +21,7 @@ Step = Callable[[Callable[[str, tf.Tensor], Any], Tensors, tuple[Any, ...]], tup
 """A function `(product, values, states)` that returns the next states, and tensors to observe.
 
 `product(part, states)` multiplies by a part of the weights. The function computes one step, or all
-steps at once if tensors have the shape [steps, batch, ...]. Tensors to observe have names."""
+steps at once if tensors have the shape [steps, batch, ...]."""
 
 Multiply = Callable[..., Any]
 """A function `(part, states, kernel[, bias])` that multiplies by the weights of a part."""
@@ -45,7 +45,7 @@ def run_steps(
         weights: the recurrent weights of each part.
         values: the products of the inputs by the names of parts, and possibly a mask.
         states: the states before the first step.
-        unroll: whether to unroll the loop over the steps.
+        unroll: True to unroll the loop over the steps.
     """
     given = {part: values[part] for part in weights}
     arguments = dict(weights), given, tuple(states)
@@ -182,7 +182,7 @@ class _Backward:
 
 
 def _propagate(of: Tensors, slopes: Mapping[tuple[str, str], Any], source: str) -> Any:
-    """Return the gradient of a source from the gradients `of` targets, or None if it is unused.
+    """Return the gradient of a source from the gradients `of` targets, or None if unused.
 
     A source has as many channels as the targets, or several blocks with that many channels.
     """

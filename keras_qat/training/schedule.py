@@ -70,7 +70,7 @@ def check_is_graph(model: keras.Model) -> None:
 
 
 def get_file_model(model: keras.Model) -> Any:
-    """Returns the exported part of a model, which is the entire model without `file_outputs`.
+    """Returns the exported part of a model. This is the entire model unless it has `file_outputs`.
 
     If users built the model from quantize-aware layers, its predictions change to the file's
     results.
@@ -120,7 +120,7 @@ def get_recipe(model: keras.Model) -> Any:
 def set_quantization(model: keras.Model, enabled: bool = True) -> None:
     """Turns fake quantization on or off. Ranges are observed in both cases.
 
-    Use it in custom training loops. `callbacks.QuantDelay` turns quantization on at a given step.
+    This is for custom training loops. `callbacks.QuantDelay` turns quantization on at a given step.
 
     Args:
         model: a quantization-aware model.
@@ -137,7 +137,7 @@ def freeze_batch_norm(model: keras.Model, frozen: bool = True) -> None:
     """Freezes or unfreezes the statistics of BatchNormalization.
 
     With frozen statistics, training uses the moving statistics, which do not change. Gamma and beta
-    continue to train. Use it in custom training loops. `callbacks.FreezeBatchNorm` freezes at a
+    continue to train. This is for custom training loops. `callbacks.FreezeBatchNorm` freezes at a
     given step.
 
     Args:
@@ -154,7 +154,7 @@ def freeze_batch_norm(model: keras.Model, frozen: bool = True) -> None:
 def freeze_ranges(model: keras.Model, frozen: bool = True) -> None:
     """Freezes or unfreezes the ranges of activations in training.
 
-    Use it in custom training loops. `callbacks.FreezeRanges` freezes at a given step.
+    This is for custom training loops. `callbacks.FreezeRanges` freezes at a given step.
 
     Args:
         model: a quantization-aware model.

@@ -115,7 +115,7 @@ class ScheduledLayer(keras.layers.Layer):
     made_for: Callable[[], Any] | None = None
     """A weak reference to the layer's model."""
     make_exact: Callable[[Any], None]
-    """Function that changes the predictions of a model, built by users, to the file's results."""
+    """Function that makes a model, built by users, predict the file's results."""
     made_in: int = 0
     """The id of the process that created the weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})

@@ -21,7 +21,7 @@ from keras_qat.training.fake_quantization.observers import subtract_product
 from keras_qat.training.fake_quantization.phase import Phase
 
 MUCH_LESS = 0.8
-"""Largest cost of the covariance for which it is used, as a share of the convolution's cost."""
+"""The covariance is used if its cost is below this share of the convolution's cost."""
 
 
 def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
@@ -107,9 +107,9 @@ class CorrectedFold:
     moving variance. This class folds with the moving variance directly, as exported files do. With
     frozen statistics, the output needs no correction, and one convolution is enough.
 
-    The correction factor multiplies the kernel, but multiplies the output in `tf.contrib.quantize`.
-    The remaining operations are the same, and results differ only by rounding. The moving
-    statistics are read before the step updates them.
+    The correction factor multiplies the kernel. In `tf.contrib.quantize`, it multiplies the output.
+    All other operations are the same, and results differ only by rounding. The moving statistics
+    are read before the step updates them.
     """
 
     def __init__(self, wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> None:
@@ -130,7 +130,7 @@ class CorrectedFold:
         """Computes the output. If `learning`, the output is corrected to the batch's statistics.
 
         Inference and exported files compute the uncorrected output. Branches contain only terms
-        that differ, because replicas must not wait for each other in a branch.
+        that differ. Replicas must not wait for each other inside a branch.
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
         kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))

@@ -18,7 +18,7 @@ _layers = backend.keras.layers
 
 
 def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> tuple[Any, Any]:
-    """Returns the factor and the bias of each output channel of a folded wrapper at inference.
+    """Returns a folded wrapper's factor and bias for each output channel, at inference.
 
     For each channel, `BatchNorm(conv(x, W) + b)` equals `conv(x, a * W) + a * (b - mean) + beta`,
     with `a = gamma / sqrt(variance + epsilon)`.

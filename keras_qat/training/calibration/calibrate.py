@@ -64,8 +64,8 @@ def calibrate(
     The model can then be exported (post-training quantization). The ranges are observed in the
     float model at inference, without quantization, dropout and noise. They do not depend on the
     batch size or the order of the examples. BatchNormalization statistics and the training step do
-    not change. Weights only change with `weights="mse"`. The function warns about data that seem to
-    be preprocessed differently than in training, or are too similar for 8 bits.
+    not change. Weights only change with `weights="mse"`. The function warns if data seem to be
+    preprocessed differently than in training. It also warns if data are too similar for 8 bits.
 
     In a cluster (`MultiWorkerMirroredStrategy`), all workers must call the function. Each worker
     passes a share of the data. The ranges are the same as in one process with all data.
@@ -78,11 +78,11 @@ def calibrate(
         steps: number of batches to read. By default all. Required for an infinite dataset.
         batch_size: examples per batch, for arrays and unbatched data. The default is 32, or up to
             128 for small examples if `steps` is None.
-        method: how to choose a range: "minmax" uses the extremes, "percentile" excludes a share of
-            the values at both ends, and "mse" minimizes the mean squared error. Values beyond the
-            range are clipped. "percentile" first clips the inputs, and then computes the ranges of
-            all other tensors. This reads the data twice, unless the data is a generator. Fixed
-            ranges, such as the range of a softmax, do not change.
+        method: how to choose a range. "minmax" uses the extremes. "percentile" excludes a share of
+            the values at both ends. "mse" minimizes the mean squared error. Values beyond the range
+            are clipped. "percentile" first clips the inputs, and then computes the ranges of all
+            other tensors. This reads the data twice, unless the data is a generator. Fixed ranges,
+            such as the range of a softmax, do not change.
         percentile: percentage of values that are below the upper end, and above the lower end.
         weights: how to choose the ranges of weights with one range per channel. "minmax" uses the
             extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,

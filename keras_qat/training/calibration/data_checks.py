@@ -26,7 +26,7 @@ from keras_qat.training.calibration.lost_values import (
 from keras_qat.training.calibration.preparation import Sample, draw_rows, find_wrong_preparation
 
 _FIRST = 64
-"""Number of examples that are checked for their preprocessing."""
+"""Number of examples for checking the preprocessing."""
 FEW = 4
 """Calibration warns about fewer examples than this."""
 _CHECKED = 32
@@ -97,7 +97,7 @@ def list_float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
 
 
 def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:
-    """Returns a problem of the calibration data and a remedy, or "".
+    """Returns sentences about a problem of the calibration data and a remedy, or "".
 
     Args:
         graph: the quantization-aware model.

@@ -130,7 +130,7 @@ class Histogram:
         return Histogram(bins[starts], self.low[starts], self.high[ends], counts)
 
     def quantile(self, share: float) -> float:
-        """Returns the value that exceeds a share of all values."""
+        """Returns the value that is larger than a given share of all values."""
         sums = np.cumsum(self.counts)
         count = share * sums[-1]
         index = min(int(np.searchsorted(sums, count)), len(sums) - 1)

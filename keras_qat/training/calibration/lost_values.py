@@ -31,9 +31,9 @@ _EXAMPLES = 64
 FAR = 32
 """A range with outliers is more than this many times as wide as the range without outliers."""
 ENOUGH = 8
-"""Minimum number of quantized values for all values except outliers."""
+"""Outliers are only reported if fewer quantized values than this remain for all other values."""
 VARIED = 4
-"""Minimum number of distinct values except outliers. With fewer values, outliers are ignored."""
+"""Outliers are ignored if all other values have fewer distinct values than this."""
 MARK = 0.01
 """If outliers are at least this share of a tensor, the model computes them, such as in a mask."""
 
@@ -253,7 +253,7 @@ def find_outliers(
 ) -> Outliers | None:
     """Finds outliers that leave few quantized values for most values of a tensor.
 
-    `values` is a sample of the tensor, without the `extremes`. `ends` is the range.
+    `values` is a sample of the tensor, and may lack the `extremes`. `ends` is the range.
     """
     low, high = ends
     rest = np.sort(np.clip(np.append(values.astype(np.float64).ravel(), extremes), low, high))

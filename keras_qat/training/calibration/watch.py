@@ -136,7 +136,7 @@ class Observed:
         self.watch: Watch = watches[counts]
         self.examples = 0
         self.tallies: dict[Slot, Tally] = defaultdict(Tally)
-        """One tally for each quantizer with `counts`, otherwise one tally for each slot."""
+        """With `counts`, one tally for each quantizer. Otherwise, one tally for each slot."""
         self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
         """Samples of tensors from the first batches, by quantizer and slot."""
 
@@ -160,7 +160,7 @@ class Observed:
         share_tallies(model, list(self.tallies.values()))
 
     def doubts(self, ranges: dict[Observer, Range]) -> Iterator[str]:
-        """Yields sentences about tensors with outliers, in the order of computation."""
+        """Yields sentences about outliers and lost tensors, in the order of computation."""
         graph = self.watch.graph
         masked, varying = find_masked_scores(graph), find_varying_slots(graph)
         for quantizer, by_slot in self.samples.items():

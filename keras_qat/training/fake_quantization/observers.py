@@ -116,7 +116,7 @@ class LastValue(Observer):
         return getattr(self.host, "mixed", False)
 
     def batch_range(self, x: tf.Tensor, ceiling: float | None) -> Range:
-        """Returns the range of a batch and 0, at most `ceiling`. Averages over replicas."""
+        """Returns the range of a batch, including 0 and up to `ceiling`. Averages over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
             low, high = fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)

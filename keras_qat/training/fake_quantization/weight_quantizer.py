@@ -187,7 +187,7 @@ def _change_gradient(weights: tf.Tensor, change: Change) -> tf.Tensor:
 
 
 def keep_zeros(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weights unchanged. Zeros have no gradient, so optimizers keep them zero."""
+    """Returns the weights unchanged. Zeros have no gradient, and stay zero in training."""
     return _change_gradient(weights, lambda up: up * tf.cast(weights != 0, up.dtype))
 
 

@@ -145,7 +145,7 @@ def _find_variable(wrapper: QuantizeWrapper) -> Any:
 
 
 def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
-    """Adds the mean of `shift` per channel to the bias. `shift` has the shape of one output."""
+    """Adds the mean of `shift` per channel to the bias. `shift` is for the output of an example."""
     norm, variable = wrapper.batch_norm, _find_variable(wrapper)
     if variable is None:
         return

@@ -293,7 +293,7 @@ def _minimize(
     rate: float,
     strategy: tf.distribute.Strategy,
 ) -> Any:
-    """Minimize the mean of `loss` over replicas with Adam, in one graph. Return the variable."""
+    """Minimize the mean of `loss` over replicas with Adam, in one graph. Return the result."""
     beta_1, beta_2 = 0.9, 0.999
 
     def slope_at(x: tf.Tensor, i: tf.Tensor) -> Any:

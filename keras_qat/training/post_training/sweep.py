@@ -81,7 +81,7 @@ def sweep(
 
     Args:
         model: a calibrated quantization-aware model.
-        data, steps, batch_size: as in `calibrate`. Memory holds all examples of the current part.
+        data, steps, batch_size: as in `calibrate`. Tensors between parts are held in memory.
         visit: called for each part after the float computation of the part.
         title: the title of the progress bar.
         verbose: 1 shows progress.
@@ -122,7 +122,7 @@ def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
 
 
 def _split_graph(graph: Graph, blocks: bool) -> list[Part]:
-    """Split a graph into parts. A block ends if later calls read only one tensor."""
+    """Split a graph into parts. A block ends as soon as later calls read only one tensor."""
     counts, outputs = graph.count_calls(), set(flatten_values(graph.outputs))
     unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
     waiting = {value for value in flatten_values(graph.inputs) if unread[value]}

@@ -36,8 +36,8 @@ class StepTensors:
         graph: the graph of the tensors. Inner graphs do not use the tensors, because an inner graph
             may be saved alone.
         weights: the weights that are quantized together.
-        averages: the results of an observer's `weigh`, by reference to the observer's counter: the
-            number of batches including this batch, and the factor. They are only valid for the
+        averages: maps a reference to an observer's counter to the results of `weigh`: the number of
+            batches including this batch, and the factor. The results are only valid for the
             observer's first batch in the step.
     """
 
