@@ -1,7 +1,7 @@
 """Specifications of how a tensor is quantized, as plain data.
 
 There are three kinds, as in PyTorch's pt2e. A tensor has its own range (`QuantSpec`), another
-tensor's range (`SharedSpec`), or a range that the runtime fixes (`FixedSpec`).
+tensor's range (`SharedSpec`), or a range that the runtime's kernels require (`FixedSpec`).
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class QuantSpec:
         symmetric: whether the range is symmetric around zero.
         narrow_range: whether the lowest quantized value is unused. TFLite expects this for weights.
         per_channel: whether each output channel has a range. Otherwise, the tensor has one range.
-        observer: how the range is found. `moving_average` averages the extremes of batches. Early
-            averages span the last tenth of all batches. `shadowed_moving_average` averages all
-            batches, with the shadow variables of TensorFlow 1. `last_value` uses the extremes of
-            the last training batch. `current_value`, for weights, uses the tensor's current
-            extremes and stores nothing. `learned` trains the range with the rounding and clipping
-            error (LSQ). `learned_clipping` trains the range with the clipping error only (PACT).
+        observer: how the range is found. `moving_average` averages the extremes (minimum and
+            maximum) of batches. Early in training, it covers only recent batches.
+            `shadowed_moving_average` computes and stores the average as TensorFlow 1 does.
+            `last_value` uses the extremes of the last training batch. `current_value` uses the
+            extremes of the current weights. `learned` trains the range by LSQ, whose gradients
+            include rounding errors. `learned_clipping` trains it by PACT, without rounding errors.
         ema_decay: decay per step of the moving averages.
         lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. It replaces the
             observed minimum.
-        delayed: whether quantization waits until the layer's step `quantize_from`.
-        initial_range: range before any data. By default, a quantizer without data does not
-            quantize.
+        delayed: whether the tensor stays float until the step set by `callbacks.QuantDelay`.
+        initial_range: range before the first batch. By default, the tensor stays float until a
+            batch was observed.
         preserve: property of weights that training preserves: "zeros", or "clusters" of equal
             values.
-        off_ties: whether to widen the observed range by 1/1019. If values need more, `calibrate`
-            widens it by up to 1 %. Without widening, all pixels scaled by `x / 127.5 - 1` lie
-            halfway between two quantized values. Kernels round these ties differently.
+        off_ties: whether to widen the observed range by 1/1019, or by up to 1 % in `calibrate`.
+            Kernels differ in how they round values halfway between two quantized values. Without
+            widening, all pixels scaled by `x / 127.5 - 1` are such values.
         power_of_two: whether scales are powers of two, for chips that rescale with shifts. Scales
             are rounded up to avoid clipping.
 
@@ -106,7 +106,7 @@ class QuantSpec:
 
 @dataclasses.dataclass(frozen=True)
 class FixedSpec:
-    """Specification of a range that the runtime fixes, e.g. 0 to 255/256 for a softmax.
+    """Specification of a range that kernels require, e.g. 0 to 255/256 for a softmax in TFLite.
 
     Args:
         minimum: float value of the lowest quantized value.
@@ -135,8 +135,8 @@ class SharedSpec:
 
     Args:
         source: name of the tensor with the range.
-        rounds: True if the operator computes new values and rounds them, like average pooling. Max
-            pooling and reshapes only move values.
+        rounds: True if the operator rounds its results, like average pooling. False if it only
+            copies values, like max pooling or a reshape.
     """
 
     source: str
@@ -158,7 +158,6 @@ def check_bits(bits: Any, wide: bool = False) -> int:
 
 
 def check_range(minimum: float, maximum: float) -> None:
-    """Raises a `ValueError` if a range is empty or not finite."""
     if not minimum < maximum:
         raise ValueError(f"The range {minimum} to {maximum} is empty.")
     if not (math.isfinite(minimum) and math.isfinite(maximum)):

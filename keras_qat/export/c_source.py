@@ -36,7 +36,7 @@ ADDED = {
     "PADV2": "PadV2",
     "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
 }
-"""Maps operators to their names in TFLite Micro if `_get_resolver_name` has no rule for them."""
+"""Names in TFLite Micro that `_get_resolver_name` cannot derive from TFLite's names."""
 
 
 @one_at_a_time
@@ -71,7 +71,7 @@ def export_c(
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
             Without `input_range`, these inputs and the layers that read them are float.
         rescaling: the scale and offset that convert pixels to training data, such as `(1 / 255,
-            0)`. It is for uint8 inputs that are pixels from 0 to 255. See `export_tflite`.
+            0)`. Pass it if uint8 inputs are pixels from 0 to 255. See `export_tflite`.
 
     Returns:
         The contents of the TFLite file in the array.
@@ -139,7 +139,7 @@ def _make_golden(
     rescaled: dict[str, tuple[Any, Any]],
     words: dict[str, str],
 ) -> dict[str, NDArray]:
-    """Return quantized examples and outputs by the names of their C++ constants."""
+    """Return the test's quantized inputs and expected outputs, by the name of their C++ array."""
     ends = {**graph.inputs, **graph.outputs}
     in_float = [name for name, tensor in ends.items() if tensor.dtype.kind == "f"]
     if in_float:

@@ -1,4 +1,8 @@
-"""Writes the float subgraphs of a file, with TFLite's converter."""
+"""Exports layers that stay in float, with TFLite's converter.
+
+The converter writes the operators of these layers to a separate file. The operators are then copied
+into the exported file, between a DEQUANTIZE and a QUANTIZE.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +45,13 @@ def write_float_subgraph(
     indices: dict[Tensor, int],
     dequantized: dict[Tensor, int],
 ) -> None:
-    """Writes float nodes with one run of TFLite's converter. The nodes need not be connected.
+    """Writes the operators of several float layers, with one run of TFLite's converter.
 
     Args:
         builder: the file.
         graph: the graph of the nodes.
         nodes: the nodes, in order.
-        ends: the outputs of the nodes that other nodes or the caller read.
+        ends: the outputs that later nodes read, or that are outputs of the model.
         indices: maps tensors to their indices in the file. The function adds `ends`.
         dequantized: maps quantized tensors to the indices of their float values. All float
             subgraphs share this dict.
@@ -66,7 +70,7 @@ def write_float_subgraph(
     starts, results = (list(map(int, end)) for end in (main.inputs, main.outputs))
     read = {int(index) for operator in main.operators for index in operator.inputs}
     index_here: dict[int, int] = {}
-    """Maps indices in the converter's file to indices in this file."""
+    """Maps indices in the converter's file to indices in the exported file."""
     for start, tensor in zip(starts, inputs, strict=True):
         if start in read or start in results:
             index_here[start] = _add_dequantized(builder, indices, dequantized, tensor)
@@ -84,10 +88,10 @@ def write_float_subgraph(
 
 
 def _rename(file: schema.ModelT, nodes: Sequence[Node]) -> None:
-    """Name constants and the tensors of loops after their node and index.
+    """Rename constants and the tensors of loops, so that equal models produce equal files.
 
-    The converter's names contain counters of the process. With the new names, the same model always
-    produces the same file.
+    The converter's names contain counters of the process. The new names contain a node's name and
+    the tensor's index.
     """
     scopes = [node.name for node in nodes]
     for number, graph in enumerate(file.subgraphs):
@@ -114,14 +118,17 @@ def _add_dequantized(
 
 
 def _find_inputs(graph: ResolvedGraph, nodes: Sequence[Node]) -> list[Tensor]:
-    """Return the tensors that `nodes` read but do not compute. Sources of masks are included."""
+    """Return the tensors that `nodes` read, except tensors that they compute themselves."""
     computed = {tensor for node in nodes for tensor in node.outputs}
     read = dict.fromkeys(tensor for node in nodes for tensor in list_inputs(graph, node))
     return [tensor for tensor in read if tensor not in computed]
 
 
 def list_inputs(graph: ResolvedGraph, node: Node) -> list[Tensor]:
-    """Returns the tensors that a node reads. For a float node, sources of masks are included."""
+    """Returns the tensors that a node reads.
+
+    A float layer may also use a Keras mask. Tensors from which the mask is computed are included.
+    """
     tensors = _list_tensors(node)
     if node.op is None:
         sources = map(graph.tensors.get, find_mask_sources(node.call))
@@ -137,7 +144,7 @@ ASSIGNMENTS = "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 
 
 class _Converter(tf.lite.TFLiteConverter):
-    """TFLite's converter with clearer errors. It freezes variables only if there are any."""
+    """TFLite's converter, with errors that explain how to change a layer."""
 
     def _freeze_concrete_function(self) -> Any:
         (function,) = self._funcs
@@ -164,8 +171,6 @@ def _convert(
     inputs: Sequence[Tensor],
     ends: Sequence[Tensor],
 ) -> bytes:
-    """Convert nodes to a separate TFLite file with float inputs and outputs."""
-
     def serve(*args: tf.Tensor) -> list[tf.Tensor]:
         values = dict(zip(inputs, args, strict=True))
         _compute(tensors, nodes, values)
@@ -186,7 +191,7 @@ def _convert(
 def _compute(
     tensors: Mapping[Value, Tensor], nodes: Sequence[Node], values: dict[Tensor, tf.Tensor]
 ) -> None:
-    """Compute nodes, and add their outputs to `values`. Name operations after the nodes."""
+    """Run the layers of `nodes` in float, and store their outputs in `values`."""
     masks = KerasMasks(lambda value: values.get(tensors.get(value)))  # type: ignore[arg-type]
     for node in nodes:
         layer = _unwrap(node.call.layer)
@@ -226,7 +231,7 @@ def _explain(error: Exception, graph: ResolvedGraph) -> str:
 
 
 def explain_refusal(call: Call) -> str:
-    """Returns the reason why a float call cannot be exported. Returns "" if it can be exported."""
+    """Returns the reason why TFLite's converter refuses a layer, or "" if it accepts the layer."""
     values = dict.fromkeys([*call.inputs, *flatten_values(call.outputs)])
     tensors = {
         value: Tensor(str(index), value.shape, value.inference_dtype, None)

@@ -21,17 +21,17 @@ from keras_qat.tflite.reader import FileGraph, Operation
 from keras_qat.tflite.schema import SCOPE, TYPE_NAMES, TYPES, unpack
 
 ALIGNMENT = 16
-"""The schema aligns constants to a multiple of this many bytes."""
+"""Number of bytes to which TFLite aligns the data of constants in a file."""
 
 
 def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph) -> None:
-    """Compares a TFLite file with `written`, and with the resolved graph.
+    """Compares the bytes of a TFLite file with `written`, and with the resolved graph.
 
-    Differences are faults of this library. If operators seem to differ from the graph, the function
-    only warns, because the check may be wrong.
+    If operators seem to differ from the graph, the function only warns, because the comparison with
+    the graph may be wrong.
 
     Raises:
-        RuntimeError: if the bytes differ from `written`.
+        RuntimeError: if the bytes differ from `written`, by a fault of this library.
     """
     file = unpack(contents)
     damage = [*_find_differences(written, file, "file"), *_find_misaligned(contents, file)]
@@ -39,7 +39,7 @@ def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph
 
 
 def _report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None:
-    """Raise a `RuntimeError` for damage. Warn of differences from the resolved graph."""
+    """Raise a `RuntimeError` if a file is damaged. Warn if it differs from the resolved graph."""
     please = "This is a fault of keras_qat: please report it with the model."
     if some := list(damage)[:5]:
         raise RuntimeError(f"{file} is damaged: {'; '.join(some)}. {please}")
@@ -51,7 +51,7 @@ def _report(file: str, damage: Iterable[str], differences: Iterable[str]) -> Non
 
 
 def _find_differences(ours: Any, theirs: Any, path: str) -> Iterator[str]:
-    """Yield the differences of two objects of the schema. None equals an empty list."""
+    """Yield the differences of two objects of TFLite's schema. None equals an empty list."""
     if hasattr(ours, "__dict__"):
         if theirs is None:
             yield f"{path} is missing"
@@ -152,7 +152,7 @@ def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
 def _find_operations(
     outputs: set[int], known: set[int], file: FileGraph
 ) -> tuple[set[Operation], set[int]]:
-    """Return the operations that compute `outputs` from `known` tensors, and these tensors."""
+    """Return the operators between `known` tensors and `outputs`, and the `known` they read."""
     operations, reached, pending = set[Operation](), set[int](), list(outputs)
     while pending:
         operation = file.producers.get(pending.pop())
@@ -167,7 +167,11 @@ def _find_operations(
 def _compare_weights(
     node: Node, weights: Weights, written: schema.ModelT, operations: Iterable[Operation]
 ) -> Iterator[str]:
-    """Compare the sums of weights with equal scales. Reordering or splitting keeps these sums."""
+    """Compare a node's weights with the constants of its operators.
+
+    Operators may reorder or split weights, so only the sums of weights with equal scales are
+    compared.
+    """
     ours = _sum_by_scale([_get_scales_and_weights(weights)])
     stored = []
     for index in {index for operation in operations for index in operation.inputs}:
@@ -184,7 +188,7 @@ def _compare_weights(
 
 
 def _get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
-    """Return the scales and the weights. The scales are reshaped to the rank of the weights."""
+    """Return the scales, reshaped to the rank of the weights, and the weights."""
     q, scale = np.asarray(weights.q), np.asarray(weights.scale, np.float32)
     return scale.reshape((1,) * (q.ndim - scale.ndim) + scale.shape), q
 

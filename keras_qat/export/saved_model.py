@@ -1,7 +1,7 @@
 """Exports the resolved graph to a SavedModel, with the integer arithmetic of `predict`.
 
-Models of the recipe `contrib` use fake quantization instead. BatchNormalization is folded, and
-weights and ranges are constants.
+For models of the recipe `contrib`, the SavedModel contains fake quantization. BatchNormalization is
+folded, and weights and ranges are constants.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from keras_qat.training.recurrent import simulate_lstm, simulate_steps
 
 @one_at_a_time
 def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None:
-    """Writes the inference function as a SavedModel, with the same results as `predict`.
+    """Exports a trained model to a SavedModel with the same results as `predict`.
 
     TensorFlow loads the SavedModel without keras_qat. The signature `serving_default` has the
     model's inputs and outputs by name, in float.
@@ -136,7 +136,7 @@ def _compute_node(node: Node, inputs: list[tf.Tensor]) -> Any:
 
 
 def _clips_like_relu(params: QuantParams, maximum: float) -> bool:
-    """Return True if clipping to the range equals a ReLU with this maximum."""
+    """Return True if quantization already clips like a ReLU with this maximum."""
     levels = params.highest - params.lowest
     reaches = maximum != 6 or round(maximum / float(params.scale)) >= levels
     return params.zero_point == params.lowest and reaches
@@ -188,7 +188,7 @@ def _call_recurrent(node: Node, weights: Weights, inputs: list[tf.Tensor]) -> An
 
 
 def _fake_quantize(x: tf.Tensor, params: QuantParams) -> tf.Tensor:
-    """Fake-quantizes float values. Fewer than 8 bits use the lowest levels of the 8-bit grid."""
+    """Fake-quantizes float values with at least 8 bits. For fewer bits, clips the results."""
     if not x.dtype.is_floating:  # Indices have no scale.
         return x
     scale, bits = float(params.scale), max(params.bits, 8)

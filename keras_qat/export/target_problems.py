@@ -75,7 +75,7 @@ def problems(
 
 
 def write_planned_file(graph: ResolvedGraph, target: Target) -> bytes:
-    """Returns the file of a model for a target. The model need not be trained."""
+    """Returns a TFLite file to check operators for a target. The model need not be trained."""
     if (batch_size := find_batch_size(graph, None, target)) is not None:
         graph = set_batch_size(graph, batch_size)
     graph = pack_if_requested(graph, None, kernel_family(target.kernels))
@@ -90,8 +90,8 @@ def find_batch_size(
 ) -> int | None:
     """Returns the batch size of a file: `requested`, the target's size, or the model's size.
 
-    Models that keep states or mix the rows of a batch need their fixed batch size. None means that
-    the file accepts any batch size.
+    Models that keep states, or combine the examples of a batch, need their own batch size. None
+    means that the file accepts any batch size.
 
     Raises:
         ValueError: if `requested` differs from the size that the model or the target needs.
@@ -132,7 +132,6 @@ def count_channel_bytes(contents: bytes, target: Target) -> int:
 
 
 def find_file_problems(contents: bytes, target: Target) -> tuple[Problem, ...]:
-    """Finds the operators of a file that a target does not run."""
     return tuple(_find_problems(target, FileGraph(contents)))
 
 
@@ -203,6 +202,5 @@ def _find_fault(target: Target, site: Site) -> tuple[str, str] | None:
 
 
 def _run_checks(checks: Sequence[Check], site: Site) -> tuple[str, str] | None:
-    """Return `(reason, "")` of the first check that refuses an operator, or None."""
     reasons = (check(site) for check in checks)
     return next(((reason, "") for reason in reasons if reason is not None), None)

@@ -24,7 +24,6 @@ NO_ACTIVATION = schema.ActivationFunctionType.NONE
 RELU6 = schema.ActivationFunctionType.RELU6
 
 MOST_AXES = 4
-"""Maximum number of axes of TFLite Micro's PRELU."""
 
 
 def rewrite_for(target: Target) -> Callable[[Builder], None]:
@@ -86,7 +85,7 @@ def _add_similar_constant(
 
 
 def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape) -> None:
-    """Add the operator with new inputs and a result of `shape`. Restore the result's shape."""
+    """Add the operator with a result of another shape, and reshape this result to the old shape."""
     (end,) = site.outputs
     result = _add_similar(builder, end.index, shape, "reshaped")
     builder.operator(site.operation.kernel, inputs, [result], **_get_options(site))
@@ -146,7 +145,7 @@ def convolve_column(builder: Builder, site: Site) -> None:
 
 
 def average_column(builder: Builder, site: Site) -> None:
-    """Adds a last axis of size 1. The mean is then computed over a column instead of a row."""
+    """Adds a last axis of size 1 to a MEAN's input. XNNPACK's sum then cannot overflow."""
     x, axes = _get_inputs(site)
     (end,) = site.outputs
 
@@ -283,7 +282,7 @@ def crop_transpose_conv(builder: Builder, site: Site) -> None:
 
 
 def split_bytes(builder: Builder, site: Site) -> None:
-    """Splits a table of 16-bit entries into tables of high and low bytes, and adds the results."""
+    """Replaces a lookup in a 16-bit table by lookups of high and low bytes, and an ADD."""
     (end,) = site.outputs
     indices = _get_inputs(site)[1]
     table = _get_constant(site, 0).astype(np.int32)

@@ -58,8 +58,8 @@ def export_tflite(
 ) -> bytes:
     """Exports a trained quantization-aware model to an int8 TFLite file.
 
-    The file's inputs and outputs have the model's names and order, as tensors and in the signature
-    `serving_default`. `read_metadata` returns how the file was made. The same model always produces
+    The inputs and outputs of the file, and of its signature `serving_default`, have the model's
+    names and order. `read_metadata` returns how the file was made. The same model always produces
     the same bytes.
 
     Args:
@@ -68,8 +68,8 @@ def export_tflite(
         input_dtype: type of the file's inputs: "int8", "uint8" or "float32" (with 16-bit
             activations "int16" or "float32"). The default is the type of the activations. Integer
             inputs must be quantized with the scale and zero point in the file. If the model starts
-            with `Rescaling` or `Normalization`, "uint8" inputs are pixels. For targets without
-            float, float inputs that are token ids are int32 by default.
+            with `Rescaling` or `Normalization`, "uint8" inputs are pixels. Float inputs that are
+            token ids are int32 by default if the target does not support float.
         output_dtype: type of the file's outputs, as for inputs. By default, outputs of layers that
             stay in float are float32, without rounding.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
@@ -82,8 +82,8 @@ def export_tflite(
         pack_int4: whether weights of at most 4 bits are packed, two in a byte. Weights of depthwise
             convolutions are not packed, because few runtimes support this. The default is
             `model.pack_int4`. Packing halves the file. Inference is slower, because kernels unpack
-            the weights first (docs/export.md has figures). Kernels round sums of packed weights
-            more coarsely. About 2 % of a layer's quantized values are then off by one. With
+            the weights first (docs/export.md has figures). These kernels round results more
+            coarsely. About 2 % of a layer's quantized outputs are then off by one. With
             `model.pack_int4 = True`, `predict` computes like the packed file.
         batch_size: fixed batch size of the file. Microcontrollers and NPUs require batch size 1.
             The default is the target's batch size. Without a target, the file accepts batches of
@@ -233,7 +233,7 @@ def _check_states(graph: ResolvedGraph) -> None:
 
 
 def _check_converted(graph: ResolvedGraph, contents: bytes) -> None:
-    """Raise a `ValueError` if TFLite's converter wrote operators without a kernel in LiteRT."""
+    """Raise a `ValueError` if TFLite's converter wrote an operator that LiteRT does not run."""
     if graph.origin.family.static_shapes or all(node.op for node in graph.nodes):
         return
     if refused := find_file_problems(contents, get("xnnpack")):
@@ -241,7 +241,7 @@ def _check_converted(graph: ResolvedGraph, contents: bytes) -> None:
 
 
 def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
-    """Check a data type, and return its name. None means the type of the quantized values."""
+    """Check a data type and return its name. Return None for the type of the activations."""
     dtype = _get_name(dtype)
     own, *others = ["int16", "float32"] if wide else ["int8", "uint8", "float32"]
     if dtype is not None and dtype not in (own, *others):
@@ -251,12 +251,11 @@ def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
 
 
 def _get_name(dtype: object) -> Any:
-    """Return the name of a data type. It is "uint8" for `tf.uint8` and `np.uint8`."""
     return getattr(dtype, "name", getattr(dtype, "__name__", dtype))
 
 
 def _warn_of_rounding(graph: ResolvedGraph) -> None:
-    """Warn about trained weights that TFLite cannot represent exactly."""
+    """Warn if weights must be rounded again, because TFLite's weights have no zero point."""
     wide = {
         node.layer.name: node.weights.rounding
         for node in graph.nodes

@@ -28,12 +28,12 @@ def write_graph(
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Writes all nodes, inputs and outputs.
 
-    Padding layers are merged into convolutions. One run of TFLite's converter writes consecutive
-    float nodes. `input_dtype` and `output_dtype` are "uint8" or "float32". None means the type of
-    the quantized values.
+    Padding layers are merged into convolutions. TFLite's converter converts float layers, as many
+    as possible at once. `input_dtype` and `output_dtype` are "uint8" or "float32". None means the
+    type of the quantized values.
 
     Returns:
-        The tensor indices of inputs and of outputs, by name in the model's order.
+        Two dicts from names to tensor indices, for the inputs and for the outputs.
     """
     graph = fuse_padding(graph)
     indices: dict[Tensor, int] = {}
@@ -129,7 +129,7 @@ def _write_input(
 def _convert(
     builder: Builder, name: str, ends: list[int], tensor: Tensor, converts: bool, clips: bool
 ) -> None:
-    """Add operators that convert values to a tensor's range if `converts`, and clip if `clips`."""
+    """Add a QUANTIZE if `converts`, and a MINIMUM if `clips`, between the two tensors of `ends`."""
     params = tensor.params
     assert params is not None
     source, target = ends
@@ -150,7 +150,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Return the tensor of an output. Copy a tensor if it already is an input or output."""
+    """Return the index of an output. Tensors that already are an input or output are copied."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""
@@ -178,9 +178,9 @@ def get_tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tenso
 
 
 def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None:
-    """Writes an operator, and converts its result to the output's parameters.
+    """Writes the TFLite operators of a node.
 
-    A QUANTIZE is added if the TFLite kernel requires other output parameters. A MINIMUM is added
+    A QUANTIZE is added if the kernel requires other scales than the output has. A MINIMUM is added
     for fewer than 8 bits, because TFLite kernels clip to int8.
     """
     assert node.op is not None

@@ -1,4 +1,7 @@
-"""Represents a Keras model as a list of layer calls in topological order."""
+"""Represents a Keras model as a list of layer calls in topological order.
+
+The package `lowering` replaces calls by calls of layers that can be quantized.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ class Value:
     Args:
         producer: the call that computes the tensor, or None for a model input.
         masked: True if the tensor has a Keras mask.
-        rows: rows per example if the size of the first axis is unknown. Usually 1. It is 3 after a
-            reshape from [batch, 3, 4] to [-1, 4].
+        rows: the size of the first axis for one example, if this size is unknown. Usually 1. It is
+            3 after a reshape from [batch, 3, 4] to [-1, 4].
     """
 
     name: str
@@ -65,18 +68,19 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call becomes the producer of each output without a producer. When a graph with the call is
-    created, the call becomes the producer of all its outputs.
+    A new call sets `Value.producer` of its outputs if it is None. A new `Graph` sets it for all
+    outputs of its calls.
 
     Args:
-        layer: the layer, from the model or created by `lower`.
+        layer: the layer, from the model or created by lowering.
         args: positional arguments. Tensors are `Value`s, also in nested lists.
         kwargs: keyword arguments. Tensors are `Value`s, also in nested lists.
         outputs: a `Value`, or a nested list or dict of `Value`s.
-        name: the layer's name after the names of enclosing models, such as "encoder/dense".
-        origin: the name of the user's layer that the call was created from.
+        name: the layer's name, preceded by names of nested models, such as "encoder/dense".
+        origin: the name of the user's layer that this call computes, alone or with other calls.
         source: the user's layer with the name `origin`.
-        within: the traced layers that contain this call, outermost first.
+        within: custom layers that were traced and replaced by this and other calls, outermost
+            first.
     """
 
     layer: Any
@@ -95,17 +99,16 @@ class Call:
             value.producer = value.producer or self
 
     def as_part_of(self, call: Call) -> Call:
-        """Returns a copy with the origin of `call`. The copy replaces `call`, or part of `call`."""
+        """Returns a copy with the `origin` of `call`, to replace `call` or a part of it."""
         return self.replace(origin=call.origin, source=call.source, within=call.within)
 
     def replace(self, **changes: Any) -> Call:
-        """Returns a copy with `changes`. The copy becomes the producer of the outputs."""
+        """Returns a copy with `changes`, which becomes the producer of the outputs."""
         call = dataclasses.replace(self, **changes)
         call.take_over_outputs()
         return call
 
     def take_over_outputs(self) -> None:
-        """Makes this call the producer of its outputs."""
         for value in flatten_values(self.outputs):
             value.producer = self
 
@@ -129,11 +132,11 @@ class Graph:
 
     Args:
         name: the model's name.
-        inputs: a structure of `Value`s, like the model's inputs.
-        outputs: a structure of `Value`s, like the model's outputs.
+        inputs: a `Value`, or a list or dict of `Value`s, as in the Keras model.
+        outputs: a `Value`, or a list or dict of `Value`s, as in the Keras model.
         output_names: names of the outputs in the Keras model.
         calls: the calls that the outputs depend on.
-        weights: maps layers created by `lower` to initial weights.
+        weights: maps layers created by lowering to initial weights.
         loss_only: calls that only compute added losses and metrics. They are not exported.
         opaque: maps names of calls to reasons why a layer could not be traced.
         in_float: maps names of calls to reasons why a call must not read quantized values.
@@ -168,11 +171,10 @@ class Graph:
         return {value: call for value, (call,) in consumers.items() if value not in outputs}
 
     def values(self) -> list[Value]:
-        """Returns all values: the model's inputs, then the outputs of each call."""
+        """Returns the model's inputs, then the outputs of each call."""
         return flatten_values([self.inputs, *(call.outputs for call in self.calls)])
 
     def count_calls(self) -> dict[Any, int]:
-        """Returns the number of calls of each layer."""
         return Counter(call.layer for call in self.calls)
 
 
@@ -211,5 +213,4 @@ def drop_unused_calls(graph: Graph) -> Graph:
 
 
 def is_batch_norm(call: Call) -> bool:
-    """Returns True if the layer of a call is a BatchNormalization."""
     return isinstance(call.layer, keras.layers.BatchNormalization)

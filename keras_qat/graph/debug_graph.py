@@ -65,7 +65,7 @@ def verify_graph(graph: Graph, step: str, is_complete: bool = True) -> None:
     Args:
         graph: the graph.
         step: the pass that created the graph, for the message.
-        is_complete: True to also check names and shapes. Names must be unique.
+        is_complete: True to also check that names are unique and shapes are possible.
 
     Raises:
         InconsistentGraph: with a list of all problems.
@@ -75,7 +75,6 @@ def verify_graph(graph: Graph, step: str, is_complete: bool = True) -> None:
 
 
 def find_problems(graph: Graph, is_complete: bool = True) -> Iterator[str]:
-    """Yields the problems of a graph, one line each."""
     known: set[Value] = set(flatten_values(graph.inputs))
     for value in known:
         if value.producer is not None:

@@ -128,7 +128,7 @@ def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashabl
 def identify_function(call: Call) -> Hashable | None:
     """Returns the name of a call's TensorFlow function.
 
-    Returns None for random operations and for Keras layers. A layer may have state, so two calls
+    Returns None for random operations and for Keras layers, which may have state. Two calls of them
     may return different results.
     """
     is_function = is_operation(call.layer) and not draws_random_numbers(call.layer)
@@ -153,7 +153,6 @@ class StructuralKeys:
         return first is second or self.find_index(first) == self.find_index(second)
 
     def find_index(self, value: Value) -> int:
-        """Returns the index of a tensor."""
         return solve(value, self._find_index, self._known)
 
     def _find_index(self, value: Value) -> Generator[Value, Any, int]:

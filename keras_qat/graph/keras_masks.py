@@ -30,9 +30,9 @@ class KerasMasks:
     """Computes the Keras masks of a graph's values.
 
     Args:
-        read: returns the tensor of a value, or None.
-        find_producer: returns the call that computes a value and the mask of the value.
-        convert: receives a mask and the call that computed it. Returns the mask to use.
+        read: function that returns the tensor of a value.
+        find_producer: function that returns the call whose layer computes the mask of a value.
+        convert: function `(mask, call) -> mask` that may change a mask that `call` computed.
     """
 
     def __init__(

@@ -17,7 +17,6 @@ from keras_qat.helper_layers.operations import WeightTensor
 from keras_qat.keras2.backend import layers
 
 REPLACES_NAN = "replaces NaN in an input before rounding, because quantized values cannot be NaN"
-"""The reason why calls that replace NaN stay in float."""
 
 
 def _equals_itself(x: tf.Tensor) -> tf.Tensor:
@@ -33,7 +32,7 @@ TESTS_FOR_NAN: dict[str, Callable[..., tf.Tensor]] = {
     "is_finite": lambda x, name=None: _equals_itself(x - x),
     "is_inf": _is_infinite,
 }
-"""Maps an operation to an equivalent function that compares tensors with themselves."""
+"""Maps an operation to a function that uses comparisons: only NaN differs from itself."""
 
 _REPLACES = READS_SHAPES.union(("where", "multiply_no_nan"))
 """Operations that can replace NaN by another value."""
@@ -44,9 +43,9 @@ _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns {input: calls that may read NaN} for inputs in which the model replaces NaN.
+    """Returns the calls that may read NaN, for each input in which the model replaces NaN.
 
-    An input is omitted if an unsupported call, such as a layer with a kernel, may read NaN.
+    An input is omitted if NaN may also reach other layers, such as a Dense.
     """
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     found = {}

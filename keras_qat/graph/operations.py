@@ -102,7 +102,6 @@ NAMES = {kind: [name for name in KINDS if KINDS[name] == kind] for kind in KINDS
 """Maps kinds to names in TensorFlow."""
 
 COMMUTES = ("add", "multiply", "maximum", "minimum")
-"""Kinds of commutative operations."""
 
 MOVES = {
     *("broadcast_to", "concat", "ensure_shape", "expand_dims", "gather", "gather_nd", "getitem"),
@@ -115,7 +114,6 @@ MOVING_LAYERS = (
     *(layers.Reshape, layers.Flatten, layers.Permute, layers.RepeatVector, layers.Concatenate),
     *(layers.Cropping1D, FlattenTime, RestoreTime),
 )
-"""Layers that only move elements."""
 
 READS_SHAPES = {"ones_like", "rank", "shape", "size", "zeros_like"}
 """Kinds of operations that only read the shapes of their inputs."""
@@ -130,7 +128,7 @@ OTHER_NAMES = {
     "x": ("self",),
     "y": ("other",),
 }
-"""Maps names of arguments in TensorFlow 2 to names in other functions of the same kind."""
+"""Maps names of arguments to synonyms. For example, `tf.nn.conv1d` has `stride`, not `strides`."""
 
 CANONICAL_NAMES = {other: name for name, others in OTHER_NAMES.items() for other in others}
 
@@ -144,7 +142,6 @@ def is_operation(layer: object) -> bool:
 
 @functools.cache
 def get_operation_class() -> type:
-    """Returns the class of the layers that Keras creates for TensorFlow operations."""
     return type(tf.abs(keras.Input((1,)))._keras_history.layer)
 
 
@@ -174,7 +171,7 @@ def moves_elements(call: Call) -> bool:
 
 
 def get_operands(call: Call, *names: str) -> list[Any]:
-    """Returns named arguments of a call. Missing arguments are None.
+    """Returns the arguments of a call that have the given names. Missing arguments are None.
 
     The names are as in TensorFlow 2, even for functions of TensorFlow 1.
     """
@@ -191,7 +188,7 @@ def get_argument(call: Call, name: str) -> Any:
 
 
 def bind_arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the first argument of an operation in a list, and a dict of further arguments.
+    """Returns the arguments of an operation: the first in a list, the others in a dict.
 
     The keys are names in TensorFlow 2. `name` and arguments that equal a default are omitted.
     """

@@ -20,15 +20,14 @@ from keras_qat.keras2.layers_and_models import list_layers
 from keras_qat.messages import pluralize
 
 _POLICIES = {"float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
-"""Maps the output type of layers to the policy with float32 weights."""
+"""Maps the type in which layers compute to the Keras policy that keeps weights in float32."""
 
 _POLICY = threading.RLock()
-"""Lock of the global policy. Otherwise, a thread could restore the policy of another thread."""
+"""Lock for Keras' global policy. Without it, threads would restore each other's policy."""
 
 
 @contextlib.contextmanager
 def use_policy(name: str) -> Iterator[None]:
-    """Makes `name` the global policy inside a `with` block."""
     with _POLICY:
         before = keras.mixed_precision.global_policy()
         keras.mixed_precision.set_global_policy(name)
@@ -39,17 +38,15 @@ def use_policy(name: str) -> Iterator[None]:
 
 
 def use_float32() -> contextlib.AbstractContextManager[None]:
-    """Makes new layers compute in float32 inside a `with` block."""
     return use_policy("float32")
 
 
 def is_half(dtype: str) -> bool:
-    """Returns True if a type is float16 or bfloat16."""
     return dtype in _POLICIES
 
 
 def get_policy(dtype: str) -> str:
-    """Returns the policy of layers with outputs of type `dtype` and float32 weights."""
+    """Returns the Keras policy of layers that compute in `dtype` and have float32 weights."""
     return _POLICIES.get(dtype, "float32")
 
 
@@ -70,7 +67,7 @@ def compute_in_float32(layer: keras.layers.Layer) -> Iterator[None]:
 def cast_constants(arguments: object) -> Any:
     """Replaces half precision by float32 in constants and dtypes among a layer's arguments.
 
-    Keras only casts the first argument of a call.
+    A layer in float32 needs float32 arguments, but Keras only casts the first argument.
     """
 
     def cast(leaf: Any) -> Any:
@@ -83,9 +80,10 @@ def cast_constants(arguments: object) -> Any:
 
 
 class ScalesLoss:
-    """Mixin for a Keras model. The model scales the loss if a layer computes in float16.
+    """Mixin for a Keras model that scales the loss if a layer computes in float16.
 
-    Keras' `compile` only checks the policy of the model itself. It is float32 for inference.
+    Keras' `compile` scales the loss only if the model's own policy is `mixed_float16`. The policy
+    of quantization-aware models is float32, because they infer in float32.
     """
 
     @property
@@ -129,7 +127,7 @@ def check_precision(graph: Graph) -> None:
 
 
 def check_holds_16_bits(model: keras.Model) -> None:
-    """Raises a `ValueError` if a layer has half precision. It is too coarse for 16 bits."""
+    """Raises a `ValueError` if a layer has half precision, which cannot hold 16-bit activations."""
     half = [layer.name for layer in list_layers(model)[1:] if is_half(layer.compute_dtype)]
     if half:
         raise ValueError(

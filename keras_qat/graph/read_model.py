@@ -39,9 +39,9 @@ class _Reader:
     def __init__(self, model: keras.Model) -> None:
         self.model = model
         self.tensors: dict[int, Value] = {}
-        """Maps the id of a symbolic tensor to a value."""
         self.masks: dict[Value, Any] = {}
-        """Maps a value to its Keras mask, or to a tensor of the mask's shape and type."""
+        """Maps a value to its Keras mask. In nested models, an input of equal shape stands for the
+        mask."""
         self.calls: list[Call] = []
         self.counts: Counter[Any] = Counter()
 
@@ -120,7 +120,7 @@ class _Reader:
         self.tensors.update(zip(map(id, symbols), values, strict=True))
 
     def _carry_mask(self, value: Value, mask: Value | None, path: str) -> Value:
-        """Return a copy of `value` with a mask that was passed to a call of a nested model."""
+        """Add a `CarryMask` that returns `value` with the mask from the call of a nested model."""
         if mask is None:
             return value
         self.counts[path] += 1
@@ -149,7 +149,7 @@ def _compute_output_masks(
 
 
 def _restore_constants(argument: Any) -> Any:
-    """Convert lists of scalar tensors, which Keras creates, back to lists of scalars or arrays."""
+    """Convert lists of scalar tensors, which Keras creates from constants, back to constants."""
     is_list = isinstance(argument, (list, tuple)) and len(argument) > 0
     leaves = tf.nest.flatten(argument) if is_list else [None]
     if not all(isinstance(leaf, tf.__internal__.EagerTensor) and not leaf.ndim for leaf in leaves):
@@ -159,7 +159,7 @@ def _restore_constants(argument: Any) -> Any:
 
 
 def _is_none(symbol: KerasTensor) -> bool:
-    """Return True if an output stands for None. Some layers return tensors and None."""
+    """Return True for the symbolic tensor that Keras creates if a layer returns None."""
     return not hasattr(symbol.type_spec, "shape")
 
 

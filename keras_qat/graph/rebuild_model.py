@@ -1,7 +1,7 @@
 """Creates Keras models and configurations from graphs.
 
 Keras does not save all arguments of TensorFlow operations. For example, it loses the tensors of
-`tf.einsum`.
+`tf.einsum`. An `OperationCall` saves them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _compute(calls: list[Call], tensors: dict[Value, Any], apply: Apply) -> None
 
 
 class InsertedCall(NamedTuple):
-    """A call to insert between the producer and the consumers of a value."""
+    """A call to insert between a value's producer and its consumers."""
 
     layer: Any
     name: str
@@ -92,11 +92,13 @@ class InsertedCall(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """A layer that replaces the layer of a call.
+    """A layer that computes the outputs of a call, instead of the call's own layer.
 
     Args:
         layer: the layer.
-        reads: a call. `layer` is called with the arguments of this call.
+        reads: the call whose arguments are passed to `layer`. If `layer` replaces a Conv2D and its
+            BatchNormalization, for example, it computes the outputs of the second call from the
+            arguments of the first.
     """
 
     layer: Any
@@ -119,7 +121,7 @@ def copy_graph(
     """
     calls: list[Call] = []
     current: dict[Value, Value] = {}
-    """Maps a value of the graph to the value in the copy, after inserted calls."""
+    """Maps a value of `graph` to its copy, or to the output of the last call inserted after it."""
 
     def copy(value: Value, dtype: str | None = None) -> Value:
         current[value] = Value(value.name, value.shape, dtype or value.dtype)
@@ -168,7 +170,7 @@ class OperationCall(keras.layers.Layer):
 
     Args:
         operation: Keras' layer of the operation, or the configuration of this layer.
-        arguments: positional and named arguments in JSON. Indices stand for tensors.
+        arguments: positional and named arguments in JSON. `{"tensor": 0}` is the first tensor.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from keras_qat.keras2.backend import infer_output_shape, keras
 from keras_qat.keras2.layers_and_models import is_of_keras
 
 _SLICES = ("getitem", "slice", "strided_slice")
-"""Operations in which even a fixed batch size may become a constant."""
+"""Operations in which a fixed batch size becomes a constant. In others it stays a tensor."""
 
 _CHANGES_ROWS = {
     *("tile", "repeat", "concat", "split", "gather", "gather_nd"),
@@ -40,7 +40,7 @@ _CHANGES_ROWS = {
 """Operations that may change the size of the first axis."""
 
 FILLS = {"ones_like": 1, "zeros_like": 0}
-"""Maps operations that return a uniform tensor to the value of all elements."""
+"""Maps operations that return equal elements to the value of the elements."""
 
 BATCHES = 2, 61
 """Two batch sizes for which size expressions are evaluated."""
@@ -62,7 +62,7 @@ def find_results(
 ) -> Generator[Call | None, Any, list[Runs] | None]:
     """Evaluates the outputs of a call for two batch sizes. This generator is a `Rule`.
 
-    Returns None if the outputs depend on more than sizes.
+    Returns None if the outputs depend on the data of a tensor.
 
     Args:
         call: the call.
@@ -108,7 +108,7 @@ def evaluate(
     facts: Facts | None = None,
     rule: Rule[Call | None, list[Runs] | None] = find_results,
 ) -> Runs | None:
-    """Returns a tensor's values for two batch sizes, or None if they depend on more than sizes."""
+    """Returns a tensor's values for two batch sizes, or None if they depend on data."""
     results = (facts or Facts()).find(rule, value.producer)
     if results is None or value.producer is None:
         return None
@@ -158,7 +158,7 @@ def find_size(value: Value) -> Any:
 
 
 def find_measured_tensors(sizes: list[Value]) -> Iterator[Value]:
-    """Yields each tensor `x` if `sizes` depend on `tf.shape(x)`."""
+    """Yields each tensor `x` whose `tf.shape(x)` is used to compute `sizes`."""
 
     def read_sizes(size: Value) -> list[Value]:
         call = size.producer
@@ -211,9 +211,9 @@ def find_example(value: Value, facts: Facts | None = None) -> NDArray[Any] | Non
 def fold_known_sizes(graph: Graph) -> Graph:
     """Replaces known size expressions by constants in the arguments of operations.
 
-    Arguments of layers remain, because weights among the arguments would become constants.
-    Models accept batch sizes that differ from a fixed batch size. Integers that depend on a fixed
-    batch size are therefore replaced only in slices.
+    Arguments of Keras layers are not replaced, because they may be weights. Keras can call a model
+    with another batch size than its fixed batch size. Therefore integers that depend on the batch
+    size are replaced only in slices.
     """
     facts = Facts()
     known: dict[Value, Any] = {}
@@ -261,7 +261,7 @@ def set_static_shapes(graph: Graph, *_: object) -> Graph:
 def set_shapes_in_order(calls: Iterable[Call]) -> Iterator[Call]:
     """Sets the inferred shapes and rows of each call's outputs, then yields the call.
 
-    Traced calls, such as `tf.reshape(x, [tf.shape(x)[0], -1, 8])`, may lack static sizes.
+    Outputs of operations such as `tf.reshape(x, [tf.shape(x)[0], -1, 8])` may lack static sizes.
     """
     facts = Facts()  # Inputs are evaluated only after their shapes are set.
     changed: set[Value] = set()
@@ -306,7 +306,7 @@ def _infer_rows(call: Call, facts: Facts) -> list[Fraction]:
 def _infer_reshape(call: Call, facts: Facts) -> list[Shape]:
     """Return the output shape of a reshape, or [] if more than the batch size is unknown.
 
-    The first size may be a multiple of the batch size, as in attention with merged heads.
+    The first size may be a multiple of the batch size, as in attention: [batch * heads, steps, 8].
     """
     x, shape = get_operands(call, "tensor", "shape")
     first, *others = x.shape
@@ -353,7 +353,7 @@ def _make_placeholder(values: ArrayLike | None, shape: Any, dtype: str) -> tf.Te
 
 
 def _infer_in_graph(call: Call, replace: Callable[[Value], tf.Tensor]) -> list[Shape]:
-    """Call a layer in a new graph, with inputs from `replace`. Return the output shapes."""
+    """Call a layer on the placeholders from `replace`, in a new graph. Return the output shapes."""
     with tf.__internal__.FuncGraph("sizes").as_default():  # A `FuncGraph` can read constants.
         tensors = {x: replace(x) for x in call.inputs}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))

@@ -14,7 +14,7 @@ from keras_qat.keras2.backend import keras, layers, register
 
 
 class _Weight:
-    """Descriptor of a weight that is computed when code reads the attribute."""
+    """Descriptor that computes a weight whenever code reads an attribute, such as `kernel`."""
 
     def __get__(self, layer: keras.layers.Layer | None, owner: type) -> Any:
         return self if layer is None else layer.source.value()
@@ -23,14 +23,14 @@ class _Weight:
 class _Computed(layers.Layer):
     """Mixin for layers that compute a weight from other weights, as in weight normalization.
 
-    Files store the computed weight like any other weight.
+    TFLite files contain only the computed weight.
 
     Args:
         source: a `WeightTensor` that computes the weight, or a configuration of a `WeightTensor`.
     """
 
     computed: str
-    """Name of the computed weight."""
+    """Name of the attribute with the computed weight, such as "kernel"."""
 
     def __init__(
         self, *args: object, source: keras.layers.Layer | dict[str, Any], **kwargs: object
@@ -112,13 +112,10 @@ WITH_MASK_INPUT: dict[type, Any] = {
 
 
 def has_mask_input(layer: object) -> bool:
-    """Returns True if the second input of a layer is a mask."""
     return isinstance(layer, _WithMaskInput)
 
 
 class _Rescaled:
-    """Mixin for layers that first multiply their input by `input_scale`, one value per channel."""
-
     def __init__(self, *, input_scale: Sequence[float], **kwargs: object) -> None:
         super().__init__(**kwargs)
         self.input_scale = list(map(float, input_scale))
@@ -160,7 +157,6 @@ RESCALED: dict[type, Any] = {
     layers.BatchNormalization: RescaledBatchNormalization,
     layers.Normalization: RescaledNormalization,
 }
-"""Maps a layer class to the variant with a scaled input."""
 
 
 def find_statistics(
@@ -179,11 +175,10 @@ def find_statistics(
 
 @register
 class FusedBatchNormalization(layers.BatchNormalization):
-    """BatchNormalization of vectors with TensorFlow's fused operation, like `tf.contrib.slim`.
+    """BatchNormalization of vectors with TensorFlow's fused operation, as in `tf.contrib.slim`.
 
-    The fused operation applies Bessel's correction to the moving variance. Keras' layer does not
-    correct the variance of vectors. `recipes.contrib` uses this layer for each BatchNormalization
-    of vectors that is not folded.
+    The fused operation stores an unbiased variance (Bessel's correction), unlike Keras for vectors.
+    `recipes.contrib` uses this layer for each BatchNormalization of vectors that is not folded.
 
     Shapes: [batch, channels].
     """

@@ -74,7 +74,7 @@ class FlattenTime(HelperLayer):
 
 @keras.utils.register_keras_serializable(package="keras_qat", name="UnfoldSteps")
 class RestoreTime(HelperLayer):
-    """Splits the time axis off the batch: the inverse of `FlattenTime`."""
+    """Restores the time axis after `FlattenTime`: [batch * steps, ...] to [batch, steps, ...]."""
 
     options = ("steps",)
 
@@ -102,8 +102,6 @@ class LastStep(HelperLayer):
 
 @register
 class ReverseSteps(SameShape):
-    """Reverses the steps of a sequence."""
-
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return tf.reverse(inputs, [1])
 
@@ -116,14 +114,14 @@ class MaskScores(HelperLayer):
     [batch, steps, steps]. A mask is False or 0 for masked scores.
 
     Args:
-        causal: `[query steps, key steps]` to also mask later key steps. Or a mask [..., steps,
-            steps] that is True for visible key steps. Or None.
+        causal: the two sizes `[query steps, key steps]`, to hide key steps later than the query
+            step. Or a mask [..., steps, steps] that is True for visible scores. Or None.
         hidden: True if masks are inverted: True or nonzero for masked scores.
-        below: distance of masked scores below the smallest score. exp(-12) is 6e-6. With the usual
-            -1e9, all visible scores would be quantized to the same value.
+        below: smallest score minus masked scores. With the usual masked scores of -1e9, all visible
+            scores would be quantized to the same value.
         limit: upper bound of masked scores, or None.
-        above: True if masked scores become the highest scores, for a minimum. `limit` is then a
-            lower bound.
+        above: True if a minimum follows instead of a softmax. Masked scores then are the highest,
+            and `limit` is a lower bound.
     """
 
     def __init__(
@@ -174,14 +172,14 @@ class MaskScores(HelperLayer):
 
 @register
 class OnGrid(HelperLayer):
-    """Returns the constant of a comparison, such as the 3 in `x > 3`.
+    """Returns a constant operand of an operation on `x`, such as the 3 in `x > 3`.
 
-    The quantized constant has the scale of `x`.
+    The constant is quantized with the scale of `x`.
 
     Args:
         number: the constant, or a nested list of constants.
 
-    Shapes: the input is `x`. The output has as many axes as `x`. Added axes have size 1.
+    Shapes: the input is `x`. Axes of size 1 are added until the output has as many axes as `x`.
     """
 
     options = ("number",)
@@ -268,7 +266,8 @@ class WithModel(SameShape):
 class TrainingOnly(WithModel):
     """Applies a model in training, as in stochastic depth. At inference, it returns its input.
 
-    The model reads the layer's input. In `TrainingOnly(model)(y, given=[x])`, it reads `x`.
+    The model is applied to the layer's input. In `TrainingOnly(model)(y, given=[x])`, it is applied
+    to `x`, and inference returns `y`.
     """
 
     def call(
@@ -285,7 +284,7 @@ class TrainingOnly(WithModel):
 
 @register
 class HardSwish(SameShape):
-    """Computes x * relu6(x + 3) / 6 with the operations that TFLite's converter fuses."""
+    """Computes x * relu6(x + 3) / 6, which TFLite's converter converts to a HARD_SWISH."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         return inputs * tf.nn.relu6(inputs + 3.0) * (1.0 / 6.0)
@@ -323,7 +322,6 @@ ROUNDINGS = {
     "round": tf.round,
     "truncate": lambda x: tf.sign(x) * tf.floor(tf.abs(x)),
 }
-"""Maps `rounding` to a function."""
 
 
 @register
@@ -338,7 +336,7 @@ class WeightTensor(HelperLayer):
         frozen: indices of weights that are not trained.
         regularizers, constraints: one for each weight, as for Keras layers.
 
-    Shapes: the input only connects the layer to the graph. The output has no batch axis.
+    Shapes: the input is ignored, but Keras layers need one. The output has no batch axis.
     """
 
     options = ("shapes", "weight_dtype", "frozen")

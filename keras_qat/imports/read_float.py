@@ -20,11 +20,13 @@ from keras_qat.tracing.layer_weights import find_weight_holders, is_constant_mas
 
 
 class ReadsWeight(keras.layers.Lambda):
-    """Placeholder for an operation that reads a layer's weight. Tracing replaces the placeholder.
+    """Placeholder for an operation that reads another layer's weight, such as a tied embedding.
+
+    Tracing replaces the placeholder, because Keras could not save it.
 
     Args:
         function: the operation.
-        reason: the reason why the placeholder must be replaced.
+        reason: the error message if tracing cannot replace the placeholder.
     """
 
     def __init__(self, function: Callable[..., Any], reason: str, **kwargs: object) -> None:
@@ -61,11 +63,8 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
 def _replace_weight_reads(graph: Graph) -> Graph:
     """Replace operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
 
-    A weight may also be an argument of another layer, such as a mask of windows. A new
-    `ReadsWeight` then returns the weight.
+    If a weight is passed to a Keras layer, the layer gets the output of a new `ReadsWeight`.
 
-    Raises:
-        ValueError: if a variable belongs to no layer.
     """
     layers = dict.fromkeys(inner for call in graph.calls for inner in list_layers(call.layer))
     calls = [new for call in graph.calls for new in _replace_call(call, list(layers))]
@@ -104,7 +103,7 @@ def _replace_call(call: Call, layers: list[keras.layers.Layer]) -> list[Call]:
 
 
 def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any:
-    """Return a function that reads a variable from its layer, or None if it has no layer."""
+    """Return a function that reads a variable from its layer. Return None if no layer has it."""
     for holder, own in (pair for layer in layers for pair in find_weight_holders(layer)):
         for attribute, held in own.items():
             variables = [id(leaf) for leaf in tf.nest.flatten(held)]
@@ -117,7 +116,7 @@ def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any
 def _pass_weights(
     call: Call, variables: list[tf.Variable], readers: dict[int, Any], reason: str
 ) -> list[Call]:
-    """Return new calls that read the variables, then `call` with the outputs of the new calls."""
+    """Return calls that read the variables, and a copy of `call` with their outputs."""
     calls, values = [], dict[int, Value]()
     read = {id(v): v for v in variables if not is_constant_mask(v)}
     for index, (key, variable) in enumerate(read.items()):
@@ -166,7 +165,7 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
 
 
 def _find_missing_sizes(layer: keras.layers.Layer) -> dict[int, int]:
-    """Return {axis: size} for unknown input sizes that a Normalization knows."""
+    """Return {axis: size} for axes of unknown size if an adapted Normalization knows the size."""
     if not isinstance(layer, keras.layers.Normalization) or not layer.built or layer.axis is None:
         return {}
     shapes = [node.input_shapes for node in layer.inbound_nodes]

@@ -1,8 +1,10 @@
 """Inference with cached weights and ranges.
 
 Folded weights and multipliers depend only on weights and ranges, but need many small operations.
-They are computed when weights change, and are stored in variables. Inference reads the variables.
-It is traced again if new weights select other branches.
+These "prepared parameters" are computed when weights change, and are stored in variables. The
+traced inference function reads the variables. Some branches of the function also depend on weights.
+The first traces contain only the branches that current weights need, because they are faster. If
+new weights need other branches, inference is traced again.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras, trace_after_few_calls, trace_for_any_batch
 
 DECIDES = 3
-"""The first `DECIDES` traces omit branches that the current weights do not select."""
+"""Number of traces with only the branches that current weights need. Later traces have all
+branches."""
 
 LARGE = 1 << 26
 """Weights with at least this number of bytes are compared by their hashes."""
@@ -36,7 +39,7 @@ Structure = TypeVar("Structure")
 
 
 class CachedInference:
-    """A function of a model's inputs that uses the weights and ranges of the last `refresh`.
+    """Computes outputs with the weights and ranges that the model had in the last `refresh`.
 
     Args:
         model: a quantization-aware model.
@@ -53,29 +56,30 @@ class CachedInference:
         self.graph = graph
         self._resolve, self._prepare, self._compute = resolve, prepare, compute
         self.version = 0
-        """How many times inference was traced. Functions of earlier traces are out of date."""
+        """Number of traces. Functions that call an earlier trace are out of date."""
         self.resolved: ResolvedGraph | None = None
-        """The resolved graph for the weights of the last `look`. Callers store it here."""
+        """A resolved graph that callers store here. `look` removes it if weights have changed."""
         self._weights: list[tf.Tensor | bytes] = []
-        """The model's weights in the last `look`. Large weights are hashes."""
+        """The model's weights in the last `look`, or their hashes if they are large."""
         self.weights_version = self._prepared_version = 0
-        """Versions of the weights: at the last `look`, and at the last `refresh`."""
+        """Counter of changed weights in the last `look`, and its value in the last `refresh`."""
         self.seconds = 0.0
         """The duration of the last `refresh` in seconds, without tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None
-        """The eager inference function. None unless the last `refresh` had `eagerly=True`."""
+        """Inference function for eager execution. None unless the last `refresh` had
+        `eagerly=True`."""
         # Reading the weights one by one in eager mode takes ten times as long.
         self._read = trace_after_few_calls(lambda: [weight.value() for weight in model.weights])
 
     def look(self) -> None:
-        """Clears `resolved` if ranges or weights have changed since the last `look`."""
+        """Looks for changed ranges or weights since the last `look`, and then clears `resolved`."""
         weights = list(map(_remember, self._read()))
         if not self._weights or not all(map(_is_unchanged, self._weights, weights)):
             self._weights, self.resolved = weights, None
             self.weights_version += 1
 
     def refresh(self, eagerly: bool = False) -> None:
-        """Prepares parameters for the current weights. Traces if needed, but not if `eagerly`."""
+        """Prepares inference with the current weights. Does not trace if `eagerly`."""
         self.look()
         version, is_same = self.weights_version, eagerly is (self._eager is not None)
         if version == self._prepared_version and is_same:
@@ -101,7 +105,6 @@ class CachedInference:
         return self.version > 0
 
     def __call__(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Returns the results of `compute` for the model's inputs."""
         if self._eager is not None and tf.executing_eagerly():
             return self._eager(*inputs)
         return list(self._traced(*inputs))
@@ -127,14 +130,15 @@ class CachedInference:
 
 
 def add_to_floats(offset: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """Adds `offset` to a float tensor. The offset is NaN if a weight is not finite."""
+    """Adds `offset` to float tensors only. An offset of NaN marks results of weights with NaN."""
     return tensor + tf.cast(offset, tensor.dtype) if tensor.dtype.is_floating else tensor
 
 
 def _remember(weight: tf.Tensor) -> tf.Tensor | bytes:
     """Return a small weight, or a hash of a large weight, such as an embedding table.
 
-    Reading a variable copies it in TensorFlow, so a stored large weight would need memory.
+    TensorFlow copies a variable when it is read. A copy of a large weight would need too much
+    memory.
     """
     values = np.asarray(weight)
     if values.nbytes < LARGE:
@@ -156,7 +160,7 @@ def _is_finite(weight: tf.Tensor) -> bool:
 
 
 class _Slot:
-    """A placeholder in a structure for the tensor with this index."""
+    """Replaces a tensor in a nested structure. The index is the tensor's position in a list."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -189,7 +193,7 @@ class PreparedStore:
         """Assigns new parameters with the same structure to the variables.
 
         Returns:
-            True if traced graphs stay valid: their conditions have not changed.
+            True if traced graphs remain valid, because they contain the branches now needed.
         """
         packed = self._pack(_list_tensors(prepared))
         for variable, value in zip(self._variables, packed, strict=True):
@@ -198,10 +202,11 @@ class PreparedStore:
         return all(choice.value is self._conditions[index] for index, choice in active)
 
     def read(self, decides: bool) -> Any:
-        """Returns the parameters for a graph that is being traced. The graph reads the variables.
+        """Returns the parameters, for tracing. The traced graph reads them from the variables.
 
         Args:
-            decides: whether scalar conditions are `Choice`s instead of tensors.
+            decides: True to return boolean scalars as `Choice`s, whose value selects a branch
+                during tracing. Otherwise, they are tensors.
         """
         tensors: dict[int, Any] = {}
         for pack, variable in zip(self._packs.values(), self._variables, strict=True):
@@ -215,16 +220,16 @@ class PreparedStore:
         )
 
     def _pack(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the values for the variables, and store which conditions are true."""
+        """Return the values for the variables, and store the values of boolean scalars."""
         scalars = self._packs.get(("bool", 0), [])
         self._conditions = {index: bool(np.asarray(tensors[index])) for index in scalars}
         return [_pack([tensors[index] for index in pack]) for pack in self._packs.values()]
 
 
 def replace_unless_finite(finite: bool | tf.Tensor, prepared: Structure) -> Structure:
-    """Replaces all float tensors of a structure by ones, unless weights are `finite`.
+    """Replaces all float tensors in `prepared` by ones, unless `finite`.
 
-    Otherwise kernels would use NaN as an index of a lookup table.
+    If a weight is NaN, kernels would otherwise use NaN as an index of a lookup table.
     """
     if finite is True:
         return prepared

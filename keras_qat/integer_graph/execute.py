@@ -1,7 +1,8 @@
 """Runs a resolved graph in integers, with the rounding of a kernel family.
 
 As in TFLite, each node is first prepared, then computed. `prepare` returns the parameters that
-depend only on ranges and weights. `run` computes tensors with the prepared parameters.
+depend only on ranges and weights. `run` computes tensors with the prepared parameters. Nodes
+without an operator (`op` is None) are layers that stay in float.
 
 A quantized tensor contains integers relative to the zero point. They are stored as float32, or as
 float64 for 16 bits.
@@ -34,7 +35,7 @@ def _get_scale(params: QuantParams) -> tf.Tensor:
 
 
 def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
-    """Return the ends of a range. A fused ReLU with this `maximum` clips the range."""
+    """Return the ends of a range. A fused ReLU clips it to 0, and to `maximum` if that is 6."""
     params = params.as_tensors()
     low, high = (end - params.zero_point for end in (params.lowest, params.highest))
     if maximum is not None:
@@ -46,7 +47,7 @@ def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 
 def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
-    """Clip values to a range. `is_bound` means that no value is below the lower end."""
+    """Clip values to a range. With `is_bound`, no value is too low, so only the top is clipped."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
     if not is_bound:  # Unlike ClipByValue, Maximum and Minimum can work in place.
         q = tf.maximum(q, low)
@@ -59,9 +60,11 @@ class PreparedNode:
 
     Args:
         constants: one entry for each input: the values of a constant, or None for a tensor.
-        row: values for fields of `Arguments`: `prepared`, or `params`, `output` and `weights`.
+        row: fields of `Arguments` for `op.compute`: the result of `op.prepare`. If the operator has
+            no `prepare`: quantization parameters and weights.
         ends: the ends of the range of the kernel's result. None for a float result.
-        conversion: the multiplier from the kernel's range to the output's range, or None.
+        conversion: the multiplier that converts the result of a kernel with a fixed scale to the
+            scale of the output. None for kernels that use the scale of the output.
         output_ends: the ends of the output's range. None without a conversion.
     """
 
@@ -87,7 +90,7 @@ class Prepared:
     ends: dict[str, Ends]
 
     def quantize(self, x: tf.Tensor, tensor: Tensor) -> tf.Tensor:
-        """Quantizes an input of the graph like users of the file do. Halves are rounded up."""
+        """Quantizes an input of the model. Halves are rounded up."""
         if tensor.params is None:
             return x
         scale = self.scales[tensor.name]
@@ -102,7 +105,6 @@ class Prepared:
 
 
 def prepare(graph: ResolvedGraph, family: KernelFamily) -> Prepared:
-    """Returns the prepared parameters of all nodes of a graph."""
     tensors = [*graph.tensors.values(), *(x for node in graph.nodes for x in node.outputs)]
     scales = {tensor.name: _get_scale(tensor.params) for tensor in tensors if tensor.params}
     ends = {x.name: _get_ends(x.params) for x in graph.inputs.values() if x.params}
@@ -111,7 +113,6 @@ def prepare(graph: ResolvedGraph, family: KernelFamily) -> Prepared:
 
 
 def prepare_node(node: Node, family: KernelFamily) -> PreparedNode:
-    """Returns the prepared parameters of a node with an operator."""
     op, output = node.op, node.output.params
     assert op is not None
     # An operand that is read twice has one spec, because operators compare inputs by identity.
@@ -147,7 +148,10 @@ def _get_spec(operand: Operand) -> tf.TensorSpec:
 
 
 def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
-    """Return the fixed parameters of a kernel's result, or by default the output's parameters."""
+    """Return the quantization parameters of a kernel's result.
+
+    TFLite fixes them for some kernels, such as softmax. Otherwise they are those of the output.
+    """
     assert node.op is not None
     output, fixed = node.output.params, node.op.output
     if isinstance(fixed, FixedRange) and output is not None:
@@ -167,7 +171,7 @@ def _get_constant(operand: Operand) -> tf.Tensor | None:
 
 
 def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments:
-    """Return arguments without weights. Quantization parameters contain only the bits."""
+    """Return the arguments of `op.compute`, without weights, scales and zero points."""
 
     def keep_bits(params: QuantParams | None) -> Any:
         return params and QuantParams(None, None, params.bits)
@@ -187,7 +191,7 @@ def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments
 def compute_node(
     node: Node, inputs: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
 ) -> list[tf.Tensor]:
-    """Computes the outputs of a node with an operator. Constants replace entries of `inputs`."""
+    """Computes the outputs of a node with an operator. `inputs` needs no values for constants."""
     op, output = node.op, node.output.params
     assert op is not None
     known = prepared or prepare_node(node, family)
@@ -227,7 +231,7 @@ def run(
         inputs: the model's inputs: float values, or quantized values relative to the zero point.
         family: the kernel family.
         compute_in_float: function that computes the outputs of a float node. Its arguments are the
-            node and the float inputs, which have Keras masks.
+            node and its float inputs, with Keras masks attached.
         prepared: the result of `prepare` for the graph and this family.
     """
     tensors = dict(zip(graph.inputs.values(), inputs, strict=True))

@@ -19,7 +19,7 @@ from keras_qat.config.targets.tflm import TFLM
 from keras_qat.tflite.reader import Site
 
 HIDDEN_STATE = 18
-"""Index of a state among the inputs of an LSTM."""
+"""Index of the hidden state among the inputs of an LSTM operator."""
 
 
 def _is(site: Site, dtype: str) -> bool:
@@ -37,22 +37,23 @@ def _has_over_four_axes(site: Site) -> bool:
 
 
 def _is_elementwise(site: Site) -> bool:
-    """Return True if each operand has one value, or as many values as the result."""
+    """Return True if each operand is a single value, or has as many values as the result."""
     sizes = {math.prod(tensor.shape) for tensor in site.tensors}
     return sizes <= {math.prod(site.outputs[0].shape), 1}
 
 
 def _has_batch_of_one(site: Site) -> bool:
-    """Return True for 5 axes. The first axis must have size 1, and must not be transposed."""
+    """Return True for 5 axes if the first has size 1, and a TRANSPOSE would not move it."""
     shape = site.outputs[0].shape
     order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
     return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)
 
 
 def _rescales(site: Site) -> bool:
-    """Return True if float32 rounds the ratio of an operator's scales.
+    """Return True if float32 cannot represent the ratio of the input's and the output's scale.
 
-    Some kernels use the rounded ratio. Kernels in TFLite Micro's Python package do not.
+    The kernel on Cortex-M then computes with the rounded ratio. TFLite Micro's Python package does
+    not.
     """
     ratio = site.tensors[0].scale / site.outputs[0].scale
     return float(np.float32(ratio)) != ratio
@@ -76,7 +77,7 @@ def _has_int4(site: Site) -> bool:
 
 
 def _is_uneven_row(site: Site) -> bool:
-    """Return True if Helium pads the end of a row with the wrong number of zeros."""
+    """Return True if the kernel for Helium adds a wrong number of zeros to an image of one row."""
     (_, high, wide, channels), (_, rows, columns, depth) = site.shape(), site.shape(1)
     stride = site.option("strideW")
     is_row = high == rows == site.option("dilationWFactor", 1) == 1 < columns
@@ -89,11 +90,11 @@ def _is_uneven_row(site: Site) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class TransposedAxis:
-    """Sizes along the height or the width of a transposed convolution.
+    """Sizes along the height or the width of a TRANSPOSE_CONV.
 
-    `window` is the size of the kernel. Padding removes the first `before` outputs. `size` is the
-    output's size in the file. `usual` is the usual size for this stride and padding. `full` is the
-    size without padding.
+    `window` is the kernel's size. `full` is the size of the result without padding. Padding removes
+    the first `before` values of this result. `size` is the size of the operator's output. `usual`
+    is the size of the output if the Keras layer has no `output_padding`.
     """
 
     stride: int
@@ -105,12 +106,12 @@ class TransposedAxis:
 
     @property
     def missing(self) -> int:
-        """Number of zeros to append to the input. Without them, the output would be too small."""
+        """Number of zeros to append to the input, if `full` is too small for the output."""
         return max(-(-(self.before + self.size - self.full) // self.stride), 0)
 
 
 def find_transposed_axes(site: Site) -> tuple[TransposedAxis, TransposedAxis]:
-    """Returns the height and the width of a TRANSPOSE_CONV."""
+    """Returns the sizes of a TRANSPOSE_CONV along the height and along the width."""
     strides = site.option("strideH"), site.option("strideW")
     is_valid = site.option("padding") == schema.Padding.VALID
 
@@ -127,7 +128,10 @@ def find_transposed_axes(site: Site) -> tuple[TransposedAxis, TransposedAxis]:
 
 
 def _is_transposed_by_rows(site: Site) -> bool:
-    """Return True if the kernel of an int8 transposed convolution sums row by row."""
+    """Return True for an int8 TRANSPOSE_CONV in CMSIS-NN's kernel that sums row by row.
+
+    This kernel is wrong for some paddings and sizes. Other TRANSPOSE_CONVs run in another kernel.
+    """
     strides = max(site.option("strideH"), site.option("strideW"))
     return _is(site, "int8") and (strides > 2 or site.shape(2)[-1] <= 16)
 

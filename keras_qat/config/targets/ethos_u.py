@@ -28,13 +28,13 @@ def _check_strides(site: Site) -> str | None:
 
 
 def _check_padded_strides(site: Site) -> str | None:
-    """Check strides only if the operator has padding or dilation."""
+    """Limit strides to 3 if the operator has padding or dilation."""
     dilation = max(site.option(f"dilation{name}Factor", 1) for name in "HW")
     return None if dilation == 1 and not _is_padded(site) else _check_strides(site)
 
 
 def _is_padded(site: Site) -> bool:
-    """Return True if padding adds values. Padding "same" can add none."""
+    """Return True if padding adds values. Padding "same" adds none if the windows fit exactly."""
     if site.option("padding") == VALID:
         return False
     if site.operation.kernel.endswith("POOL_2D"):
@@ -51,7 +51,7 @@ VALID = 1
 
 
 def _check_axes(site: Site) -> str | None:
-    """Refuse results without axes, except the result of a QUANTIZE."""
+    """Refuse scalar results, unless a QUANTIZE computes them."""
     is_scalar = any(tensor.shape == () for tensor in site.outputs)
     if site.operation.kernel == "QUANTIZE":
         return None
@@ -59,7 +59,7 @@ def _check_axes(site: Site) -> str | None:
 
 
 def _check_maps(site: Site) -> str | None:
-    """Require the types `MAPS` for the first input and all results."""
+    """Refuse operators whose first input or result is not int8, uint8 or int16."""
     first = next((tensor for tensor in site.inputs if tensor is not None), None)
     dtypes = [tensor.dtype.name for tensor in (first, *site.outputs) if tensor is not None]
     refused = [dtype for dtype in dtypes if dtype not in MAPS]
@@ -106,7 +106,7 @@ def _get_bits(site: Site) -> int:
 
 
 def _find_factors(site: Site) -> tuple[float, float] | None:
-    """Return the resize factors of height and width. Return None if pixels are only copied."""
+    """Return the resize factors of height and width. None if Vela accepts all sizes."""
     before, after = site.shape()[1:3], site.outputs[0].shape[1:3]
     centred = site.operation.kernel == "RESIZE_BILINEAR" and site.option("halfPixelCenters")
     if before == (1, 1) or (before == after and not centred):

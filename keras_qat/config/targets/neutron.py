@@ -1,6 +1,7 @@
 """NXP's eIQ Neutron NPU of microcontrollers (Neutron-C: i.MX RT700, MCX N).
 
-The operators and limits come from NXP's front end in ExecuTorch, which also compiles TFLite files.
+The operators and limits come from NXP's front end in ExecuTorch, because NXP's converter for TFLite
+files is not public.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ LANES = 8
 
 
 def _find_computed_shapes(site: Site) -> list[tuple[int, ...]]:
-    """Return the shapes of all tensors except constants."""
     return [t.shape for t in site.tensors if site.graph.constant(t.index) is None]
 
 

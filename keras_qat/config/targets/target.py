@@ -26,12 +26,13 @@ class Fault:
 
     Args:
         operators: TFLite's names of the operators, separated by spaces.
-        applies: function that returns whether the fault affects one of these operators.
-        reason: the effect, in a few words.
-        form: the replacement in files for the target: a function, or the name of a function in
-            `export/target_rewrites.py`. None means that there is no replacement.
-        change: advice for a file with the fault, in a few words.
-        knows_open_sizes: whether `applies` also supports tensors with unknown sizes (-1).
+        applies: function that returns whether the fault affects a given operator of a file.
+        reason: what the kernel does wrong, in a few words: "ignores groups of int16".
+        form: function that writes equivalent operators into files for the target. Or the name of
+            such a function in `export/target_rewrites.py`. None means that there is none.
+        change: advice for users whose file has the fault, in a few words.
+        knows_open_sizes: whether `applies` supports tensors with unknown sizes (-1). Otherwise, the
+            fault is ignored for these tensors.
     """
 
     operators: str
@@ -42,7 +43,7 @@ class Fault:
     knows_open_sizes: bool = False
 
     def meets(self, site: Site) -> bool:
-        """Returns True if the fault is known to affect an operator of a file."""
+        """Returns True if the fault affects a given operator of a file."""
         if site.operation.kernel not in self.operators.split():
             return False
         has_open_sizes = any(-1 in tensor.shape for tensor in site.tensors)
@@ -54,8 +55,7 @@ class Kernel:
     """Requirements of a target's kernel for one operator.
 
     Args:
-        types: supported types of tensors, e.g. "int8". Sizes and indices need a type in `types`,
-            too.
+        types: types that tensors may have, e.g. "int8". Include the types of sizes and indices.
         max_axes: the maximum number of axes of a tensor.
         reads: supported types of the first input. None means `types`.
         max_inputs: the maximum number of inputs.
@@ -83,21 +83,21 @@ class Target:
         title: the name in messages.
         kernels: the kernel family that rounds like the target, as in `quantize_model(kernels=...)`.
         batch_size: batch size of files. None means any.
-        operators: a dict from TFLite's name of each available operator to its kernel. None means
-            that all operators are available.
+        operators: a dict from TFLite's names of operators that have a kernel to their `Kernel`.
+            None means that all operators have kernels.
         bits: supported bits of activations. 8 stands for 2 to 8.
         per_channel: whether weights with a scale per channel run at full speed. Otherwise, the
             target's recipe has one scale per tensor.
-        elsewhere: the processor that runs missing operators, e.g. "the CPU". None means that files
-            with missing operators do not run.
+        elsewhere: the processor that runs operators without a kernel, e.g. "the CPU". None means
+            that files with such operators do not run.
         checks: functions that check requirements of every operator.
         source: the source of this data.
         faults: cases that the kernels refuse or compute incorrectly. The first fault that applies
             is used.
         has_float: whether the target supports float. Otherwise, normalization layers use integers.
-        channel_bytes: a dict from TFLite's names of operators to bytes of memory. Weights with a
-            scale per channel need these bytes for each output channel.
-        host: the target that describes `elsewhere`. None means that `elsewhere` runs all operators.
+        channel_bytes: a dict from TFLite's names of operators to bytes per output channel. If
+            weights have a scale per channel, the kernel needs this additional memory.
+        host: the target whose kernels run on `elsewhere`. None means that all operators run there.
     """
 
     name: str
@@ -247,7 +247,7 @@ class Problem:
         reason: the reason, in a few words: "no kernel for int16", "strides up to 3 only, not 4".
         change: a change that helps, in a few words. It is "" if none is known.
         elsewhere: the processor that computes the operator instead. None if the file does not run.
-        index: index of the operator in the file, or of the loop that contains the operator.
+        index: index of the operator in the file. Operators in a loop have the index of the loop.
     """
 
     tensor: str
@@ -263,7 +263,6 @@ class Problem:
 
 
 def describe_problems(target: Target, problems: Sequence[Problem]) -> list[str]:
-    """Returns lines that list the problems of a model on a target."""
     if not problems:
         return [f"target {target.name}: {target.title} runs all of it"]
     inexact = "missing or inexact, so files with them return other values than the model"

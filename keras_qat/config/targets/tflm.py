@@ -1,7 +1,7 @@
 """TFLite Micro: with its reference kernels, on Google's Coral NPU, and with ESP-NN.
 
-tests/targets runs random examples of each operator in the interpreter of `tflite-micro`. The
-examples have the types and numbers of axes of this module.
+tests/targets checks the types and numbers of axes in this module. It runs random examples of each
+operator in the interpreter of `tflite-micro`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from keras_qat.tflite.reader import Site
 INTEGERS = ("int8", "int16")
 VALUES = (*INTEGERS, "float32")
 WEIGHTED = (*VALUES, "int32", "int64")
-"""Types of weighted operators. Biases have 32 bits, or 64 bits with 16-bit activations."""
+"""Types of tensors of operators with weights. Biases are int32, or int64 with 16 bits."""
 INDEXED = (*VALUES, "int32")
-"""Types of operators with 32-bit sizes, axes or indices."""
+"""Types of tensors of operators that read sizes, axes or indices, which are int32."""
 NARROW = ("int8", "float32", "int32")
 
 
@@ -37,10 +37,9 @@ def _is_wide_table(site: Site) -> bool:
 
 
 WIDE_TABLES = Fault("GATHER", _is_wide_table, "no kernel for int16", "split_bytes")
-"""Lookups in 16-bit tables, as in division and normalization."""
+"""TFLite Micro has no int16 GATHER. 16-bit divisions, for example, use it for lookup tables."""
 
 MOST_INPUTS = 10
-"""Maximum number of inputs of TFLite Micro's CONCATENATION."""
 
 LONG_CONCATENATIONS = Fault(
     "CONCATENATION",
@@ -85,7 +84,7 @@ TFLM = Target(
         ("LOGICAL_AND LOGICAL_OR LOGICAL_NOT", Kernel(("bool",))),
     ),
 )
-"""Of RELU6, only the float kernel is listed, because the int8 kernel ignores scales."""
+"""RELU6 is only supported in float, because the int8 kernel ignores scales."""
 
 CORAL_NPU: Target = dataclasses.replace(
     TFLM,

@@ -16,7 +16,7 @@ else:
     Keras3Model = Keras3Layer = Any
 
 _OTHER_NAMES = {"PyDataset": "Sequence"}
-"""Maps Keras 3 classes to Keras 2 classes with other names."""
+"""Maps names of Keras 3 classes to the different names in Keras 2."""
 
 
 def keras_3() -> Any:
@@ -49,9 +49,9 @@ def _is_keras_3(module: object) -> bool:
 
 
 def refuse_files(package: str, name: str, advice: str) -> None:
-    """Makes Keras 3 raise an error with `advice` if it loads a file with a Keras 2 class.
+    """Makes Keras 3 raise a `ValueError` with `advice` if it loads a file with a Keras 2 class.
 
-    Does nothing if Keras 3 was not imported.
+    `package` and `name` identify the class in the file. Does nothing if Keras 3 was not imported.
     """
     keras = find_loaded_keras_3()
     if keras is None:
@@ -75,17 +75,15 @@ def is_of_keras_3(value: object) -> bool:
 
 
 def is_layer(value: object) -> bool:
-    """Returns True if a value is a layer of Keras 3. Models are layers too."""
     return isinstance(value, keras_3().layers.Layer)
 
 
 def is_model(value: object) -> bool:
-    """Returns True if a value is a model of Keras 3."""
     return isinstance(value, keras_3().Model)
 
 
 def check_model(model: Any) -> None:
-    """Raises a `ValueError` with a solution if a model of Keras 3 cannot be read."""
+    """Raises a `ValueError` that says what to change if a Keras 3 model cannot be converted."""
     keras = keras_3()
     name, kind = getattr(model, "name", model), type(model).__name__
     if not isinstance(model, keras.Model):
@@ -111,10 +109,9 @@ def check_model(model: Any) -> None:
 
 
 class RefusesKeras3:
-    """Mixin for a Keras 2 model. It raises helpful errors for Keras 3 objects, except losses."""
+    """Keras 2 model that raises a clear error for optimizers, metrics or callbacks of Keras 3."""
 
     def _validate_compile(self, optimizer: object, metrics: object, **kwargs: object) -> None:
-        """Check the arguments of `compile`. Loaded models are compiled without this check."""
         _refuse_objects("optimizer", "optimizers", optimizer)
         _refuse_objects("metrics", "metrics", metrics)
         super()._validate_compile(optimizer, metrics, **kwargs)  # type: ignore[misc]

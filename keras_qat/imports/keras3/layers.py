@@ -16,20 +16,20 @@ _RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
 """For each layer class, maps names of options in Keras 3 to names in Keras 2."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"data_format": ("channels_last",), "rms_scaling": (False,)}
-"""Maps options that some Keras 2 layers lack to values without effect."""
+"""Maps options that some Keras 2 layers lack to the values that match these layers' behavior."""
 
 _WITHOUT_EFFECT = {"encoding", "seed", "use_cudnn", "value_range", "vocabulary_size"}
-"""Options that some Keras 2 layers lack. They do not affect outputs at inference."""
+"""Options that some Keras 2 layers lack. They are dropped, because inference ignores them."""
 
 _APPLICATIONS = {
     "CustomScaleLayer": keras.applications.InceptionResNetV2,
     "LayerScale": keras.applications.ConvNeXtTiny,
     "StochasticDepth": keras.applications.ConvNeXtTiny,
 }
-"""Maps layer classes of `keras.applications` to a function from the same module."""
+"""Layer classes in `keras.applications`, and a public function of the module with the class."""
 
 _BASE = {"activity_regularizer", "dtype", "name", "trainable", "zero_output_for_mask"}
-"""Options that Keras 2 accepts as `**kwargs`."""
+"""Options that Keras 2 layers accept in `**kwargs`, so signatures do not list them."""
 
 _MODULES = {
     "initializer": "initializers",
@@ -110,7 +110,7 @@ def _read_config(layer: Keras3Layer) -> dict[str, Any]:
 
 
 def _remove_default_backward_layer(config: dict[str, Any]) -> None:
-    """Remove the backward layer if it differs from the forward layer only in direction."""
+    """Remove a Bidirectional's backward layer if it equals the one that Keras creates."""
     forward, backward = (dict(config[key]["config"]) for key in ("layer", "backward_layer"))
     for half in (forward, backward):
         del half["name"], half["go_backwards"]
@@ -147,7 +147,7 @@ def _convert_option(
 
 
 def _convert_object(layer: Keras3Layer, module: str, value: dict[str, Any]) -> Any:
-    """Create an initializer, regularizer or constraint. Zeros replace unknown initializers."""
+    """Create an initializer, regularizer or constraint. Unknown initializers become "zeros"."""
     make = getattr(getattr(keras, module), value["class_name"], None)
     if make is None or not str(value["module"]).startswith("keras"):
         if module == "initializers":
@@ -175,7 +175,7 @@ def _list_constructors(kind: type) -> list[tuple[type, Mapping[str, inspect.Para
 
 
 def _is_neutral(layer: Keras3Layer, key: str) -> bool:
-    """Return True if an option that Keras 2 lacks has a value without effect."""
+    """Return True if an option may be dropped, because its value is a default or has no effect."""
     value = layer.get_config()[key]
     if value is None or value in _NEUTRAL.get(key, ()):
         return True

@@ -20,13 +20,11 @@ from keras_qat.keras2.backend import is_symbolic, keras, register
 
 @register
 def relu6(x: tf.Tensor) -> tf.Tensor:
-    """Clips `x` to 0..6."""
     return tf.nn.relu6(x)
 
 
 @register
 def leaky_relu(x: tf.Tensor) -> tf.Tensor:
-    """Multiplies negative values by 0.2."""
     return tf.nn.leaky_relu(x, 0.2)
 
 
@@ -44,19 +42,16 @@ def hard_silu(x: tf.Tensor) -> tf.Tensor:
 
 @register
 def hard_tanh(x: tf.Tensor) -> tf.Tensor:
-    """Clips `x` to -1..1."""
     return tf.clip_by_value(x, -1.0, 1.0)
 
 
 @register
 def log_sigmoid(x: tf.Tensor) -> tf.Tensor:
-    """Computes log(sigmoid(x))."""
     return tf.math.log_sigmoid(x)
 
 
 @register
 def log_softmax(x: tf.Tensor) -> tf.Tensor:
-    """Computes log(softmax(x)) along the last axis."""
     return tf.nn.log_softmax(x)
 
 
@@ -75,7 +70,6 @@ def glu(x: tf.Tensor) -> tf.Tensor:
 
 @register
 def squareplus(x: tf.Tensor) -> tf.Tensor:
-    """Computes (x + sqrt(x^2 + 4)) / 2."""
     return (x + tf.sqrt(tf.square(x) + 4.0)) / 2.0
 
 
@@ -93,7 +87,6 @@ def hard_shrink(x: tf.Tensor) -> tf.Tensor:
 
 @register
 def tanh_shrink(x: tf.Tensor) -> tf.Tensor:
-    """Computes x - tanh(x)."""
     return x - tf.tanh(x)
 
 
@@ -204,7 +197,7 @@ OPERATIONS: dict[str, Row] = {
 """Maps classes of Keras 3 operations to TensorFlow functions."""
 
 _SAME_TYPE = {"Amax", "Amin", "Einsum", "Matmul", "Max", "Mean", "Min", "Sum"}
-"""`OPERATIONS` converts these operations only if inputs and outputs have the same type."""
+"""`OPERATIONS` applies to these operations only if inputs and outputs have the same type."""
 
 
 def call_operation(operation: Any, args: Any, kwargs: dict[str, Any], dtypes: set[str]) -> Any:
