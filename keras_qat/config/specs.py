@@ -31,7 +31,7 @@ class QuantSpec:
     """Specification of a tensor with its own range.
 
     Args:
-        bits: 2 to 8. Activations can also have 16 bits, with a symmetric and full range.
+        bits: 2 to 8. Or 16 for activations, if `symmetric` is True and `narrow_range` is False.
         symmetric: whether the range is symmetric around zero.
         narrow_range: whether the lowest quantized value is unused. TFLite expects this for weights.
         per_channel: whether each output channel has a range. Otherwise, the tensor has one range.

@@ -1,7 +1,7 @@
 """Exports layers that stay in float, with TFLite's converter.
 
 The converter writes the operators of these layers to a separate file. The operators are then copied
-into the exported file, between a DEQUANTIZE and a QUANTIZE.
+into the exported file, where each quantized input gets a DEQUANTIZE.
 """
 
 from __future__ import annotations

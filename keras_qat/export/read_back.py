@@ -152,7 +152,7 @@ def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
 def _find_operations(
     outputs: set[int], known: set[int], file: FileGraph
 ) -> tuple[set[Operation], set[int]]:
-    """Return the operators between `known` tensors and `outputs`, and the `known` they read."""
+    """Return the operators from `known` tensors to `outputs`, and the known tensors they read."""
     operations, reached, pending = set[Operation](), set[int](), list(outputs)
     while pending:
         operation = file.producers.get(pending.pop())

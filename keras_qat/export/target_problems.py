@@ -32,7 +32,7 @@ CHANGES = {
     "GATHER": "index before the model",
     "WHILE": "unroll the layer, or leave it out of the model",
 }
-"""Maps operators to advice for targets without the operator."""
+"""Maps operators to advice for users whose target has no kernel for them."""
 
 IN_FLOAT = "keras_qat.plan explains why it stays float"
 

@@ -180,8 +180,8 @@ def get_tensor_index(builder: Builder, indices: dict[Tensor, int], tensor: Tenso
 def write_node(builder: Builder, node: Node, indices: dict[Tensor, int]) -> None:
     """Writes the TFLite operators of a node.
 
-    A QUANTIZE is added if the kernel requires other scales than the output has. A MINIMUM is added
-    for fewer than 8 bits, because TFLite kernels clip to int8.
+    A QUANTIZE is added if the kernel requires another scale or zero point than the output has. A
+    MINIMUM is added for fewer than 8 bits, because TFLite kernels clip to int8.
     """
     assert node.op is not None
     inputs = [

@@ -68,8 +68,8 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call sets `Value.producer` of its outputs if it is None. A new `Graph` sets it for all
-    outputs of its calls.
+    A new call becomes the `producer` of its outputs, unless they have one. A new `Graph` makes its
+    calls the producers of all their outputs.
 
     Args:
         layer: the layer, from the model or created by lowering.

@@ -32,14 +32,14 @@ TESTS_FOR_NAN: dict[str, Callable[..., tf.Tensor]] = {
     "is_finite": lambda x, name=None: _equals_itself(x - x),
     "is_inf": _is_infinite,
 }
-"""Maps an operation to a function that uses comparisons: only NaN differs from itself."""
+"""Maps an operation to a function that compares `x` with itself. Only NaN differs from itself."""
 
 _REPLACES = READS_SHAPES.union(("where", "multiply_no_nan"))
 """Operations that can replace NaN by another value."""
 
 _COMPUTES = ("add", "subtract", "multiply", "divide", "cast")
 _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
-"""Operations and layers that compute NaN from NaN."""
+"""Operations and layers that can read NaN, and then return NaN."""
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:

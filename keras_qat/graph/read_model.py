@@ -40,8 +40,7 @@ class _Reader:
         self.model = model
         self.tensors: dict[int, Value] = {}
         self.masks: dict[Value, Any] = {}
-        """Maps a value to its Keras mask. In nested models, an input of equal shape stands for the
-        mask."""
+        """Maps a value to its Keras mask. In nested models, a Keras input stands for the mask."""
         self.calls: list[Call] = []
         self.counts: Counter[Any] = Counter()
 

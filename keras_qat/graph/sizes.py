@@ -31,7 +31,7 @@ from keras_qat.keras2.backend import infer_output_shape, keras
 from keras_qat.keras2.layers_and_models import is_of_keras
 
 _SLICES = ("getitem", "slice", "strided_slice")
-"""Operations in which a fixed batch size becomes a constant. In others it stays a tensor."""
+"""Operations in which a fixed batch size becomes a constant. In all others it stays a tensor."""
 
 _CHANGES_ROWS = {
     *("tile", "repeat", "concat", "split", "gather", "gather_nd"),
@@ -40,7 +40,7 @@ _CHANGES_ROWS = {
 """Operations that may change the size of the first axis."""
 
 FILLS = {"ones_like": 1, "zeros_like": 0}
-"""Maps operations that return equal elements to the value of the elements."""
+"""Maps operations that return a constant tensor to the value of its elements."""
 
 BATCHES = 2, 61
 """Two batch sizes for which size expressions are evaluated."""
@@ -252,7 +252,7 @@ def _as_constant(values: Value | NDArray[Any]) -> Any:
 
 
 def set_static_shapes(graph: Graph, *_: object) -> Graph:
-    """Infers the shapes and rows of all values. Changes the values in place."""
+    """Infers `shape` and `rows` of all values. Changes the values in place."""
     for _call in set_shapes_in_order(graph.calls):
         pass
     return graph

@@ -1,6 +1,6 @@
 """Helper layers for elementwise functions. All values and gradients are finite.
 
-Quantization rounds small values to zero. The logarithm and the inverse of zero are infinite.
+Quantization rounds small values to zero, where the logarithm and the inverse are infinite.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def find_statistics(
 class FusedBatchNormalization(layers.BatchNormalization):
     """BatchNormalization of vectors with TensorFlow's fused operation, as in `tf.contrib.slim`.
 
-    The fused operation stores an unbiased variance (Bessel's correction), unlike Keras for vectors.
+    Unlike Keras' layer for vectors, it stores an unbiased variance (Bessel's correction).
     `recipes.contrib` uses this layer for each BatchNormalization of vectors that is not folded.
 
     Shapes: [batch, channels].

@@ -117,8 +117,8 @@ class MaskScores(HelperLayer):
         causal: the two sizes `[query steps, key steps]`, to hide key steps later than the query
             step. Or a mask [..., steps, steps] that is True for visible scores. Or None.
         hidden: True if masks are inverted: True or nonzero for masked scores.
-        below: smallest score minus masked scores. With the usual masked scores of -1e9, all visible
-            scores would be quantized to the same value.
+        below: how far masked scores lie below the smallest score. With the usual masked scores of
+            -1e9, all visible scores would be quantized to the same value.
         limit: upper bound of masked scores, or None.
         above: True if a minimum follows instead of a softmax. Masked scores then are the highest,
             and `limit` is a lower bound.

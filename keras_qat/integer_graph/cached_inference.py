@@ -62,17 +62,18 @@ class CachedInference:
         self._weights: list[tf.Tensor | bytes] = []
         """The model's weights in the last `look`, or their hashes if they are large."""
         self.weights_version = self._prepared_version = 0
-        """Counter of changed weights in the last `look`, and its value in the last `refresh`."""
+        """Number of changes of the weights that `look` has seen, and that `refresh` has prepared.
+        """
         self.seconds = 0.0
         """The duration of the last `refresh` in seconds, without tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None
-        """Inference function for eager execution. None unless the last `refresh` had
-        `eagerly=True`."""
+        """Inference function for eager execution. None unless `refresh` was called with `eagerly`.
+        """
         # Reading the weights one by one in eager mode takes ten times as long.
         self._read = trace_after_few_calls(lambda: [weight.value() for weight in model.weights])
 
     def look(self) -> None:
-        """Looks for changed ranges or weights since the last `look`, and then clears `resolved`."""
+        """Clears `resolved` if a range or weight has changed since the last `look`."""
         weights = list(map(_remember, self._read()))
         if not self._weights or not all(map(_is_unchanged, self._weights, weights)):
             self._weights, self.resolved = weights, None
@@ -130,7 +131,7 @@ class CachedInference:
 
 
 def add_to_floats(offset: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """Adds `offset` to float tensors only. An offset of NaN marks results of weights with NaN."""
+    """Adds `offset` to a float tensor. The offset is NaN if a weight is infinite or NaN, else 0."""
     return tensor + tf.cast(offset, tensor.dtype) if tensor.dtype.is_floating else tensor
 
 

@@ -35,7 +35,7 @@ def _get_scale(params: QuantParams) -> tf.Tensor:
 
 
 def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
-    """Return the ends of a range. A fused ReLU clips it to 0, and to `maximum` if that is 6."""
+    """Return the ends of a range, limited by a fused ReLU6 (`maximum` is 6) or ReLU."""
     params = params.as_tensors()
     low, high = (end - params.zero_point for end in (params.lowest, params.highest))
     if maximum is not None:
@@ -47,7 +47,7 @@ def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 
 def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
-    """Clip values to a range. With `is_bound`, no value is too low, so only the top is clipped."""
+    """Clip values to a range. Clip only the upper end if `is_bound`: no value is too low."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
     if not is_bound:  # Unlike ClipByValue, Maximum and Minimum can work in place.
         q = tf.maximum(q, low)
@@ -191,7 +191,7 @@ def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments
 def compute_node(
     node: Node, inputs: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
 ) -> list[tf.Tensor]:
-    """Computes the outputs of a node with an operator. `inputs` needs no values for constants."""
+    """Computes the outputs of a node with an operator. `inputs` may have None for constants."""
     op, output = node.op, node.output.params
     assert op is not None
     known = prepared or prepare_node(node, family)

@@ -43,7 +43,7 @@ def _is_elementwise(site: Site) -> bool:
 
 
 def _has_batch_of_one(site: Site) -> bool:
-    """Return True for 5 axes if the first has size 1, and a TRANSPOSE would not move it."""
+    """Return True if the first of 5 axes can be dropped: its size is 1, and it stays first."""
     shape = site.outputs[0].shape
     order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
     return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)

@@ -17,7 +17,7 @@ from keras_qat.tflite.reader import Site
 
 MAPS = ("int8", "uint8", "int16")
 INTEGERS = (*MAPS, "int32", "int64")
-"""Types of any tensor, including sizes, axes, indices and biases."""
+"""Types of all tensors, including sizes, axes, indices and biases."""
 
 WIDEST = 1 << 16
 
@@ -106,7 +106,7 @@ def _get_bits(site: Site) -> int:
 
 
 def _find_factors(site: Site) -> tuple[float, float] | None:
-    """Return the resize factors of height and width. None if Vela accepts all sizes."""
+    """Return the resize factors of height and width, or None if Vela accepts any factors."""
     before, after = site.shape()[1:3], site.outputs[0].shape[1:3]
     centred = site.operation.kernel == "RESIZE_BILINEAR" and site.option("halfPixelCenters")
     if before == (1, 1) or (before == after and not centred):

@@ -14,9 +14,9 @@ from keras_qat.tflite.reader import Site
 INTEGERS = ("int8", "int16")
 VALUES = (*INTEGERS, "float32")
 WEIGHTED = (*VALUES, "int32", "int64")
-"""Types of tensors of operators with weights. Biases are int32, or int64 with 16 bits."""
+"""Types of activations, weights and biases. Biases are int64 if activations are int16."""
 INDEXED = (*VALUES, "int32")
-"""Types of tensors of operators that read sizes, axes or indices, which are int32."""
+"""Types of activations, and int32 for sizes, axes and indices."""
 NARROW = ("int8", "float32", "int32")
 
 
@@ -37,7 +37,7 @@ def _is_wide_table(site: Site) -> bool:
 
 
 WIDE_TABLES = Fault("GATHER", _is_wide_table, "no kernel for int16", "split_bytes")
-"""TFLite Micro has no int16 GATHER. 16-bit divisions, for example, use it for lookup tables."""
+"""TFLite Micro has no int16 GATHER, which 16-bit divisions use to read lookup tables."""
 
 MOST_INPUTS = 10
 

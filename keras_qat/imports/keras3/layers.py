@@ -16,7 +16,7 @@ _RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
 """For each layer class, maps names of options in Keras 3 to names in Keras 2."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"data_format": ("channels_last",), "rms_scaling": (False,)}
-"""Maps options that some Keras 2 layers lack to the values that match these layers' behavior."""
+"""Maps options that some Keras 2 layers lack to the values that these layers imply."""
 
 _WITHOUT_EFFECT = {"encoding", "seed", "use_cudnn", "value_range", "vocabulary_size"}
 """Options that some Keras 2 layers lack. They are dropped, because inference ignores them."""
@@ -26,7 +26,7 @@ _APPLICATIONS = {
     "LayerScale": keras.applications.ConvNeXtTiny,
     "StochasticDepth": keras.applications.ConvNeXtTiny,
 }
-"""Layer classes in `keras.applications`, and a public function of the module with the class."""
+"""Maps layer classes in `keras.applications` to a public function of the same module."""
 
 _BASE = {"activity_regularizer", "dtype", "name", "trainable", "zero_output_for_mask"}
 """Options that Keras 2 layers accept in `**kwargs`, so signatures do not list them."""
@@ -58,7 +58,7 @@ def convert_layer(
     Args:
         layer: the layer.
         custom: maps names of classes that Keras 2 lacks to the user's classes.
-        convert: converts an inner layer.
+        convert: function that converts an inner layer, such as the layer in a TimeDistributed.
 
     Raises:
         ValueError: if Keras 2 lacks the layer or an option of the layer.
