@@ -1,9 +1,10 @@
-"""Runs `predict` and `evaluate` in TFLite's interpreter, which can be faster than TensorFlow.
+"""Runs `predict` and `evaluate` in TFLite's interpreter if it is faster than TensorFlow.
 
-The file must be written again whenever weights change. Therefore, `FileInference` begins with
-TensorFlow. It writes the file when batches have needed as much time as writing would. Both runtimes
-then compute a batch, and the results are compared. `Inference.choose` in `keras_inference.py`
-decides which models use `FileInference`.
+The interpreter needs a file, which must be written again after weights change. Writing takes time,
+so TensorFlow computes the first batches. Once they have taken as long as writing would,
+`FileInference` writes the file. The interpreter and TensorFlow then compute the same batch. If the
+outputs are equal and the interpreter is faster, it computes all later batches. `Inference.choose`
+in `keras_inference.py` decides which models use `FileInference`.
 """
 
 from __future__ import annotations
@@ -34,21 +35,17 @@ MACHINES = {
     "xnnpack_arm64": ("aarch64", "arm64"),
     "reference": ("x86_64", "AMD64", "aarch64", "arm64"),
 }
-"""Maps kernel families to the processors on which TFLite's interpreter rounds like the family."""
+"""Maps a kernel family to the processors on which TFLite's interpreter has these kernels."""
 
 TRIALS = 3
-"""A slower interpreter is given up after both runtimes have computed this number of batches."""
+"""Maximum number of compared batches. If the interpreter is slower each time, TensorFlow is
+used."""
 
 WRITERS: list[Callable[[ResolvedGraph], bytes]] = []
-"""The function that writes a resolved graph as a file. `export` registers the function."""
+"""Contains one function, which writes a resolved graph as a file. `export` adds the function."""
 
 
 def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
-    """Returns `runtime` if it is valid.
-
-    Raises:
-        ValueError: if the runtime is unknown.
-    """
     if runtime not in get_args(InferenceRuntime):
         names = ", ".join(map(repr, get_args(InferenceRuntime)))
         raise ValueError(f"runtime={runtime!r}: use one of {names}.")
@@ -56,7 +53,7 @@ def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
 
 
 def find_obstacle(graph: ResolvedGraph, family: KernelFamily) -> str:
-    """Returns the reason why the interpreter may return other results than the graph, or ""."""
+    """Returns the reason why a model needs TensorFlow. Returns "" if the interpreter can run it."""
     origin = graph.origin
     if platform.machine() not in MACHINES.get(family.name, ()):
         return f"the interpreter has no kernels '{family.name}' on this processor"
@@ -81,34 +78,37 @@ class FileInference:
     """Computes a model's outputs in the interpreter, if the interpreter is faster than TensorFlow.
 
     Args:
-        graph: the model's calls.
-        family: the kernel family of the model's inference.
-        resolve: function that returns the resolved graph for the current ranges and weights.
+        graph: the calls of the Keras model.
+        family: the kernel family that determines the rounding of the model.
+        resolve: function that returns the resolved graph with the current ranges and weights.
     """
 
     def __init__(
         self, graph: Graph, family: KernelFamily, resolve: Callable[[], ResolvedGraph]
     ) -> None:
         self.obstacle = ""
-        """The reason why TensorFlow computes all batches from now on, or ""."""
+        """The reason why only TensorFlow computes batches. "" if the interpreter can be used."""
         self._name, self._family, self._resolve = graph.name, family, resolve
         self._types = [value.inference_dtype for value in flatten_values(graph.outputs)]
         self._inputs: list[str] = []
         self._outputs: list[str] = []
-        """The names of the file's inputs and outputs, in the model's order."""
+        """`_inputs` and `_outputs` are the names of the file's inputs and outputs."""
         self._lock = threading.Lock()
         self._version = 0
         self._file: FileInterpreter | None = None
         self._trials, self._is_trusted, self._compares_speed = TRIALS, False, True
         self._cost = self._spent = self._saved = self._saving = self._last = 0.0
-        """Times in seconds. `_cost`: to write the file. `_spent`, `_saved`: in TensorFlow and saved
-        since weights changed. `_saving`: saved per batch. `_last`: TensorFlow's last batch."""
+        """Seconds. `_cost`: time to write the file. `_spent`: time in TensorFlow with the current
+        weights. `_saved`: time saved by the interpreter with these weights. `_saving`: time saved
+        per batch. `_last`: time of the last batch in TensorFlow."""
 
     def prepare(self, version: int, cost: float, at_once: bool) -> bool:
-        """Writes the file if this saves time. Returns whether the interpreter may compute a batch.
+        """Writes the file if TensorFlow has already computed for as long as writing takes.
+
+        Returns False if the interpreter cannot run the model.
 
         Args:
-            version: the version of the weights.
+            version: a number that changes when weights change.
             cost: estimated time in seconds to write the file.
             at_once: whether to write the file before the first batch.
         """
@@ -145,7 +145,10 @@ class FileInference:
     def __call__(
         self, inputs: Sequence[tf.Tensor], compute: Callable[..., list[tf.Tensor]]
     ) -> list[tf.Tensor]:
-        """Returns the interpreter's outputs if they are trusted, else the results of `compute`."""
+        """Returns the interpreter's outputs, or the results of `compute` in TensorFlow.
+
+        `compute` runs while there is no file, and for batches in which the outputs are compared.
+        """
         me = weakref.ref(self)  # TensorFlow keeps Python functions forever.
 
         def run(*arrays: NDArray) -> list[object]:
@@ -169,7 +172,10 @@ class FileInference:
         return list(tf.cond(is_done, lambda: outputs, compute_otherwise))
 
     def _run(self, inputs: Sequence[NDArray]) -> list[object]:
-        """Run the file. Return `[is_done, time after the run, duration, *outputs]`."""
+        """Run the file, if there is one. Return `[is_done, end time, seconds, *outputs]`.
+
+        `is_done` is False if TensorFlow must compute the batch, too.
+        """
         outputs = [np.zeros(0, dtype) for dtype in self._types]
         start = seconds = 0.0
         with self._lock:
@@ -189,7 +195,7 @@ class FileInference:
         return [is_done, np.float64(perf_counter()), np.float64(seconds), *outputs]
 
     def _compare(self, values: Sequence[NDArray]) -> None:
-        """Record TensorFlow's time. Compare the outputs of both runtimes if the file has run."""
+        """Store how long TensorFlow took. Compare its outputs with the outputs of the file."""
         start, in_file, *tensors = values
         seconds, count = perf_counter() - float(start), len(self._types)
         self._spent += min(seconds, self._last)  # The first batch also optimizes the graph.

@@ -20,13 +20,14 @@ from keras_qat.training.fake_quantization.phase import IN_FLOAT, Phase
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FEW_RUNS = 4
-"""Up to this number of runs, a model is faster in eager mode than with tracing."""
+"""Number of eager runs before a function is traced. For fewer runs, tracing takes too long."""
 
 MANY_VALUES, MANY_EXAMPLES = 1 << 19, 16
-"""Limits of a batch: maximum elements in the output of a call, minimum number of examples."""
+"""`evaluate_all` chooses batches for which no tensor has more than `MANY_VALUES` elements. However,
+a batch has at least `MANY_EXAMPLES` examples."""
 
 EXAMPLES, SIZE = 2, 8
-"""The number of random examples, and the size that replaces unknown sizes."""
+"""Shapes of random inputs: the number of examples, and the size of each unknown axis."""
 
 Evaluator = Callable[[Sequence[NDArray]], list[tf.Tensor]]
 
@@ -37,10 +38,10 @@ def make_evaluator(
     phase: Phase | None = IN_FLOAT,
     untraced_runs: int = FEW_RUNS,
 ) -> Evaluator:
-    """Returns a function of the model's inputs that computes the values `outputs`.
+    """Returns a function that computes `outputs`, any tensors of a model, from the model's inputs.
 
-    The layers compute in `phase`, by default in float. None means the current phase. The first
-    `untraced_runs` runs are eager, and later runs are traced.
+    The layers compute in `phase`, by default in float. If `phase` is None, they compute in their
+    current phase. The first `untraced_runs` runs are eager, and later runs are traced.
     """
     graph = dataclasses.replace(graph, outputs=outputs)
     specs = [tf.TensorSpec(value.shape, value.dtype) for value in flatten_values(graph.inputs)]
@@ -78,7 +79,10 @@ def evaluate_all(
 
 
 def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> int:
-    """Counts a tensor's elements per example. Unknown sizes count as the inputs' largest size."""
+    """Estimates the number of elements of a tensor per example.
+
+    Each unknown size is replaced by the largest size of the inputs, such as a sequence length.
+    """
     longest = max((size for x in inputs for size in x.shape[1:]), default=1)
     return math.prod(longest if size is None else size for size in shape[1:])
 
@@ -86,8 +90,9 @@ def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> in
 def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
     """Returns whether an example's outputs depend on the other examples of a batch.
 
-    Compares batches of `rows` and of `size` examples. For example, the outputs of a graph network
-    with nodes along the first axis differ, or cannot be computed.
+    Compares the outputs for a batch of `rows` and for a batch of `size` examples. They differ, for
+    example, if the first axis contains the nodes of one graph. Also returns True if the batch of
+    `size` examples cannot be computed.
     """
     outputs, inputs = flatten_values(graph.outputs), draw_inputs(graph)
     inside = [value for call in graph.calls for value in flatten_values(call.outputs)]
@@ -102,7 +107,7 @@ def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
 
 
 def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
-    """Return whether `second` has `share` times as many rows as `first`, with equal values."""
+    """Return True if the first rows are equal, and `second` has `share` times as many rows."""
     if not first.shape or second.shape[0] != first.shape[0] * share:
         return False
     count = min(first.shape[0], second.shape[0])
@@ -111,7 +116,7 @@ def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
 
 
 def draw_inputs(graph: Graph, flags: Collection[Value] = ()) -> list[np.ndarray]:
-    """Returns random inputs for a model. Inputs in `flags` are 0 or 1."""
+    """Returns random inputs for a model. Inputs in `flags`, such as masks, only contain 0 and 1."""
     inputs = flatten_values(graph.inputs)
     return [_draw_input(value, value in flags, i) for i, value in enumerate(inputs)]
 

@@ -142,7 +142,7 @@ _LAYERS: dict[type, Operation] = {
 
 
 def find_variant(layer: keras.layers.Layer) -> Operation | None:
-    """Returns the function that replaces a layer's `call` in files, or None."""
+    """Returns the function that replaces `layer.call` in exported files, or None."""
     if is_operation(layer):
         return _OPERATIONS.get(get_kind(layer))
     kind: Any = type(layer)

@@ -1,4 +1,4 @@
-"""Computes the float nodes of a resolved graph, which have no integer operator."""
+"""Computes the float nodes of a resolved graph: the layers without an integer operator."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def compute_in_float(
 
     Args:
         node: the node. If its layer is a `QuantizeWrapper`, the weights are folded.
-        inputs: one tensor for each value that the call reads. Tensors have Keras masks.
-        for_file: whether TFLite's converter reads the operations. If so, all operations are
-            supported by the converter, and weights are constants.
+        inputs: one tensor for each input of the call. Keras masks are attached to the tensors.
+        for_file: True if TFLite's converter traces the node. Operations that the converter does not
+            support are then replaced, and weights become constants.
     """
     call, remaining = node.call, iter(inputs)
     if node.op is not None and node.op.reads_only_weights:
@@ -81,7 +81,7 @@ def _call_layer(
 
 
 def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict[str, Any]:
-    """Return the results of `compute`. For files, return constants to avoid a slow freezing."""
+    """Return `compute()`. For a file, return constants, because freezing variables is slow."""
     if not for_file:
         return compute()
     with tf.init_scope():
@@ -113,10 +113,11 @@ def _call_folded(wrapper: QuantizeWrapper, x: tf.Tensor, for_file: bool) -> Any:
 
 
 def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
-    """Return the folded weights of a wrapper's layer, by attribute name.
+    """Fold BatchNormalization into a wrapper's weights, and fake-quantize the weights.
 
-    Symmetric per-channel weights are quantized before folding. The order does not change the
-    result. Other weights are folded before quantization, as in training.
+    Returns a dict `{attribute of the layer: weight}`. Kernels with one scale per channel are
+    quantized before folding, which gives the same result. Other kernels are folded first, as in
+    training.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     quantized = None
@@ -141,7 +142,7 @@ def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
 
 
 def get_weight_scales(node: Node) -> list[float]:
-    """Returns the scales of a float node's per-tensor weights. Other weights are omitted."""
+    """Returns the scales of a float node's weights that are quantized per tensor."""
     layer = node.call.layer
     if not isinstance(layer, ScheduledLayer) or getattr(layer, "batch_norm", None) is not None:
         return []
@@ -157,7 +158,8 @@ def get_weight_scales(node: Node) -> list[float]:
 def find_mask_sources(call: Call) -> list[Value]:
     """Returns the values from which the Keras masks of a call's inputs are computed.
 
-    Tensors of the integer graph have no Keras masks, so float nodes compute the masks again.
+    For example, an Embedding computes its mask from token ids. Files contain no masks, so float
+    nodes compute the masks again.
     """
 
     def find_producers(values: Iterable[Value]) -> list[Call]:
@@ -175,7 +177,7 @@ def find_mask_sources(call: Call) -> list[Value]:
 
 
 def _masks_depend_on_values(layer: keras.layers.Layer) -> bool:
-    """Return True if a layer computes a mask from values, not only from other masks."""
+    """Return True if a layer's class defines `compute_mask`, like Embedding and Masking."""
     while isinstance(layer, (QuantizeWrapper, QuantizeWeights)):
         layer = layer.layer
     method = type(layer).compute_mask

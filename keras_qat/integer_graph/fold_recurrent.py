@@ -1,6 +1,7 @@
 """Quantizes the weights of recurrent layers for exported files.
 
-The weights of an LSTM have one scale per gate. Unrolled layers have one scale per channel.
+The weights of an LSTM operator have one scale per gate. Other recurrent layers are unrolled, and
+the weights have one scale per channel or per tensor.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ def fold_recurrent_calls(
     in_graph: bool,
     get_params: Callable[[ActivationQuantizer], QuantParams],
 ) -> list[Weights]:
-    """Returns the folded weights of a recurrent layer for each call, like `fold_calls`.
+    """Quantizes the weights of a recurrent layer. Returns one `Weights` for each call.
 
-    `get_params` returns the quantization parameters of a quantizer inside the layer.
+    The arguments are as in `fold_calls`. `get_params` returns the quantization parameters of an
+    `ActivationQuantizer` inside the layer.
     """
     inner = {name: get_params(quantizer) for name, quantizer in wrapper.inner.items()}
     if inner:
@@ -41,7 +43,7 @@ def fold_recurrent_calls(
 
 
 def _fold_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Fold the weights of an LSTM for each call. Files require a bias, which may be zero."""
+    """Quantize the weights of an LSTM. TFLite requires a bias, so a missing bias becomes zeros."""
     inputs = [params.as_tensors().scale for params, _ in ends]
     wide = ends[0][0].bits == 16
     bias = wrapper.layer.cell.bias
@@ -61,14 +63,14 @@ def _fold_lstm(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> li
 def _fold_unrolled(
     wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool, inner: dict[str, QuantParams]
 ) -> list[Weights]:
-    """Fold the weights of an unrolled recurrent layer, one matrix per gate."""
+    """Quantize the weights of a recurrent layer that has no LSTM operator."""
     layer, bits = wrapper.layer, wrapper.weight_spec.bits
     scales = {name: params.as_tensors().scale for name, params in inner.items()}
     scales.setdefault("hidden", HIDDEN.params(8).as_tensors().scale)
     input_bias, recurrent_bias = get_biases(layer, tf.float64)
 
     def get_output_scales(prefix: str) -> tf.Tensor:
-        """Return the scale of the output for each column of a weight."""
+        """Return the scales of the tensors that the columns of a weight compute."""
         blocks = {
             block.start: tf.fill([1, block.stop - block.start], scales[f"{prefix}_{name}"])
             for name, part in find_weight_parts(layer).items()
@@ -109,7 +111,7 @@ def _quantize_gates(
     input_scale: tf.Tensor,
     wide: bool,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the quantized values of the weight at `path`, and the scale of each column."""
+    """Quantize an LSTM's weight with one scale per gate. Return values and a scale per column."""
     kernel = get_weight(wrapper.layer, path)
     rows, columns = kernel.shape
     units = columns // GATES

@@ -1,4 +1,9 @@
-"""Folds BatchNormalization into weights, and quantizes the weights for files."""
+"""Folds BatchNormalization into weights, and quantizes the weights for files.
+
+Integer kernels sum products of inputs and weights, add a bias, and multiply the sum. The multiplier
+is input scale * weight scale / output scale. Some channels are unused: all weights are near zero,
+but the bias is not. These channels need larger scales.
+"""
 
 from __future__ import annotations
 
@@ -29,40 +34,43 @@ INT8_MAX = 127
 """Largest quantized value of a weight in TFLite. -128 is not used."""
 
 BIAS_MAX = 2.0**30
-"""Largest quantized bias: half of the int32 range. The other half is for sums of products."""
+"""Largest quantized bias: half of the int32 maximum. The kernel adds products to the bias."""
 
 INT4_MAX = 7
 """Largest quantized value of a 4-bit weight. -8 is not used."""
 
 FEW = 512
-"""Maximum number of products of 8-bit values that float32 sums without rounding."""
+"""Up to this number of products of two 8-bit values, a float32 sum is exact."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
-"""Smallest scale of a weight. The product with an input scale must not underflow in float32. Only
-unused channels would have smaller scales."""
+"""Smallest scale of a weight. The product of a smaller scale and an input scale could underflow in
+float32. Only unused channels would have smaller scales."""
 
 LEAST_MULTIPLIER = 2.0**-23
-"""Smallest multiplier of sums in int16 TFLite kernels. With this multiplier, the bias of an unused
-channel fits 32 bits."""
+"""Smallest multiplier in int16 TFLite kernels. With smaller ones, the quantized bias of an unused
+channel may exceed 32 bits."""
 
 FEW_FOR_INT32 = (2**31 - 1) // (INT8_MAX * 255)
-"""Maximum number of products of 8-bit values that int32 sums without overflow."""
+"""Up to this number of products of two 8-bit values, an int32 sum cannot overflow."""
 
 LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
-"""Maps activation bits to the largest multiplier of sums. XNNPACK supports multipliers below 256.
-TFLite's int16 kernels support up to 2^14. A larger multiplier would saturate all sums above 1."""
+"""Maps activation bits to the largest allowed multiplier. XNNPACK supports multipliers below 256.
+TFLite's int16 kernels support up to 2^14. Larger multipliers would saturate nearly all outputs."""
 
 Ends = tuple[QuantParams, QuantParams]
 """Quantization parameters of a call's input and output."""
 
 
 def has_quantized_weights(wrapper: QuantizeWrapper) -> bool:
-    """Returns whether all weights of a wrapper are quantized. Factors per channel are ignored."""
+    """Returns whether every kernel or embedding table of a wrapper has a quantizer."""
     return set(wrapper.weight_quantizers) == set(wrapper.weight_axes)
 
 
 def find_table_params(wrapper: QuantizeWrapper) -> QuantParams:
-    """Returns int16 parameters for an embedding's output, with the scale of the table."""
+    """Returns int16 parameters for the output of an Embedding without an output quantizer.
+
+    The output has the scale of the embedding table.
+    """
     _, scale, _ = _fold(wrapper)
     (scale,) = tf.reshape(scale, [-1])
     is_known = tf.executing_eagerly()
@@ -75,7 +83,10 @@ def quantize_table(
     quantizer: ActivationQuantizer | None,
     in_graph: bool,
 ) -> Weights:
-    """Fake-quantizes an embedding table as in training. Then quantizes it like the output."""
+    """Quantizes an embedding table with the parameters of the layer's output.
+
+    Rows are first fake-quantized by the output's `quantizer`, as in training.
+    """
     scale = output.as_tensors().scale
     limits = None if quantizer is None else quantizer.observe(None, training=False)
 
@@ -96,10 +107,11 @@ def quantize_table(
 
 
 def fold_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
-    """Returns the folded weights of a wrapper for each call.
+    """Folds and quantizes a wrapper's weights. Returns one `Weights` for each call of the wrapper.
 
-    All calls have the same quantized weights. Biases differ, and scales may differ, too. With
-    `in_graph`, the weights are tensors.
+    The calls of a shared layer have the same quantized values. Biases and scales may differ,
+    because they depend on the scales of each call's input and output. With `in_graph`, the results
+    are tensors instead of arrays.
     """
     rounding, spec = 0.0, wrapper.weight_spec
     reach, bits = None, spec.bits if spec else 8
@@ -138,10 +150,11 @@ def copy_for_calls(
     in_graph: bool,
     wide: bool = False,
 ) -> list[Weights]:
-    """Returns a copy of `weights` for each call, with the bias and a supported multiplier.
+    """Returns a copy of `weights` for each call, with the quantized bias.
 
-    `inputs` and `outputs` are the scales of each call's input and output. If `outputs` is None,
-    multipliers are not limited.
+    `inputs` and `outputs` contain the scales of each call's input and output. Weight scales are
+    reduced where the multiplier exceeds `LARGEST_MULTIPLIER`. If `outputs` is None, they stay
+    unchanged.
     """
     q = weights.q if in_graph else tf.cast(weights.q, tf.int8).numpy()
     largest, calls = LARGEST_MULTIPLIER[16 if wide else 8], []
@@ -168,18 +181,18 @@ def quantize_parameters(layer: keras.layers.Layer, op: Op, in_graph: bool) -> We
 
 
 def _quantize_bias(bias: tf.Tensor, scale: tf.Tensor, input_scale: tf.Tensor) -> tf.Tensor:
-    """Return a bias in multiples of input scale x weight scale."""
+    """Return the bias as a multiple of input scale * weight scale, as kernels add it."""
     products = input_scale * scale
     products = tf.reshape(products, bias.shape if scale.shape.num_elements() > 1 else [])
     return tf.round(bias / products)
 
 
 def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Return quantized values (float32), scales and bias (float64) of symmetric weights.
+    """Fold and quantize symmetric weights. Return values (float32), scales and bias (float64).
 
-    A channel factor `a` does not change the quantization of a kernel: `Q(a * W) = a * Q(W)`. Thus
-    `W` is quantized before folding, and the scales are multiplied by `abs(a)`. With fewer than 8
-    bits, the scales are divided by `find_divisor(bits)`.
+    BatchNormalization multiplies each channel by a factor `a`. Since `Q(a * W) = a * Q(W)` for a
+    quantizer Q, `W` is quantized first, and its scale is multiplied by `abs(a)`. Weights with fewer
+    than 8 bits are multiplied by `find_divisor(bits)`, and scales are divided by it.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:  # An affine layer has one exact value per channel.
@@ -209,7 +222,7 @@ def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | N
 
 
 def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Return the results of `_fold` for per-tensor weights. They are folded, then quantized."""
+    """Fold, then quantize weights that share one scale. Return the same results as `_fold`."""
     _, bias = compute_factor_and_bias(wrapper, tf.float64)
     q, scale, gains = fold_modes.quantize_folded(wrapper)
     divisor = find_divisor(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
@@ -219,10 +232,10 @@ def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf
 
 
 def find_divisor(bits: int) -> int:
-    """Returns the largest integer by which weights with few bits can be multiplied in int8.
+    """Returns the factor by which files multiply weights of few bits, such as 18 for 4 bits.
 
-    Files store multiplied weights, and scales that are divided by the integer. Biases are rounded
-    to multiples of input scale x weight scale, so smaller scales are better.
+    The largest 4-bit value becomes 7 * 18 = 126, which fits in int8. Scales are divided by the
+    factor. The bias is a multiple of input scale * weight scale, so it becomes more accurate.
     """
     return INT8_MAX // (2 ** (bits - 1) - 1)
 
@@ -236,7 +249,9 @@ def make_quantize(
 ) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Returns a function that maps `(columns, channel factors)` to `(quantized values, scales)`.
 
-    With `has_limits`, the function has a third argument: the limit of each column.
+    The columns are a weight as a matrix with one column per channel. With `has_limits`, the
+    function has a third argument: the limit at which the values of each column are
+    clipped.
     """
     limits_spec = [tf.TensorSpec([1, None])] if has_limits else []
     levels, divisor = 2 ** (bits - 1) - 1, find_divisor(bits)
@@ -266,10 +281,9 @@ def fit_bias(
     wide: bool,
     divisor: Any = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Increases scales until the bias fits 32 bits. Weights stay multiples of `divisor`.
+    """Increases scales until the quantized bias fits 32 bits. Returns new values and scales.
 
-    Only unused channels need larger scales: channels with a bias, but with weights close to zero. A
-    larger scale changes these weights by much less than the bias.
+    Only unused channels need larger scales. The new values are multiples of `divisor`.
     """
     wider = tf.maximum(scale, LEAST_SCALE)
     if bias is not None and not wide:
@@ -281,7 +295,7 @@ def fit_bias(
 
 
 def _find_least_scale(end: Ends) -> tf.Tensor:
-    """Return the smallest weight scale for which sums in the output's range fit 32 bits."""
+    """Return the smallest weight scale for which the sum of the largest output fits 32 bits."""
     before, after = (params.as_tensors() for params in end)
     reach = tf.maximum(after.highest - after.zero_point, after.zero_point - after.lowest) + 1.0
     return reach * after.scale / (before.scale * 2.0**31)
@@ -295,7 +309,7 @@ def _widen(
 
 
 def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tensor:
-    """Multiply `q` by channel factors, and round to multiples of `step`. Factors are often 1."""
+    """Multiply `q` by channel factors, and round to multiples of `step`. Skip factors of 1."""
     return tf.cond(
         tf.reduce_all(factor == 1.0),
         lambda: tf.identity(q),
@@ -306,9 +320,9 @@ def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tenso
 def _make_multipliers_exact(
     q: tf.Tensor, scale: tf.Tensor, ratio: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Change scales slightly to make the 15-bit multipliers of int16 TFLite kernels exact.
+    """Round scales, so that int16 TFLite kernels represent the multipliers exactly.
 
-    Without this, multipliers have errors of up to 0.003 %, one step in 32,768. `ratio` is the
+    These kernels round multipliers to 15 bits. The error would be up to 0.003 %. `ratio` is the
     output scale divided by the input scale.
     """
     wider = tf.maximum(scale, LEAST_MULTIPLIER * ratio)
@@ -316,11 +330,11 @@ def _make_multipliers_exact(
 
 
 def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]:
-    """Quantize a folded kernel with the range from training, for `recipes.contrib`.
+    """Fold and quantize a kernel that was trained with an asymmetric range, by `recipes.contrib`.
 
-    TFLite has no zero point for weights. The values of an asymmetric 8-bit kernel can exceed 127.
-    In this case, the channel has a larger scale, and weights are rounded again. Returns values,
-    scales, bias, `Weights.rounding` (the largest change of a weight) and `Weights.divisor`.
+    TFLite's weights have no zero point, so quantized values of a channel can exceed 127. The
+    channel then gets a larger scale, and the values are rounded again. Returns values, scales,
+    bias, `Weights.rounding` (the largest change of a weight) and `Weights.divisor`.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:

@@ -23,10 +23,10 @@ from keras_qat.training.recurrent import kept_batch
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """Facts about the model of a resolved graph. The defaults apply to a graph without a model.
+    """Information about the Keras model of a resolved graph. By default, there is no model.
 
     Args:
-        calls: the calls of the model. They compute in float or with fake quantization.
+        calls: the calls of the model's Keras layers.
         inputs: names, shapes and structure of the inputs.
         recipe: the recipe of `quantize_model`. None for a model built from other models' layers.
         family: the kernel family that the model's inference reproduces.
@@ -35,7 +35,7 @@ class Origin:
         packs_int4: whether weights are packed in 4 bits, at inference and in the file.
         states: the variables that stateful recurrent layers keep between calls.
         uncalibrated: names of the tensors that have a quantizer, but no range yet.
-        fingerprint: digests of weights and ranges. They identify files of this model.
+        fingerprint: hashes of weights and ranges, which identify files of this model.
         warnings: reasons why the file may differ from the trained model.
         unlike_float: a warning if the original float model computes differently, or "".
     """
@@ -60,24 +60,23 @@ class Origin:
 
     @property
     def file_family(self) -> KernelFamily:
-        """The kernel family that runs the model's file."""
+        """The kernel family of the target. XNNPACK without a target."""
         return XNNPACK if self.target is None else kernel_family(self.target.kernels)
 
     @property
     def kept_batch(self) -> int | None:
-        """The batch size of the model's states. None without states."""
+        """The batch size of stateful recurrent layers. None if there are no such layers."""
         return kept_batch(self.states)
 
     @property
     def fixed_batch(self) -> int | None:
-        """The batch size of the model's states or inputs. None if any size is possible."""
+        """The batch size that the model requires. None if it accepts any size."""
         return self.kept_batch or self.inputs.batch_size
 
     def batch_size(self, examples: int, default: int) -> int:
-        """Returns the fixed batch size, or `default` if any size is possible.
+        """Returns the batch size that the model requires, or `default`.
 
-        Raises:
-            ValueError: if the number of `examples` is not a multiple of `kept_batch`.
+        Raises a `ValueError` if the number of `examples` is not a multiple of `kept_batch`.
         """
         size = self.kept_batch
         if size is not None and examples % size:
@@ -88,7 +87,7 @@ class Origin:
         return self.fixed_batch or default
 
     def warn(self) -> None:
-        """Issues `warnings`, and warns about values that quantization loses."""
+        """Issues `warnings`, and warns about values that are too small for a tensor's range."""
         for sentence in (*self.warnings, *explain_losses(self.calls)):
             warn_caller(sentence)
 
@@ -102,8 +101,8 @@ class ResolvedGraph:
         inputs, outputs: map names to tensors, in the model's order.
         nodes: the nodes.
         tensors: maps each value of the model's calls to a tensor.
-        values: maps each tensor to a value. After fused calls, this is the output of the last call.
-        unrounded: maps float outputs to quantization parameters, for files with integer outputs.
+        values: maps each tensor to a value. For a fused ReLU, this is the output of the ReLU.
+        unrounded: maps float outputs to the parameters that they get in files with integer outputs.
         origin: facts about the model for export, simulation and verification.
     """
 
@@ -117,7 +116,10 @@ class ResolvedGraph:
     origin: Origin = dataclasses.field(default_factory=Origin)
 
     def assume_fixed_batch(self) -> ResolvedGraph:
-        """Returns a graph that rounds like a file with a fixed batch size."""
+        """Returns a graph that rounds like a file with a fixed batch size.
+
+        XNNPACK computes transposed convolutions only if the file contains the output's shape.
+        """
         nodes = tuple(dataclasses.replace(node, sized=True) for node in self.nodes)
         return dataclasses.replace(self, nodes=nodes)
 

@@ -2,7 +2,7 @@
 
 Training rounds float values to the nearest quantized value. Kernels compute in integers and round
 differently. At inference the model rounds like the kernels, so `predict` and `evaluate` return the
-results of the exported file. Gradients at inference equal the gradients of fake quantization.
+results of the exported file. A gradient tape returns the gradients of fake quantization.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ from keras_qat.training.scheduled_layer import shapes_are_enough
 
 
 class Inference:
-    """Computes a functional model at inference, in integers if all layers quantize."""
+    """Computes a functional model at inference.
+
+    It computes in integers after all layers have begun to quantize. Before, it calls
+    `model.simulated`, which computes in float or with fake quantization.
+    """
 
     def __init__(self, model: keras.Model, family: KernelFamily) -> None:
         from keras_qat.training.phase_graphs import get_phase_finder
@@ -59,18 +63,18 @@ class Inference:
         self.with_losses += self.graph.loss_only
         self.loss_inputs = self._find_loss_inputs()
         self.float_losses: list[keras.layers.Layer] = []
-        """The float layers that add losses, one entry per loss."""
+        """The float layers that call `add_loss`. A layer with two losses occurs twice."""
         self.replaces_nan = find_nan_handling(self.graph)
         self.settled = CachedInference(
             model, self.graph, self._resolve, self._prepare, self._compute
         )
         self.file = FileInference(self.graph, family, functools.partial(resolve, model))
         self._is_eager = False
-        """Whether the model runs eagerly. It is cached, because Keras checks every layer."""
+        """A copy of `model.run_eagerly`, because that property checks every layer."""
         self.runs_file = False
-        """Whether the next traced graphs of `predict` and `evaluate` may run the file."""
+        """Whether `predict` and `evaluate` may use the interpreter when Keras traces them next."""
         self.traced: tuple[int, Any] = (0, None)
-        """A version of `settled`, and the function for eager calls with this version."""
+        """A `settled.version`, and the `tf.function` for eager calls of this version."""
         self._in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
         self.traced_whole = backend.make_tf_function(self._infer, reduce_retracing=True)
 
@@ -86,21 +90,21 @@ class Inference:
 
     @property
     def in_float(self) -> Evaluator:
-        """A function that computes the outputs in float. Calibration may have traced it already."""
+        """A function that computes the outputs in float. Calibration and this class share it."""
         watch = get_watch(self.model)
         return watch.outputs if watch else self._in_float
 
     def settle(self) -> None:
-        """Prepares parameters for the current ranges and weights. The next batches read them."""
+        """Folds the current weights, and stores them and the ranges for the next batches."""
         if not tf.distribute.has_strategy():
             self._is_eager = self.model.run_eagerly
             self.settled.refresh(self._is_eager)
 
     def choose(self, runtime: InferenceRuntime) -> tuple[int, bool]:
-        """Chooses TensorFlow or the interpreter for the next batch. Call `settle` first.
+        """Chooses TensorFlow or TFLite's interpreter for the next batch. Call `settle` first.
 
         Returns:
-            A key of the choice. Graphs that were traced for another key are out of date.
+            A key for traced functions. A function that was traced for another key is out of date.
         """
         settled, model = self.settled, self.model
         self.runs_file = not (
@@ -117,24 +121,24 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Calls `settle` and returns True if `compute_settled` can replace `predict`."""
+        """Calls `settle` and returns True if `compute_settled` returns the results of `predict`."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
         return True
 
     def compute_settled(self, x: Any) -> list[tf.Tensor]:
-        """Computes the outputs with the ranges and weights of the last `settle`."""
+        """Computes the outputs with the weights and ranges of the last `settle`."""
         count = len(flatten_values(self.graph.outputs))
         return self.settled(*flatten_inputs(self.model, x))[:count]
 
     @property
     def _is_settled(self) -> bool:
-        """Whether prepared parameters can be used. Distribution strategies do not support them."""
+        """Whether results of `settle` can be used. Distribution strategies do not use them."""
         return self.settled.is_ready and not tf.distribute.has_strategy()
 
     def _get_function(self) -> Callable[..., list[tf.Tensor]]:
-        """Return the function for eager calls, with parameters for the current weights."""
+        """Return the function for eager calls such as `model(x)`, with the current weights."""
         if tf.distribute.has_strategy():  # Creating a variable waits for all workers.
             return self.traced_whole
         self.settled.refresh(self.model.run_eagerly)
@@ -146,7 +150,7 @@ class Inference:
         return self.traced[1]
 
     def _infer_eagerly(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute outputs in eager mode. Gradient tapes watch all weights, because all are read."""
+        """Compute the outputs of an eager call. Gradient tapes watch all weights that it reads."""
         return self._get_function()(*inputs)
 
     def _check_nan(self, inputs: Sequence[tf.Tensor]) -> None:
@@ -166,7 +170,7 @@ class Inference:
     def _compute(
         self, resolved: ResolvedGraph, prepared: Prepared, inputs: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Return a list of float values: outputs, `loss_inputs`, losses of float layers."""
+        """Return float tensors: the outputs, the values of `loss_inputs`, and layers' losses."""
         losses: list[tuple[keras.layers.Layer, tf.Tensor]] = []
 
         def compute(node: Node, values: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -211,12 +215,12 @@ class Inference:
         ]
 
     def _infer_settled(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute in integers, with the ranges and weights of the last `settle`."""
+        """Compute in integers, with the weights and ranges of the last `settle`."""
         self._check_nan(inputs)
         return self._finish(self.settled(*inputs))
 
     def _infer_with_file(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute like `_infer_settled`, but with the interpreter if the file has been written."""
+        """Compute in integers in the interpreter. Use TensorFlow while there is no file."""
         self._check_nan(inputs)
         return self._finish(self.file(inputs, self.settled))
 
@@ -232,7 +236,10 @@ class Inference:
         return self._finish([add_to_floats(offset, tensor) for tensor in tensors], adds_losses)
 
     def __call__(self, x: Any, training: bool | tf.Tensor, **options: Any) -> Any:
-        """Computes the model's outputs, in integers or with `model.simulated(x, **options)`."""
+        """Computes the outputs in integers, or calls `model.simulated(x, **options)`.
+
+        The latter uses fake quantization or float, for example if `training` is True.
+        """
         simulated = functools.partial(self.model.simulated, **options)
         if not self.layers or training is True or shapes_are_enough() or backend.is_building():
             return simulated(x)
@@ -262,9 +269,10 @@ class Inference:
     def _choose(
         self, applies: tf.Tensor, flat: list[tf.Tensor], y: Any, after: list[tf.Tensor]
     ) -> Any:
-        """Compute in integers if `applies` is true. Otherwise return `y`.
+        """Return integer results if the scalar tensor `applies` is true. Otherwise return `y`.
 
-        The gradient is always the gradient of `y`. If `y` is returned, states become `after`.
+        `y` is the result of `model.simulated`. Gradients are always computed for `y`. If `y` is
+        returned, the states of recurrent layers become `after`.
         """
         simulated = tf.nest.flatten(y)
 
@@ -280,7 +288,11 @@ class Inference:
         return tf.nest.pack_sequence_as(y, list(map(attach_gradient, exact, simulated)))
 
     def _is_exact(self, training: bool | tf.Tensor) -> bool | tf.Tensor:
-        """Return whether to compute in integers. The result is a tensor if variables decide."""
+        """Return whether to compute in integers.
+
+        Inside a traced function, this may be a tensor. It depends on variables for the training
+        step and the calibration.
+        """
         phase: Phase | None = self.layers[0].assumed
         if phase is None and tf.executing_eagerly() and training is False:
             phase = self.look(False)
@@ -298,7 +310,7 @@ class Inference:
 
 
 def _regularizes(call: Call) -> bool:
-    """Return whether a layer only adds a loss for activity regularization."""
+    """Return whether a layer returns its input, and only adds a loss for regularization."""
     if getattr(call.layer, "activity_regularizer", None) is None:
         return False
     op = match(call).op

@@ -65,11 +65,7 @@ def _is_same_padding(pad: Node, node: Node) -> bool:
 
 
 def quantize_outputs(graph: ResolvedGraph) -> ResolvedGraph:
-    """Quantizes float outputs to their observed ranges.
-
-    Raises:
-        ValueError: if the range of a float output is unknown.
-    """
+    """Quantizes float outputs. Raises a `ValueError` if the range of an output is unknown."""
     nodes, outputs = list(graph.nodes), dict(graph.outputs)
     for name, tensor in graph.outputs.items():
         if tensor.params is not None or not tensor.is_float:
@@ -95,7 +91,7 @@ def has_int4(graph: ResolvedGraph) -> bool:
 def pack_if_requested(
     graph: ResolvedGraph, requested: bool | None, family: KernelFamily
 ) -> ResolvedGraph:
-    """Packs weights into 4 bits if `requested`. None means the setting of the model."""
+    """Packs weights into 4 bits if `requested`. If it is None, `model.pack_int4` decides."""
     packs = graph.origin.packs_int4 if requested is None else requested
     return pack_int4(graph, family) if packs else graph
 
@@ -108,8 +104,8 @@ def pack_int4(graph: ResolvedGraph, family: KernelFamily = XNNPACK) -> ResolvedG
 def pack_node(node: Node, family: KernelFamily = XNNPACK) -> Node:
     """Packs a node's weights if they fit in 4 bits and have a 4-bit kernel.
 
-    With 4-bit weights, FULLY_CONNECTED in TFLite Micro requires one scale per tensor. CONV_2D
-    supports one scale per channel.
+    In TFLite Micro, a FULLY_CONNECTED with 4-bit weights requires one scale per tensor. If there is
+    one scale per channel, the node becomes a CONV_2D.
     """
     op, weights = node.op, node.weights
     if op is None or weights is None or weights.divisor is None or not op.supports_int4:
@@ -123,7 +119,7 @@ def pack_node(node: Node, family: KernelFamily = XNNPACK) -> Node:
 
 
 def _divide(weights: Weights) -> Weights:
-    """Divide quantized weights by `weights.divisor`, and multiply scales by the divisor."""
+    """Divide weights by `weights.divisor`, so that they fit in 4 bits. Multiply the scales."""
     divisor, bias = weights.divisor, weights.bias
     if bias is not None:
         shape = tuple(bias.shape) if np.size(divisor) > 1 else []
@@ -138,7 +134,7 @@ def _divide(weights: Weights) -> Weights:
 
 
 def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
-    """Returns a graph with the batch size `size` and with inferred shapes.
+    """Returns a graph with the batch size `size`. Shapes that depend on it are inferred.
 
     Other unknown sizes stay unknown. With `sized`, the graph rounds like a file with a fixed size.
     """
@@ -170,9 +166,9 @@ def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> Resol
 
 
 def _infer_shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, Shape]:
-    """Infer the shapes of all tensors by tracing a function that never runs.
+    """Infer the shapes of all tensors by tracing the graph without running it.
 
-    The shapes do not depend on the kernel family. `XNNPACK` needs the fewest operations.
+    All kernel families have the same shapes. `XNNPACK` has the fewest operations to trace.
     """
     prepared = prepare(graph, XNNPACK)
     shapes: dict[Tensor, Shape] = {}

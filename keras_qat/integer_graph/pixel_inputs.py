@@ -35,28 +35,26 @@ ZERO = -128
 """Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Quantized value of constants and weights. The largest value has the finest scale."""
+"""Quantized value of each constant. It is the largest value, so that scales are as small as
+possible."""
 
 MOST = 8
-"""Maximum number of channels to concatenate. TFLite Micro concatenates up to 10 tensors."""
+"""Maximum number of channels that are rescaled one by one and concatenated. TFLite Micro
+concatenates up to 10 tensors."""
 
 POINTWISE = {"strides": 1, "padding": "valid", "dilation": 1, "data_format": "channels_last"}
 
 CONCATENATE_CHANNELS = dataclasses.replace(
     CONCATENATE, compute=lambda a: tf.concat(a.q, a.attributes["axis"])
 )
-"""Concatenates computed channels. No Keras layer uses this operator."""
+"""Concatenates the rescaled channels of an image."""
 
 FEW = 0.6
-"""Minimum overlap of the ranges of rescaled pixels and of the input, without a warning."""
+"""Minimum overlap of two ranges: rescaled pixels and the model's input. Less causes a warning."""
 
 
 def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
-    """Reads the argument `rescaling` of `export_tflite`. Returns a dict `{input name: rescaling}`.
-
-    Raises:
-        ValueError: if the argument is invalid.
-    """
+    """Reads the argument `rescaling` of `export_tflite`. Returns `{input name: rescaling}`."""
     if rescaling is None:
         return {}
     if not isinstance(rescaling, Mapping):
@@ -117,7 +115,7 @@ def accept_pixels(
     """Replaces inputs by int8 inputs for pixels minus 128. Adds nodes that rescale the pixels.
 
     Returns:
-        The graph, and the rescalings that the scale of an input does not express.
+        The graph, and the rescalings that need more than another scale of the input.
 
     Raises:
         ValueError: if an input is float, has 16 bits, or has another number of channels.
@@ -181,9 +179,9 @@ def _make_node(
 def _make_sum(
     pixels: Tensor, output: Tensor, scaled: NDArray, offset: float, expected: NDArray
 ) -> Node:
-    """Make a node that adds a constant to scaled pixels. TFLite kernels add with 20 extra bits.
+    """Make an ADD of scaled pixels and a constant. TFLite's kernels add with 20 extra bits.
 
-    The constant is the middle of all constants that produce the expected results.
+    Many constants produce the expected results. The middle one is used.
     """
     params = output.params
     assert params is not None

@@ -26,8 +26,8 @@ def resolve(model: keras.Model, *, input_range: tuple[float, float] | None = Non
 
     Args:
         model: the result of `quantize_model`, or a model built from layers of such models.
-        input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
-            Without `input_range`, these inputs and their consumers are float.
+        input_range: minimum and maximum of the model's inputs if they have no quantizer, as in
+            `recipes.contrib`. By default, these inputs and their consumers are float.
 
     Returns:
         The graph. Print it to see every operator with its quantization parameters.
@@ -64,17 +64,17 @@ def resolve_to_export(
 def resolve_in_graph(
     calls: Graph, target: Target | None, packing: KernelFamily | None = None
 ) -> ResolvedGraph:
-    """Returns a resolved graph. Each run of the graph reads the current ranges and weights.
+    """Returns a resolved graph in which ranges and weights are tensors of a TensorFlow graph.
 
-    The graph has no `origin`. If `packing` is a kernel family, weights are packed into 4 bits for
-    this family.
+    Each run of the TensorFlow graph reads the current variables. There is no `origin`. If `packing`
+    is a kernel family, weights are packed into 4 bits for this family.
     """
     graph = resolve_calls(calls, in_graph=True)
     return _fix_batch(graph if packing is None else pack_int4(graph, packing), target)
 
 
 def _fix_batch(graph: ResolvedGraph, target: Target | None) -> ResolvedGraph:
-    """Return a graph that rounds for a fixed batch size if the target requires one."""
+    """Return a graph that rounds like a file with a fixed batch size, if the target has one."""
     is_open = target is None or target.batch_size is None
     return graph if is_open else graph.assume_fixed_batch()
 

@@ -1,4 +1,8 @@
-"""Creates the nodes of a resolved graph from the calls of a quantization-aware model."""
+"""Creates the nodes of a resolved graph from the calls of a quantization-aware model.
+
+A `QuantizeWrapper` around a layer becomes one node. The node includes the BatchNormalization,
+activation and output quantizer of the wrapper.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ def resolve_calls(
     """Creates the nodes of a resolved graph from a model's calls.
 
     `input_range` is the range of inputs without a quantizer. With `in_graph`, ranges and weights
-    are tensors. Each run of the graph reads them.
+    are tensors that each run computes from the current variables.
     """
     return _Resolver(graph, input_range, in_graph).resolve()
 
@@ -63,7 +67,7 @@ class _Resolver:
         )
 
     def _fold_weights(self) -> None:
-        """Fold the weights of all weighted nodes. All calls of a layer are folded together."""
+        """Fold the weights of all nodes. The calls of a shared layer are folded together."""
         indices: dict[keras.layers.Layer, list[int]] = {}
         for index, node in enumerate(self.nodes):
             if node.op is not None and node.op.weights:
@@ -101,7 +105,7 @@ class _Resolver:
             self._add_plain(call)
 
     def _add_quantizer(self, call: Call) -> None:
-        """Add a QUANTIZE for a `Quantize` layer, unless the input already has the layer's range."""
+        """Add a QUANTIZE for a `Quantize` layer, unless the input already has its range."""
         source = self.tensors.of_value[call.args[0]]
         params = self.ranges.get_params(call.layer.quantizer)
         if not call.layer.rounds:
@@ -122,7 +126,6 @@ class _Resolver:
         return tensor
 
     def _add_plain(self, call: Call) -> None:
-        """Add a node for a layer without a wrapper."""
         matched = _match(call)
         if matched.op is None:
             self._add_in_float(call, matched.reason or "no integer kernel")
@@ -134,7 +137,7 @@ class _Resolver:
             self._add_operator(call, call, matched, None, None)
 
     def _add_alias(self, call: Call) -> None:
-        """Reuse the input tensor as the output of a call that computes nothing."""
+        """Reuse the input tensor as the output of a call that does nothing, such as a Dropout."""
         source, value = self.tensors.of_value[call.inputs[0]], call.output
         quantize = self.tensors.find_quantize(value)
         self.tensors.of_value[value] = source
@@ -142,7 +145,6 @@ class _Resolver:
             self._add_quantizer(quantize)
 
     def _add_wrapper(self, call: Call) -> None:
-        """Add a node for a wrapper: its layer, BatchNormalization, activation and quantizer."""
         wrapper = call.layer
         inner = _get_inner_call(call)
         matched = match(inner)
@@ -175,10 +177,10 @@ class _Resolver:
         params: QuantParams | None,
         maximum: float | None,
     ) -> None:
-        """Add a node of an operator, or a float node if a tensor has no range.
+        """Add a node with an integer operator. Add a float node if a tensor has no range.
 
-        `inner` is the call of the layer inside a wrapper. `params` are the output's parameters, and
-        `maximum` is the maximum of a ReLU. Both are None if they are not from a wrapper.
+        `inner` is the call of the layer inside a wrapper. `params` belong to the wrapper's output
+        quantizer, and `maximum` to its ReLU. Without a wrapper, both are None.
         """
         op, attributes, _ = matched
         assert op is not None
@@ -233,7 +235,11 @@ class _Resolver:
     def _find_output_params(
         self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None
     ) -> tuple[QuantParams | None, float | None, list[Call]]:
-        """Return the output's parameters, the maximum of a fused ReLU, and the calls to fuse."""
+        """Find the parameters of an output from the next calls, or from the inputs.
+
+        Return the parameters, the maximum of a fused ReLU, and the next calls that the node
+        includes.
+        """
         quantize = self.tensors.find_quantize(value)
         if quantize is not None:
             return self.ranges.get_params(quantize.layer.quantizer), maximum, [quantize]
@@ -254,7 +260,7 @@ class _Resolver:
         return None, maximum, []
 
     def _find_relu(self, value: Value) -> tuple[Call, float, Call] | None:
-        """Return `(ReLU, maximum, quantizer)` if the ReLU after `value` can be fused, or None."""
+        """If only a ReLU reads `value`, return its call, its maximum and its quantizer. Or None."""
         call = self.tensors.find_only_consumer(value)
         if call is None or isinstance(call.layer, (Quantize, QuantizeWrapper, QuantizeWeights)):
             return None
@@ -267,7 +273,7 @@ class _Resolver:
     def _convert(
         self, operands: tuple[Operand, ...], params: QuantParams, call: Call
     ) -> tuple[Operand, ...]:
-        """Convert all inputs of an operator to the same quantization parameters."""
+        """Add a REQUANTIZE for each input that has other parameters than `params`."""
         converted: list[Operand] = []
         for index, operand in enumerate(operands):
             if (
@@ -284,7 +290,7 @@ class _Resolver:
         return tuple(converted)
 
     def _add_in_float(self, call: Call, reason: str) -> None:
-        """Add a float node for a call, and a QUANTIZE if a wrapper has an output quantizer."""
+        """Add a float node for a call. Add a QUANTIZE if its wrapper has an output quantizer."""
         values, layer = flatten_values(call.outputs), call.layer
         quantizer = layer.output_quantizer if isinstance(layer, QuantizeWrapper) else None
         suffix = "" if quantizer is None else "/real"

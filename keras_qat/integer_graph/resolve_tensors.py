@@ -23,22 +23,22 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 NEXT_TO_NOTHING = 1e-6
-"""Upper end of a range that contains only 0. It hardly widens the range of a concatenation."""
+"""Upper end of the range of a tensor that is always 0. If the tensor is concatenated, it should
+hardly widen the range of the others."""
 
 
 class Ranges:
-    """Creates quantization parameters. Tensors that share a range have the same object.
+    """Creates quantization parameters. Tensors that share a range share one `QuantParams`.
 
-    With `in_graph`, parameters are tensors. Each run of the graph reads them.
+    With `in_graph`, parameters are tensors that each run computes from the current variables.
     """
 
     def __init__(self, in_graph: bool) -> None:
         self.in_graph = in_graph
         self.params: dict[Any, QuantParams] = {}
-        """Maps quantizers and keys of `get_or_create` to parameters."""
+        """Maps a quantizer, or a key of `get_or_create`, to its parameters."""
 
     def get_params(self, quantizer: ActivationQuantizer) -> QuantParams:
-        """Returns the parameters of a quantizer's current range."""
         if quantizer not in self.params:
             spec = quantizer.spec
             if self.in_graph and isinstance(spec, specs.QuantSpec):
@@ -51,18 +51,21 @@ class Ranges:
         return self.params[quantizer]
 
     def find_quantizer(self, params: QuantParams) -> ActivationQuantizer | None:
-        """Returns the quantizer that has these parameters, or None."""
         keys = (key for key, known in self.params.items() if known is params)
         return next((key for key in keys if hasattr(key, "observe")), None)
 
     def get_or_create(self, key: Hashable, create: Callable[[], QuantParams]) -> QuantParams:
-        """Returns the parameters of a tensor without a quantizer. Creates them once per `key`."""
+        """Returns quantization parameters for a tensor that has no quantizer.
+
+        For example, the output of a Softmax has fixed parameters. `create` is called once per
+        `key`.
+        """
         if key not in self.params:
             self.params[key] = create()
         return self.params[key]
 
     def concatenate(self, inputs: list[QuantParams]) -> QuantParams:
-        """Returns the parameters of a range that includes the ranges of all inputs."""
+        """Returns parameters for a concatenation. The range includes the ranges of all inputs."""
         if all(self.are_same(params, inputs[0]) for params in inputs):
             return inputs[0]
         low = tf.reduce_min([x.scale * (x.lowest - x.zero_point) for x in inputs])
@@ -74,21 +77,20 @@ class Ranges:
         return self.get_or_create(key, lambda: QuantParams.from_range(low, high, bits))
 
     def are_same(self, one: QuantParams, other: QuantParams) -> bool:
-        """Returns whether parameters are equal. With `in_graph`, they must be the same object."""
+        """Returns whether parameters are equal. Tensors of a graph must be the same objects."""
         return one is other or (not self.in_graph and one == other)
 
 
 class Tensors:
-    """Stores the tensor and the consumers of each value of a model."""
+    """Stores the tensor of each value of a model, and the calls that read the value."""
 
     def __init__(self, graph: Graph, ranges: Ranges) -> None:
         self.ranges = ranges
         self.of_value: dict[Value, Tensor] = {}
-        """Maps values to tensors."""
         self.values: dict[Tensor, Value] = {}
-        """Maps tensors to values. After fused calls, this is the output of the last call."""
+        """Maps a tensor to its value. For a fused ReLU, this is the output of the ReLU."""
         self.absorbed: set[Call] = set()
-        """Calls that an earlier node computes, too."""
+        """Calls that need no node, such as a ReLU that is fused into an earlier node."""
         self._outputs = set(flatten_values(graph.outputs))
         self._consumers: dict[Value, list[Call]] = {value: [] for value in graph.values()}
         for call in [*graph.calls, *graph.loss_only]:
@@ -96,7 +98,7 @@ class Tensors:
                 self._consumers.setdefault(value, []).append(call)
 
     def find_only_consumer(self, value: Value) -> Call | None:
-        """Returns the only call that reads a value. None for several calls or a model output."""
+        """Returns the only call that reads a value. Returns None for outputs of the model."""
         consumers = self._consumers[value]
         return consumers[0] if len(consumers) == 1 and value not in self._outputs else None
 
@@ -113,7 +115,10 @@ class Tensors:
         suffix: str = "",
         absorbed: Sequence[Call] = (),
     ) -> Tensor:
-        """Creates the tensor of a value. The last `absorbed` call determines the tensor's label."""
+        """Creates the tensor of a value.
+
+        The tensor's label is the name of the value, or of the output of the last `absorbed` call.
+        """
         call = value.producer
         name = as_scope(value.name) if call is None else get_scope(call, value)
         label = _get_label(absorbed[-1].output if absorbed else value)
@@ -137,13 +142,12 @@ class Tensors:
         return tensor
 
     def absorb(self, call: Call, tensor: Tensor) -> None:
-        """Marks a call as computed by the earlier node that has the output `tensor`."""
+        """Notes that a call needs no node. Its output is `tensor`, which an earlier node has."""
         self.absorbed.add(call)
         self.of_value[call.output] = tensor
         self.values[tensor] = call.output
 
     def get_inputs(self, call: Call) -> tuple[Tensor, ...]:
-        """Returns the tensors that a call reads."""
         return tuple(self.of_value[value] for value in _list_inputs(call))
 
     def get_operands(self, call: Call, op: Op) -> tuple[Operand, ...]:
@@ -162,7 +166,7 @@ class Tensors:
 
 
 def _list_inputs(call: Call) -> list[Value]:
-    """Return the values that a call needs. Quantizers in old files also have unused inputs."""
+    """Return the values that a call needs. In old files, a `Quantize` has unused inputs, too."""
     op = find_row(call.layer)
     if op is not None and op.reads_only_weights:
         return []

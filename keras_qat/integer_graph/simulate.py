@@ -63,8 +63,8 @@ class Simulation:
         kernels: name of the kernel family.
         outputs: each output of the model by name: a `QuantizedArray`, or a float array.
         tensors: each quantized tensor of the model by its name in the float model.
-        float_layers: layers that the file computes in float. Quantized values after these layers
-            may differ from the file by one.
+        float_layers: layers that the file computes in float. TFLite may round their results
+            differently, so later quantized values may differ from the file by one.
     """
 
     kernels: str
@@ -93,8 +93,8 @@ def simulate(
         kernels: the kernel family that determines the rounding: "xnnpack" (x86), "xnnpack_arm64"
             (phones with 64-bit ARM), "tflm" (TFLite Micro) or "reference" (TFLite's portable
             kernels). The default is the target's family, or "xnnpack" without a target.
-        input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
-            Without `input_range`, these inputs and their consumers are float.
+        input_range: minimum and maximum of the model's inputs if they have no quantizer, as in
+            `recipes.contrib`. By default, these inputs and their consumers are float.
         pack_int4: whether weights are packed in 4 bits, as in `export_tflite`. The default is
             `model.pack_int4`.
         batch_size: the batch size.
@@ -173,7 +173,7 @@ def run_batch(
 
 
 def _to_tensor(x: NDArray, tensor: Tensor, prepared: Prepared) -> tf.Tensor:
-    """Convert an input to a tensor for `run`. Float values are quantized first."""
+    """Convert an input for `run`, which expects quantized values minus the zero point."""
     params = tensor.params
     if params is None:
         return tf.constant(x, tensor.dtype)

@@ -69,9 +69,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
     If the block fails, `path` is unchanged. The permissions of a file are kept. If `path` is a
     symbolic link, the file that it points to is replaced.
-
-    Raises:
-        OSError: if the disk is full.
     """
     name, path = path.name, Path(os.path.realpath(path))
     try:
@@ -103,7 +100,7 @@ def write_contents(contents: Contents, path: str | os.PathLike[str] | None) -> C
 
 @contextmanager
 def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False) -> Iterator[Any]:
-    """Yields a temporary path. If the block succeeds, the result replaces `path`.
+    """Yields a temporary path. If the block succeeds, the model saved there replaces `path`.
 
     Some paths cannot be replaced: open files, URLs, devices, and folders without a SavedModel. For
     these, the function yields `path` itself.
@@ -111,7 +108,7 @@ def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False
     Args:
         path: the destination.
         suffixes: endings of paths that are files, such as ".h5".
-        saved_model: whether other paths are SavedModels. If False, other paths are not replaced.
+        saved_model: whether a path with another ending is a SavedModel. If not, it is yielded.
     """
     if not isinstance(path, (str, os.PathLike)):
         yield path

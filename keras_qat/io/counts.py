@@ -8,15 +8,9 @@ import numpy as np
 
 
 def check_count(name: str, count: object, least: int = 1) -> int:
-    """Converts an integer of Python, NumPy or TensorFlow to an `int`.
+    """Returns an integer of Python, NumPy or TensorFlow as an `int`.
 
-    Args:
-        name: the argument's name.
-        count: the argument's value.
-        least: the smallest accepted value.
-
-    Raises:
-        ValueError: if `count` is less than `least`, or is no integer.
+    Raises a `ValueError` if `count` is less than `least`, or is no integer. The message has `name`.
     """
     number = as_integer(count)
     if number is None or number < least:

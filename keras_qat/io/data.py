@@ -165,7 +165,7 @@ def _open_source(inputs: Inputs, data: Any, is_limited: bool) -> Any:
 
 
 def _is_structure(data: object) -> bool:
-    """Return True for a dict, a tuple, or a list of arrays or structures."""
+    """Return True for a dict, a tuple, or a list whose first item is an array or a structure."""
     if isinstance(data, list):
         return any(is_array(item) or _is_structure(item) for item in data[:1])
     return isinstance(data, (dict, tuple))
@@ -224,7 +224,7 @@ def _read_arrays(
 def _read_series(
     inputs: Inputs, data: Any, batch_size: int, finite: bool
 ) -> Iterator[list[NDArray]]:
-    """Yield batches of the data unchanged. Collect single examples into batches."""
+    """Yield batches from a dataset or generator. Collect single examples into batches."""
     examples: list[list[NDArray]] = []
 
     def collect() -> list[NDArray]:
@@ -257,12 +257,7 @@ def show_progress(
 ) -> Iterator[_Item]:
     """Yields the items, and shows a progress bar if `verbose`.
 
-    Args:
-        items: the items, one for each unit of work.
-        title: title of the bar, a few words.
-        verbose: 0 for no bar.
-        total: number of items, if `items` has no length.
-        unit: name of an item.
+    `total` is the number of items if `items` has no length. `unit` is what an item is called.
     """
     if not verbose:
         yield from items

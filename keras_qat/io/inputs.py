@@ -16,13 +16,13 @@ from keras_qat.keras2.backend import keras
 from keras_qat.keras2.layers_and_models import get_nested_inputs
 
 SLIGHT = 0.1
-"""Excess over a range that is ignored, as a share of the range's width."""
+"""Values that exceed a range by less than this share of its width are ignored."""
 BEYOND = 0.25
-"""Maximum share of an input's values outside its range. A wrong scale exceeds this share."""
+"""If more than this share of all values exceeds the range, the data has a wrong scale."""
 FAR = 0.01
-"""Maximum share of an example's values that exceed the range by more than its width."""
+"""An example is wrong if more than this share of its values exceeds the range by its width."""
 FEW_VALUES = 1 << 20
-"""Maximum number of values of a temporary array."""
+"""Maximum number of values in a block of `split_rows`."""
 
 Shape = tuple[int | None, ...]
 
@@ -41,11 +41,12 @@ class Inputs(NamedTuple):
 
     Args:
         model: name of the model or the file.
-        all: the inputs, in order.
+        all: one entry for each input, in order.
         nested: the structure of inputs that the model or file accepts, such as a dict.
         find_nan_inputs: function that returns the names of the inputs that may contain NaN. It is
             only called if any input contains NaN.
-        parent: inputs of the complete model, if `model` is a part of it. Data may match `parent`.
+        parent: inputs of the complete model, if `model` is a part of it. Data for these inputs is
+            accepted, too.
     """
 
     model: str
@@ -61,7 +62,6 @@ class Inputs(NamedTuple):
 
 
 def get_inputs(model: keras.Model | Inputs) -> Inputs:
-    """Returns the inputs of a model. Returns `Inputs` unchanged."""
     if isinstance(model, Inputs):
         return model
     nested = get_nested_inputs(model)
@@ -90,7 +90,6 @@ def is_array(data: object) -> bool:
 
 
 def has_structure(inputs: Inputs, data: object) -> bool:
-    """Returns True if `data` has the structure of the model's inputs."""
     if isinstance(data, dict) and not (
         isinstance(inputs.nested, dict) and set(data) == set(inputs.nested)
     ):
@@ -170,12 +169,8 @@ def check_batch(
 ) -> list[NDArray]:
     """Raises an error if arrays do not match the inputs. Returns the reshaped arrays.
 
-    Args:
-        inputs: the inputs.
-        arrays: the original arrays.
-        shaped: the results of `as_batch`.
-        finite: whether to refuse infinity, too.
-        item: the position in the data, for messages, such as " in item 3 of the data".
+    `shaped` contains the results of `as_batch` for `arrays`. With `finite`, infinity is refused,
+    too. `item` is a position for messages, such as " in item 3 of the data".
     """
     batch = []
     for one, original, array in zip(inputs.all, arrays, shaped, strict=True):
@@ -244,7 +239,10 @@ def _join(names: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def explain_batch_size(model: str, fixed: int | None, count: int) -> Iterator[None]:
-    """Explains errors in a `with` block if `count` differs from the fixed batch size `fixed`."""
+    """Explains errors in a `with` block that computes a batch of `count` examples.
+
+    `fixed` is the batch size that the model requires, or None.
+    """
     try:
         yield
     except (TypeError, ValueError, tf.errors.OpError) as error:
@@ -266,8 +264,8 @@ def split_rows(array: NDArray) -> Iterator[slice]:
 def describe_excess(name: str, x: NDArray, low: float, high: float) -> str:
     """Returns a sentence if data does not match the range of an input. Returns "" if it matches.
 
-    An example is pixels from 0 to 255 for a range from 0 to 1. Single outliers are allowed. Data
-    does not match in two cases:
+    For example, pixels from 0 to 255 do not match a range from 0 to 1. Data with a few outliers
+    matches. There are two cases in which data does not match:
 
     - More than `BEYOND` of all values exceed the range by more than `SLIGHT` of its width.
     - In most examples, more than `FAR` of the values exceed the range by more than its width.

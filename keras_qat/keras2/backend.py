@@ -55,8 +55,8 @@ register = keras.utils.register_keras_serializable(package="keras_qat")
 class KeepsTrainable:
     """Mixin for a model. A SavedModel of the model keeps the `trainable` flags of all layers.
 
-    When Keras loads a SavedModel, it sets the flag of the model. All layers would then get this
-    flag. Keras does not set the flag if it was saved as None.
+    When Keras loads a SavedModel, it sets the flag of the model. This would overwrite the flags of
+    all layers. The mixin saves None as the model's flag, so Keras does not set it.
     """
 
     @property
@@ -68,7 +68,7 @@ class KeepsTrainable:
 def add_scalar(
     layer: keras.layers.Layer, name: str, value: float, dtype: str = "float32", **options: object
 ) -> tf.Variable:
-    """Adds a non-trainable scalar weight. All replicas have the same value."""
+    """Adds a non-trainable scalar weight. Distribution strategies use the first replica's value."""
     return layer.add_weight(
         name=name,
         shape=(),
@@ -88,7 +88,7 @@ def resolve_training(training: bool | int | tf.Tensor | None) -> bool | tf.Tenso
 
 
 def is_building() -> bool:
-    """Returns True if Keras calls a layer only to infer output shapes."""
+    """Returns True if Keras calls a layer on symbolic tensors to infer output shapes."""
     if tf.executing_eagerly():
         return False
     name = str(getattr(tf.compat.v1.get_default_graph(), "name", ""))
@@ -96,7 +96,7 @@ def is_building() -> bool:
 
 
 def find_calling_layer() -> tuple[Any, Any]:
-    """Returns the layer or model of the current call, or None, and the `training` argument."""
+    """Returns the layer that Keras is calling, or None, and the `training` argument of the call."""
     context = _base_layer.base_layer_utils.call_context()
     return context.layer, context.training
 
@@ -104,8 +104,8 @@ def find_calling_layer() -> tuple[Any, Any]:
 def is_in_converter() -> bool:
     """Returns True if TFLite's converter is tracing a Keras model.
 
-    Only the call stack distinguishes conversion from saving. Without this check, users of
-    `from_keras_model` would get long errors about unknown operators.
+    Users of `from_keras_model` then get a helpful error instead of long errors about operators. The
+    call stack is the only difference between a conversion and saving.
     """
     frame = None if tf.executing_eagerly() else inspect.currentframe()
     while frame is not None:
@@ -126,18 +126,15 @@ def is_symbolic(x: object) -> bool:
 
 
 def get_keras_mask(x: tf.Tensor) -> tf.Tensor | None:
-    """Returns the Keras mask of a tensor, `_keras_mask`, or None."""
     return getattr(x, "_keras_mask", None)
 
 
 def set_keras_mask(x: tf.Tensor, mask: tf.Tensor | None) -> None:
-    """Attaches a Keras mask, `_keras_mask`, to a tensor. Does nothing if `mask` is None."""
     if mask is not None:
         x._keras_mask = mask
 
 
 def accepts_mask(layer: keras.layers.Layer) -> bool:
-    """Returns True if `layer.call` has an argument `mask`."""
     return bool(layer._call_spec.expects_mask_arg)
 
 
@@ -184,15 +181,14 @@ def replace_rnn(rnn: Callable[..., Any], *layers: keras.layers.Layer) -> Iterato
 
 
 def reset_dropout_mask(layer: keras.layers.Layer) -> None:
-    """Resets the dropout mask of a recurrent layer's cell, like each call of the layer."""
+    """Discards the dropout mask of a recurrent layer's cell. Keras does this in each call."""
     layer._maybe_reset_cell_dropout_mask(layer.cell)
 
 
 def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
     """Returns the output shape of a built layer.
 
-    Unlike Keras, this function infers all sizes of an EinsumDense. It also accepts any length for
-    an Embedding.
+    Keras cannot infer all sizes for an EinsumDense, and rejects some lengths for an Embedding.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])
@@ -215,13 +211,8 @@ def get_steps_per_execution(model: keras.Model) -> int:
 def make_training_variables(model: keras.Model, batches: object, training: bool) -> None:
     """Creates the variables of the optimizer and the metrics before the first step is traced.
 
-    Otherwise, the first trace would create these variables, and TensorFlow would trace twice. This
-    function does nothing for distributed data, or for data without targets.
-
-    Args:
-        model: the model.
-        batches: the iterator of training data.
-        training: True to also create the variables of the optimizer.
+    TensorFlow traces a function twice if the first trace creates variables. Does nothing for
+    distributed data, or for data without targets. Omits the optimizer unless `training`.
     """
     if not isinstance(batches, tf.data.Iterator):
         return
@@ -247,15 +238,14 @@ def make_training_variables(model: keras.Model, batches: object, training: bool)
 
 
 def make_tf_function(function: Callable[..., Any], **options: object) -> Any:
-    """Creates a `tf.function` without warnings about frequent tracing."""
     return silence_retracing(tf.function(function, autograph=False, **options))
 
 
 def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorSpec]) -> Any:
-    """Traces a function for any batch size, like Keras. `specs` may have a fixed batch size.
+    """Traces a function for any batch size, even if `specs` have a fixed batch size.
 
-    If a layer needs a fixed batch size, as in `tf.zeros([x.shape[0], 8])`, the size in `specs` is
-    used.
+    Some layers need a fixed batch size, as in `tf.zeros([x.shape[0], 8])`. In this case, the
+    function is traced for `specs`.
     """
     open_specs = [
         tf.TensorSpec([None, *spec.shape[1:]] if spec.shape.rank else spec.shape, spec.dtype)
@@ -271,7 +261,7 @@ def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorS
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
-"""Scope in functions without AutoGraph. Inside, AutoGraph converts the `call` of custom layers."""
+"""Scope for layer calls in a function without AutoGraph. AutoGraph then converts `layer.call`."""
 
 without_autograph = tf.autograph.experimental.do_not_convert
 """Decorator. AutoGraph does not convert decorated functions, even in a `tf.function` of Keras."""
@@ -283,7 +273,7 @@ FEW_CALLS = 20
 def trace_after_few_calls(function: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a function that is traced only after `FEW_CALLS` calls, because tracing takes long.
 
-    Later calls run the graph directly, without the slow lookup of a `tf.function`.
+    Later calls run the traced graph. A `tf.function` would first search for a matching graph.
     """
     get_graph = functools.cache(make_tf_function(function).get_concrete_function)
     calls = itertools.count()
@@ -321,7 +311,7 @@ _TURN = threading.RLock()
 
 
 def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Decorates functions that swap weights. Only one thread at a time runs these functions."""
+    """Decorator for functions that replace weights for a while. Only one thread runs at a time."""
 
     @functools.wraps(verb)
     def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
@@ -335,7 +325,7 @@ def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
 def patch_members(owner: object, **members: Any) -> Iterator[None]:
     """Replaces members of a module or a class inside a `with` block.
 
-    Only the current thread calls the new functions.
+    Other threads still call the original functions.
     """
     before, thread = dict(vars(owner)), threading.get_ident()
 

@@ -41,8 +41,8 @@ class CustomObjects(NamedTuple):
 def collect_custom_objects(layers: Iterable[keras.layers.Layer]) -> CustomObjects:
     """Collects the custom classes and functions of layers, initializers and similar objects.
 
-    Regularizer or constraint functions with the same name are omitted. Initializers may share a
-    name, because the weights are overwritten.
+    If several regularizers or constraints have the same function name, they are omitted.
+    Initializers may share a name, because initial weights are overwritten later.
     """
     layers = list(layers)
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
@@ -85,9 +85,9 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
     Custom classes need not be registered.
 
     Args:
-        customs: custom objects. If any `has_lambda`, Keras may create a `Lambda`. A user has
-            allowed this `Lambda`, or it is not from a file.
-        safe: Keras' safe mode for all other objects. None leaves the mode unchanged.
+        customs: custom objects. If any `has_lambda`, safe mode is off. The `Lambda` is not from a
+            file, or the user has allowed it.
+        safe: Keras' safe mode without a `Lambda`. None leaves the mode unchanged.
     """
     has_lambda = any(objects.has_lambda for objects in customs)
     with contextlib.ExitStack() as scopes:
@@ -123,8 +123,8 @@ def serialize(layer: keras.layers.Layer) -> dict[str, Any]:
 def _use_current_format() -> Iterator[None]:
     """Make Keras read configurations in the format of `serialize` inside a `with` block.
 
-    While Keras loads an .h5 file, it expects the format of .h5 files. This format lacks the names
-    of registered classes.
+    While Keras loads an .h5 file, it expects an older format. That format has no names of
+    registered classes.
     """
     with swap_attributes(serialization, in_tf_saved_model_scope=lambda: False):
         yield

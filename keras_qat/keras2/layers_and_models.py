@@ -18,11 +18,10 @@ _PLAIN = (bool, int, float, str, tuple, list)
 """Types of constructor arguments that `_check_arguments` compares."""
 
 _REGULARIZES = ("regularizer", "constraint", "regularizers", "constraints")
-"""Endings of the names of attributes that regularize or constrain weights."""
+"""Names of attributes with regularizers or constraints end with these words."""
 
 
 def is_of_keras(layer: object) -> bool:
-    """Returns True if the class of a layer belongs to Keras."""
     return get_package(type(layer)) in KERAS
 
 
@@ -59,7 +58,7 @@ def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """Returns the weights of a layer, then of inner layers. The order ignores `trainable`."""
+    """Returns the weights of a layer, then of inner layers. `trainable` has no influence."""
     layers = list_layers(layer)
     own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers]
     unique = {id(weight): weight for weights in own for weight in weights}
@@ -96,7 +95,7 @@ def clone(layer: keras.layers.Layer, /, **changes: Any) -> keras.layers.Layer:
 
 
 def _create(layer: keras.layers.Layer, config: dict[str, Any]) -> keras.layers.Layer:
-    """Create a layer from `config`, even if the constructor lacks `name` and `trainable`."""
+    """Create a layer. Set `name` and `trainable` later if the constructor lacks them."""
     parameters = inspect.signature(type(layer).__init__).parameters
     accepts_any = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     later: set[str] = set()
@@ -113,9 +112,9 @@ def _create(layer: keras.layers.Layer, config: dict[str, Any]) -> keras.layers.L
 def _check_arguments(
     layer: keras.layers.Layer, copy: keras.layers.Layer, config: dict[str, Any]
 ) -> None:
-    """Raise a `TypeError` if the copy of a custom layer lost a constructor argument.
+    """Raise a `TypeError` if `get_config` of a custom layer omits a constructor argument.
 
-    Attributes with the name of a constructor argument must be equal in both layers.
+    The argument is recognized by an attribute of the same name that differs in `copy`.
     """
     if get_package(type(layer)) in KNOWN:
         return
@@ -128,8 +127,8 @@ def _check_arguments(
 def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> dict[str, Any]:
     """Returns a layer's custom regularizers and constraints, by attribute name.
 
-    A configuration is not enough to create custom objects. It contains only names of functions. It
-    may also contain arguments that a custom class does not accept.
+    Copies of a layer use the same objects. A configuration would only contain the names of
+    functions, or arguments that a custom class does not accept.
     """
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))
@@ -157,7 +156,6 @@ def find_custom_initializers(layer: keras.layers.Layer) -> list[str]:
 
 
 def assign_reshaped(new: tf.Variable, old: tf.Variable | tf.Tensor) -> None:
-    """Assigns `old` to `new`, after conversion to the type and shape of `new`."""
     new.assign(tf.reshape(tf.cast(old, new.dtype), new.shape))
 
 
@@ -213,14 +211,14 @@ def get_nested_outputs(model: keras.Model) -> Any:
 
 
 def name_outputs(model: keras.Model, names: list[str]) -> None:
-    """Sets `model.output_names` to a list that Keras does not track."""
+    """Sets `model.output_names` to a plain list. Keras would wrap the list to track it."""
     object.__setattr__(model, "output_names", list(names))
 
 
 def get_output_names(model: keras.Model) -> list[str]:
     """Returns the names of a model's outputs. If the outputs are a dict, returns the keys.
 
-    Keras' names for a dict are names of layers, in the order of the sorted keys.
+    For a dict, `model.output_names` contains names of layers, sorted by the keys.
     """
     outputs, names = get_nested_outputs(model), list(model.output_names)
     if not isinstance(outputs, Mapping):
@@ -254,7 +252,7 @@ def list_nodes(model: keras.Model) -> list[Node]:
 def take_nodes(outputs: list[KerasTensor]) -> list[Node]:
     """Returns Keras' nodes of the calls that `outputs` depend on, in the order of computation.
 
-    Also removes the nodes from the layers. A model can then call the layers.
+    Also removes the nodes from the layers. The layers can then be called in another model.
     """
     nodes = list(_find_nodes(outputs, set()))
     for layer in {id(node.layer): node.layer for node in nodes}.values():
@@ -276,16 +274,15 @@ def _find_nodes(tensors: list[Any], seen: set[int]) -> Iterator[Node]:
 
 
 def accepts_training(layer: keras.layers.Layer) -> bool:
-    """Returns True if `layer.call` has an argument `training`."""
     return bool(layer._call_spec.expects_training_arg)
 
 
 def bind_options(
     layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Moves arguments of a call from `args` to `kwargs`, from `training` or `mask` on.
+    """Passes `training`, `mask` and all later arguments of a call by keyword. Returns args, kwargs.
 
-    The first argument remains in `args`. Calls with more arguments than names remain unchanged.
+    The first argument remains in `args`. If there are more `args` than parameters, nothing changes.
     """
     parameters = inspect.signature(layer.call).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -297,11 +294,11 @@ def bind_options(
 
 
 def name_inner_calls(layer: keras.layers.Layer) -> dict[int, str]:
-    """Returns names for the inner layers of a layer, by the id of the inner layer.
+    """Returns a dict `{id(inner layer): name}` for the layers inside a layer.
 
-    Names that a user chose are kept. Keras' automatic names are replaced, because the numbers in
-    these names differ in every copy. A layer gets the name of its attribute. A layer in an inner
-    model gets the name of its class, so names may repeat.
+    Names that a user chose are kept. Automatic names such as `dense_3` have another number in every
+    copy. They become the name of the attribute that contains the layer. In an inner model, they
+    become the name of the class, which is not unique.
     """
     names: dict[int, str] = {}
 

@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "sparse_categorical_crossentropy": "classes",
     "squared_hinge": "decisions",
 }
-"""Maps Keras losses to the kind of values in the trained output."""
+"""Maps a Keras loss to the meaning of the output that it trains."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +63,7 @@ class CompiledLoss:
 
 
 def find_losses(model: keras.Model, names: Sequence[str]) -> list[CompiledLoss | None]:
-    """Returns the loss of each output, or None for an output without a loss.
-
-    Args:
-        model: a Keras model, compiled or not.
-        names: the names of the model's outputs, in order.
-    """
+    """Returns the loss of each output in `names`, or None for an output without a loss."""
     losses = getattr(model, "loss", None) or None
     if isinstance(losses, dict):
         own_names = getattr(model, "output_names", None) or names
@@ -103,11 +98,8 @@ def _read_loss(loss: Any) -> CompiledLoss | None:
 def take_losses(layer: keras.layers.Layer) -> Iterator[list[tuple[Any, Any]]]:
     """Removes the losses that layers add inside a `with` block.
 
-    The losses are tensors of a traced function. The function must return the losses, because Keras
-    would otherwise read them outside of the function.
-
-    Yields:
-        A list. After the block, the list contains a pair (layer, loss) for each loss.
+    In a traced function, these losses are symbolic. Keras would read them outside of the function,
+    which fails. The function must return the losses instead.
     """
     layers = list(layer._flatten_layers())
     kept = {id(loss): loss for inner in layers for loss in inner._eager_losses}

@@ -1,4 +1,4 @@
-"""Checks that models can be read, explains errors, and wraps subclassed models."""
+"""Checks that the layers of a model are known, explains errors, and wraps subclassed models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _REVIVED = {"RevivedLayer", "RevivedNetwork"}
 
 
 def check_readable(model: Any) -> None:
-    """Raises a `ValueError` with a solution if a model cannot be read."""
+    """Raises a `ValueError` if the computation of a model is unknown.
+
+    For example, a Sequential model without an input shape is refused. The message has a solution.
+    """
     kind = type(model).__name__
     if not isinstance(model, _Model):
         raise ValueError(_describe_other_object(model, kind))
@@ -176,7 +179,7 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 
 
 def defines(model_class: type, *names: str) -> bool:
-    """Returns True if custom code, not Keras, defines any of `names` in a model class."""
+    """Returns True if a custom model class, not Keras, defines any of the methods `names`."""
     owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
     return any(get_package(owner) not in LIBRARIES for owner in owners)
 

@@ -34,7 +34,7 @@ def get_safe_mode() -> bool | None:
 
 @contextlib.contextmanager
 def safe_scope(config: object, custom_objects: dict[str, Any] | None = None) -> Iterator[None]:
-    """Applies the safe mode inside a `with` block. Keras would ignore the mode for .h5 files.
+    """Applies Keras' safe mode inside a `with` block, even to .h5 files.
 
     Args:
         config: the configuration that is loaded in the block.
@@ -54,8 +54,8 @@ def safe_scope(config: object, custom_objects: dict[str, Any] | None = None) -> 
 def check_code(config: object) -> None:
     """Raises a `ValueError` if a configuration names code that Keras must not import or call.
 
-    Registered objects are accepted. In modules that are already imported, classes with
-    `from_config`, users' functions, and operations that only compute tensors are accepted too.
+    Registered objects are accepted. A module that is already imported may also contain accepted
+    code: classes with `from_config`, users' functions, and operations that only compute tensors.
     """
     if isinstance(config, dict):
         if reason := _find_reason(config):

@@ -55,7 +55,7 @@ def split_activation(call: Call, context: LoweringContext) -> list[Call]:
 def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
     """Split `layer(activity_regularizer=r)` into the layer and `Regularize(r)`.
 
-    Otherwise the wrapper of the quantized layer would not compute the regularizer at inference.
+    At inference, a `QuantizeWrapper` does not compute the regularizer of its inner layer.
     """
     layer = call.layer
     if layer.activity_regularizer is None or len(flatten_values(call.outputs)) > 1:
@@ -71,7 +71,7 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
 
 
 def make_activation(parts: PartsBuilder) -> layers.Layer:
-    """Return a layer that computes the call's activation. An activation layer is copied."""
+    """Return a new layer for the activation of the call's layer: a function, or another layer."""
     layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, layers.Layer):
         return parts.new("activation", clone, inner, weights=inner.weights)
@@ -81,13 +81,12 @@ def make_activation(parts: PartsBuilder) -> layers.Layer:
 def get_weights_without_activation(
     layer: layers.Layer, context: LoweringContext
 ) -> list[tf.Variable]:
-    """Return the initial weights of a layer, except the weights of its activation layer."""
     inner = {id(weight) for weight in getattr(layer.activation, "weights", ())}
     return [weight for weight in context.get_weights(layer) if id(weight) not in inner]
 
 
 def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace an Activation by its expansion, or by the layer inside it."""
+    """Replace an Activation by its expansion in `ACTIVATIONS`. It may also contain a layer."""
     inner = call.layer.activation
     if isinstance(inner, layers.Layer):
         parts = PartsBuilder(call, context)
@@ -96,7 +95,6 @@ def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def swish(x: tf.Tensor) -> tf.Tensor:
-    """Multiply a tensor by its sigmoid."""
     return layers.Multiply()([x, layers.Activation("sigmoid", name="sigmoid")(x)])
 
 
@@ -114,14 +112,14 @@ ACTIVATIONS: dict[Callable[..., tf.Tensor], Callable[..., tf.Tensor]] = {
     keras_3.leaky_relu: lambda x: layers.LeakyReLU(0.2)(x),
     keras_3.celu: lambda x: layers.ELU()(x),
 }
-"""Maps an activation function without an operator to its expansion."""
+"""Maps an activation function without an operator to a function that calls other layers."""
 
 _X = tensor("x")
 _GATE = operation("relu6")(_X + 3.0)
 HARD_SWISH = Rule(any_of(_X * _GATE / 6.0, _X * (_GATE / 6.0)), lambda x: HardSwish()(x))
 
 _LEAST = between(0.0, 1e-5)
-"""Matches an epsilon that prevents a division by 0."""
+"""Matches a small constant, such as 1e-7, that prevents a division by 0."""
 
 _add_axes = operation("expand_dims", "stop_gradient")
 _exp, _sum = operation("exp"), operation("reduce_sum")
@@ -152,10 +150,8 @@ SOFTMAX_BY_HAND = Rule(
     ),
     _softmax,
 )
-"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by a Softmax, which needs fewer ranges.
-
-An epsilon in the divisor is ignored, because the sum is at least 1.
-"""
+"""Replaces exp(x - max(x)) / sum(exp(x - max(x))) by one Softmax. An epsilon in the divisor is
+ignored, because the sum is at least 1."""
 
 
 def compute_log_sum(x: tf.Tensor, axis: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -177,7 +173,7 @@ def _log_sum_exp(x: tf.Tensor, axis: object, total: tf.Tensor) -> tf.Tensor:
 
 
 LOG_SUM_EXP = Rule(operation("log")(_TOTAL.named("total")), _log_sum_exp)
-"""Subtracts max(x) in log(sum(exp(x))), because 8 bits keep only the large values of exp(x)."""
+"""Replaces log(sum(exp(x))) by max(x) + log(sum(exp(x - max(x)))), which suits 8 bits better."""
 
 
 def _find_single_axis(x: tf.Tensor, axes: object) -> int:

@@ -24,9 +24,8 @@ def split_multi_head_attention(
 ) -> list[Call]:
     """Split MultiHeadAttention into projections, products, masks and a softmax.
 
-    If the inputs are images, their axes are merged. A call on images stays unchanged if sizes are
-    unknown, if it uses a mask, or if it returns scores. Every call stays unchanged if its inputs
-    have masks and `masks` is None.
+    For images, height and width are merged into one axis. Inputs with Keras masks need `masks`.
+    Returns [] if a call cannot be split, for example if the size of an image is unknown.
     """
     layer = call.layer
     names = ("query", "value", "key", "attention_mask", "return_attention_scores")
@@ -98,7 +97,7 @@ def split_multi_head_attention(
 def _merge_axes(
     parts: PartsBuilder, details: dict[str, Any], *tensors: Value
 ) -> tuple[list[Value], layers.Layer]:
-    """Merge the axes between the batch and the channels into one, and update `details`.
+    """Reshape the inputs to [batch, steps, channels], and adapt the layers' options in `details`.
 
     Returns the new query, value and key, and a layer that restores the axes of the result.
     """
@@ -120,11 +119,7 @@ def _merge_axes(
 
 
 def split_masked_attention(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
-    """Split a MultiHeadAttention that reads Keras masks.
-
-    Raises:
-        CannotTrace: if a mask cannot be traced.
-    """
+    """Split a MultiHeadAttention that reads Keras masks."""
     if not any(value.masked for value in call.inputs):
         return []
     parts = split_multi_head_attention(call, context, masks)
@@ -139,10 +134,7 @@ def expand_attention(
     return_attention_scores: bool = False,
     use_causal_mask: bool = False,
 ) -> tf.Tensor | list[tf.Tensor]:
-    """Compute Attention without masks as a product, a softmax and another product.
-
-    Attention layers with weights are traced before this pass.
-    """
+    """Compute Attention without weights or masks as a product, a softmax and another product."""
     query, value, *key = inputs
     is_masked = any(m is not None for m in tf.nest.flatten(mask))
     require(not is_masked and not any(get_value(x).masked for x in inputs))

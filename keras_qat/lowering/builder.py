@@ -1,4 +1,8 @@
-"""Builds the calls that replace a call, and stores their new layers."""
+"""Builds the calls that replace a call, and stores their new layers.
+
+For example, lowering replaces a Dense layer with a swish by calls of new layers. They are
+components of the original layer. Their names begin with its name, as in `dense_activation`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ VERIFY = "KERAS_QAT_VERIFY_PASSES"
 """Environment variable. Set it to 1 to verify each pass and to raise errors of expansions."""
 
 _PLAIN = bool, int, float, str, np.generic
-"""Settings of these types are compared. All other settings count as equal."""
+"""`part_for` compares settings of these types, and ignores all other settings."""
 
 
 @dataclasses.dataclass
@@ -35,12 +39,11 @@ class LoweringContext:
     Args:
         activations: whether to trace layers and to replace activations. `recipes.contrib` does
             neither, like tf.contrib.quantize.
-        may_trace: a function of a call. True forces tracing, False forbids tracing, and None leaves
-            the decision to lowering.
-        has_int16: whether the target supports 16 bits. Otherwise 16 bits are only used if 8 bits
+        may_trace: function that decides whether a call is traced. None means that lowering decides.
+        has_int16: whether the target supports 16 bits. If not, 16 bits are used only where 8 bits
             would lose all values.
-        has_float: whether calls that replace NaN stay in float. Otherwise inputs must not contain
-            NaN.
+        has_float: whether operations that replace NaN may stay in float. If not, inputs must not
+            contain NaN.
     """
 
     activations: bool = True
@@ -53,12 +56,11 @@ class LoweringContext:
         self.weights: dict[Layer, list[tf.Variable]] = {}
         """Maps a new layer to the initial values of its weights."""
         self.compared: dict[Hashable, bool] = {}
-        """Maps a kind of call to True if its expansion returned the right results."""
+        """Maps a kind of call to whether its replacement returned the same results in a test."""
         self._layers: dict[tuple[Hashable, str], Layer] = {}
         self._settings: dict[tuple[Layer, str], list[Any]] = {}
 
     def clear(self) -> None:
-        """Forget all new layers before lowering begins again."""
         for known in (self.weights, self._layers, self._settings):
             known.clear()
 
@@ -69,16 +71,17 @@ class LoweringContext:
         make: Callable[[], Layer],
         weights: Iterable[tf.Variable] = (),
     ) -> Layer:
-        """Return the component `part` of a layer. Create it with `make` if it does not exist."""
+        """Return the component `part` of `source`. Create it with `make` if it does not exist."""
         if (source, part) not in self._layers:
             layer = self._layers[source, part] = make()
             self.weights[layer] = list(weights)
         return self._layers[source, part]
 
     def part_for(self, source: Layer, part: str, settings: object) -> str:
-        """Return a name for a component: `part`, or `part_variant_1` for other settings.
+        """Return the name of a component: `part`, or `part_variant_1` if other settings are known.
 
-        Calls of one layer may need different settings, for example if the sizes of tensors differ.
+        Calls of a shared layer may need different settings, for example if their inputs have other
+        sizes.
         """
         leaves = [leaf if isinstance(leaf, _PLAIN) else None for leaf in tf.nest.flatten(settings)]
         known = self._settings.setdefault((source, part), [])
@@ -94,7 +97,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return the layers with a weight that initializes several new layers."""
+        """Return the original layers with a weight that several new layers begin with."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:
@@ -113,7 +116,7 @@ class LoweringContext:
 
 
 Lowering = Callable[[Call, LoweringContext], list[Call]]
-"""A function that returns the replacements of a call. An empty list keeps the call."""
+"""Type of a function that returns the replacements of a call. An empty list keeps the call."""
 
 
 class PartsBuilder:
@@ -158,11 +161,7 @@ class PartsBuilder:
     ) -> Any:
         """Add a call of a layer, and return its output.
 
-        Args:
-            layer: the layer.
-            args, kwargs: the arguments of the call.
-            shape: the shape of the output. By default, the layer infers the shape.
-            output: the output. By default, a new tensor.
+        By default, the output is a new tensor, and the layer infers the shape.
         """
         if output is None:
             if shape is None:
@@ -178,7 +177,7 @@ class PartsBuilder:
         return self.calls
 
     def chain(self, *layers: Layer) -> list[Call]:
-        """Call layers one after the other, and return all calls."""
+        """Add a call of each layer on the previous layer's output. Return all calls."""
         args, kwargs = self.call.args, self.call.kwargs
         for layer in layers[:-1]:
             args, kwargs = (self.add(layer, *args, kwargs=kwargs),), {}
@@ -192,17 +191,16 @@ class PartsBuilder:
         return self.call.name.removesuffix(name) + layer.name
 
     def between(self, layer: Layer, shape: Sequence[int | None]) -> Value:
-        """Return a new tensor for the output of the component `layer`."""
+        """Return a new symbolic tensor for the output of a component."""
         name, output = self.path(layer), self.call.output
         label = f"{name}_before_activation" if name == self.call.name else name
         return Value(label + get_suffix(output.name, self.call.name), tuple(shape), output.dtype)
 
 
 def get_suffix(tensor: str, call: str) -> str:
-    """Return the end of a tensor's name, after the name of the call: `:1` for `split:1`.
+    """Return the end of a tensor's name after the call's name, such as `:1` for `split:1`.
 
-    An inner call of a traced layer may compute the layer's output. The output is then named after
-    the layer, not after the call.
+    If the tensor is named after another layer, the suffix begins with the first `#` or `:`.
     """
     if tensor.startswith(call):
         return tensor.removeprefix(call)
@@ -217,7 +215,7 @@ def replace_calls(graph: Graph, replaced: Mapping[Call, list[Call]]) -> Graph:
 
 
 def rewrite_calls(graph: Graph, rewrite: Callable[[Call], list[Call]]) -> Graph:
-    """Replace each call by the calls that `rewrite` returns. An empty list keeps the call."""
+    """Replace each call by the result of `rewrite`. An empty list keeps the call."""
     calls = [new for call in graph.calls for new in rewrite(call) or [call]]
     return dataclasses.replace(graph, calls=calls)
 

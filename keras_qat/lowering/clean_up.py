@@ -21,14 +21,15 @@ from keras_qat.ops.registry import find_op
 Structure = TypeVar("Structure")
 
 IGNORES = {"maximum": HIDES, "minimum": -HIDES}
-"""A maximum ignores constants below `HIDES`. A minimum ignores constants above `-HIDES`."""
+"""Constants up to `HIDES` are too low to change a maximum, and constants from `-HIDES` are too high
+to change a minimum."""
 
 
 def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
     """Remove additions of zeros, as in `x + zeros_like(x)`.
 
-    In a maximum, a uniform tensor of very low values becomes a constant. The tensor would widen the
-    range that a maximum shares with its inputs. A minimum is treated alike.
+    In a maximum, a tensor with equal and very low values becomes a constant. Otherwise it would
+    widen the range that the maximum shares with its inputs. A minimum is treated alike.
     """
     facts, known = Facts(), dict[Value, Uniform]()
     for value in (call.output for call in graph.calls):
@@ -61,8 +62,7 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
 def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
     """Merge calls that compute the same function of the same tensors.
 
-    TensorFlow's optimizer merges such calls, too. A quantizer on only one of them would have no
-    effect.
+    TensorFlow's optimizer merges such calls, too. It would ignore a quantizer on only one of them.
     """
 
     def identify(call: Call) -> Hashable | None:
@@ -103,7 +103,7 @@ def _describe_configuration(layer: layers.Layer) -> str:
 
 
 def drop_identities(graph: Graph, context: LoweringContext) -> Graph:
-    """Remove linear activations before a BatchNormalization, because they would prevent folding."""
+    """Remove linear activations between a layer and a BatchNormalization that can be folded."""
     consumers, outputs = graph.consumers(), flatten_values(graph.outputs)
     calls = {call: call for call in graph.calls}
     for call in graph.calls:

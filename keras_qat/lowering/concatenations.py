@@ -1,7 +1,7 @@
-"""Preserves small values in concatenations, because all concatenated tensors share one range.
+"""Rewrites concatenations to preserve small values, because all tensors share one range.
 
-Slices of a concatenation read the original tensors. Before a normalization, tensors are scaled to
-similar ranges.
+Slices of a concatenation read the original tensors. Tensors that are concatenated before a
+normalization are scaled to similar ranges.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
 LEVELS = 255
-"""The number of steps of 8 bits. A tensor is lost if its deviation is below one step."""
+"""Number of steps of an 8-bit range. A tensor with a smaller deviation than one step is lost."""
 ALIKE = 4
-"""Tensors are scaled if the widths of their ranges differ by at least this factor."""
+"""A tensor is scaled if its range is this many times narrower or wider than that of the tensor with
+the most channels."""
 
 
 class _Piece(NamedTuple):
@@ -48,10 +49,9 @@ class _Concatenation(NamedTuple):
     is_stacked: bool
 
     def cut(self, begin: int, end: int) -> list[_Piece]:
-        """Return the pieces of the inputs for the entries `begin` to `end` of the result.
+        """Return the pieces of the inputs that form the entries `begin` to `end` of the result.
 
-        Raises:
-            CannotExpand: if all inputs are needed.
+        Raises `CannotExpand` if all inputs are needed.
         """
         pieces = []
         for x, size in zip(self.tensors, self.sizes, strict=True):
@@ -92,11 +92,7 @@ def skip_concatenations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find(value: Value) -> _Concatenation:
-    """Return the concatenation that computes a value.
-
-    Raises:
-        CannotExpand: if there is no concatenation, or if a size is unknown.
-    """
+    """Return the concatenation that computes a value. Raise `CannotExpand` if there is none."""
     call = unwrap(value.producer)
     op, attributes, _ = match(call)
     name = unwrap(op).name
@@ -177,9 +173,9 @@ def _slice_tensors(call: Call, found: _Concatenation, attributes: Mapping[str, A
 def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
     """Rewrite `norm(concat(a, b))` to `norm(concat(a, b / k) * [1, k])` if 8 bits would lose `a`.
 
-    `k` is a power of two, so the results stay exactly the same. The new normalization also
-    multiplies by `[1, k]`. The normalization's statistics show the range of each tensor. An
-    untrained model has no statistics, so it stays unchanged.
+    `k` is a power of two, so the results stay exactly the same. The new normalization multiplies
+    its input by `[1, k]`. The moving mean and variance show the range of each tensor, so the model
+    must be trained.
     """
     readers, counts = graph.find_single_consumers(), graph.count_calls()
     replaced: dict[Call, list[Call]] = {}

@@ -26,9 +26,9 @@ _BASE = layers.BatchNormalization.__base__
 
 
 def replace_custom_batch_norm(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a custom BatchNormalization by Keras' layer if results and training are equal.
+    """Replace a custom BatchNormalization by Keras' layer if both compute and learn the same.
 
-    A layer that always uses the moving statistics is called with `training=False`.
+    If the layer uses the moving statistics even in training, the new call has `training=False`.
     """
     layer = call.layer
     if len(call.inputs) != 1 or is_listed(layer) or not layer.weights or layer.activity_regularizer:
@@ -70,7 +70,7 @@ def _replace_subclass(call: Call, parts: PartsBuilder) -> list[Call]:
 def _replace_custom_layer(call: Call, parts: PartsBuilder) -> list[Call]:
     """Replace a custom layer that computes and learns like a BatchNormalization.
 
-    The moving variance may include Bessel's correction, as in Keras' layer for images.
+    The moving variance may have Bessel's correction, which Keras' layer only uses for images.
     """
     layer, shape = call.layer, call.inputs[0].shape
     moving = [weight for weight in layer.weights if not weight.trainable]
@@ -115,10 +115,9 @@ def _list_roles(moving: Sequence[tf.Variable], learned: Sequence[tf.Variable]) -
 def _find_options(
     layer: keras.layers.Layer, roles: _Roles, x: NDArray[np.float32], axis: int
 ) -> dict[str, object]:
-    """Return the options of a BatchNormalization that equals a layer. Return {} if there is none.
+    """Return the options of a BatchNormalization that computes the same. Return {} if none does.
 
-    Epsilon is computed from a call with a variance of 0. Momentum is computed from a call in
-    training.
+    Epsilon is computed from a call with a variance of 0, and momentum from a call in training.
     """
     draw, count = np.random.default_rng(1), x.shape[axis]
     before = [draw.uniform(2.0, 4.0, (count,)).astype(np.float32) for _ in layer.weights]
@@ -179,7 +178,7 @@ def _compute(
     training: bool,
     weights: Sequence[NDArray[np.float32]] | None = None,
 ) -> list[NDArray[Any]]:
-    """Call a layer, and restore its weights. Return the output, and the weights after the call."""
+    """Call a layer with `weights`. Return the output and the new weights. Restore the old ones."""
     eagerly = contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope()
     with eagerly:
         before = layer.get_weights()

@@ -1,4 +1,7 @@
-"""Decides which layers are traced, and which functions are traced instead of Keras layers."""
+"""Decides which layers are traced: lowering reads the TensorFlow operations of `call`.
+
+For some Keras layers, another function with simpler operations is traced instead.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ from keras_qat.messages import KERAS, KNOWN, get_package
 from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
 
 ATTENTION = layers.Attention, layers.AdditiveAttention
-"""Keras' layers that are traced. If tracing fails, messages do not suggest `register_op`."""
+"""Keras layers that may be traced. Errors do not suggest `register_op` for these layers."""
 
 _SEPARABLE = layers.SeparableConv1D, layers.SeparableConv2D
-"""Keras' layers without an operator. The activations of these layers are split off."""
+"""Keras layers that have no operator, but whose activation is split off like that of others."""
 
 NORMALIZES = {
     "batch_normalization",
@@ -47,11 +50,11 @@ BETTER_IN_FLOAT = NORMALIZES | {"per_image_standardization"}
 ROOTS = ("rsqrt", "sqrt")
 DEVIATIONS = {"reduce_std", "moments", "weighted_moments", "norm"}
 SIZES = DEVIATIONS | {"reduce_mean", "reduce_sum", "reduce_variance"}
-"""Operations that compute norms and deviations, or steps of such computations."""
+"""Operations that compute a norm or a deviation, or a part of it, such as a mean of squares."""
 
 
 def runs_custom_code(layer: layers.Layer) -> bool:
-    """Return True if a layer runs custom code, or Keras code that lowering cannot split."""
+    """Return True if a layer contains custom code, or Keras code that can only be traced."""
     if type(layer) in ATTENTION:
         return type(layer) is layers.AdditiveAttention or bool(layer.weights)
     if is_registered(layer) or is_operation(layer):
@@ -70,7 +73,7 @@ def runs_custom_code(layer: layers.Layer) -> bool:
 
 
 def _is_known(function: Callable[..., object]) -> bool:
-    """Return True if an activation function can be saved, and has an operator or an expansion."""
+    """Return True if Keras can save an activation function, and lowering supports it."""
     if get_package(function) == "tensorflow" and not can_find_activation(function):
         return False
     with contextlib.suppress(TypeError):  # Some callables are not hashable.
@@ -79,7 +82,7 @@ def _is_known(function: Callable[..., object]) -> bool:
 
 
 def has_custom_activation(layer: layers.Layer) -> bool:
-    """Return True if a Keras layer has a custom activation. Return False for recurrent layers."""
+    """Return True if a Keras layer has a custom activation. Recurrent layers are ignored."""
     function = getattr(layer, "activation", None)
     is_split = is_listed(layer) or isinstance(layer, _SEPARABLE)
     if is_registered(layer) or is_recurrent(layer) or not (is_split and callable(function)):
@@ -91,7 +94,7 @@ def has_custom_activation(layer: layers.Layer) -> bool:
 
 
 class ExpandedLayer(keras.layers.Layer):
-    """Calls `function` on symbolic tensors, and the original layer on other tensors.
+    """A layer that is traced as `function`. Calls on other tensors run the original layer.
 
     Args:
         operation: the call of the original layer.
@@ -112,9 +115,9 @@ class ExpandedLayer(keras.layers.Layer):
 
 
 def expand_operation(call: Call, context: LoweringContext, forced: bool) -> list[Call]:
-    """Expand an operation with the `EARLY` expansions.
+    """Replace a TensorFlow operation by simpler operations, which `EARLY` defines.
 
-    Operations in `BETTER_IN_FLOAT` are expanded only if `forced`.
+    Operations in `BETTER_IN_FLOAT` are replaced only if `forced`.
     """
     kind = get_kind(call)
     reads_floats = all(value.is_float for value in call.inputs)
@@ -157,10 +160,11 @@ def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
 
 
 def find_traceable(call: Call, forced: bool = False, unrolls: bool = False) -> Call | None:
-    """Return the call to trace instead of a Keras layer or of operations on complex numbers.
+    """Return a call that can be traced instead of `call`. Return None if `call` needs none.
 
-    Return None if the call needs no replacement. Complex operations with TFLite kernels are
-    replaced only if `forced`. Recurrent layers with an operator are unrolled only if `unrolls`.
+    It replaces a Keras layer, or an operation on complex numbers. If TFLite has kernels for the
+    complex operation, it is replaced only if `forced`. Recurrent layers with an operator are
+    unrolled only if `unrolls`.
     """
     function: Callable[..., Any] | None
     if (part := find_complex_part(call)) and (forced or not part.has_kernels):

@@ -1,4 +1,4 @@
-"""Recognizes chains of elementwise operations that compute a function of one tensor."""
+"""Replaces chains of elementwise operations, such as log(1 + exp(x)), by one lookup table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from keras_qat.lowering.read_operations import ACTIVATIONS, read_operation
 from keras_qat.ops.registry import match
 
 LARGEST = 64
-"""The maximum number of functions in a formula."""
+"""The maximum number of operations in a chain."""
 
 _SOFTMAX = "softmax"
 
@@ -29,16 +29,14 @@ _RANGES = np.array([[4.0], [8.0]])
 """Chains are tested on inputs from -4 to 4, and from -8 to 8."""
 
 _LOSS = 3.2
-"""A chain becomes a table if rounding each operation multiplies the noise by this factor (5 dB).
-
-Chains of two or three harmless operations lose up to 3 dB.
-"""
+"""A chain becomes a table if rounding after each operation has this factor more noise (5 dB).
+Chains of two or three harmless operations have up to twice the noise (3 dB)."""
 
 _INAUDIBLE = 1e-5
-"""Noise below this fraction of the variance is ignored. 8 bits have this noise, -50 dB."""
+"""Noise below this share of the variance (-50 dB) is ignored. 8 bits have this noise anyway."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
-"""If a chain reads the output of these layers, the activation is split off."""
+"""The activations of these layers are split off if they can begin a chain."""
 
 
 class _Chain(NamedTuple):
@@ -47,20 +45,20 @@ class _Chain(NamedTuple):
     x: Value
     formula: str | list[Any]
     exact: NDArray[Any]
-    """The float results for test inputs in each of `_RANGES`."""
+    """Float results for test inputs: one row for each range in `_RANGES`."""
     rounded: NDArray[Any]
-    """The results if each operation rounds to 8 bits."""
+    """The same results if each operation of the chain rounds to 8 bits."""
     divides: bool
-    """Whether the chain divides tensors. A division needs several 16-bit operators in TFLite."""
+    """Whether a tensor is divided by a tensor. TFLite needs several 16-bit operators for this."""
     size: int
 
 
 def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
     """Replace functions of one tensor, such as log(1 + exp(x)), by one layer with a lookup table.
 
-    Without a table, 8 bits keep only the largest values of exp(x). A chain becomes a table if
-    rounding each operation adds much more noise than rounding once. Chains are tested on typical
-    inputs. A chain that divides tensors always becomes a table.
+    A chain becomes a table if rounding after each operation is much less accurate than rounding
+    once. For example, 8 bits keep only the largest values of exp(x). Typical inputs are tested. A
+    chain that divides by a tensor always becomes a table.
     """
     chains: dict[Value, _Chain] = {}
     graph = _split_activations(graph, context)
@@ -89,7 +87,7 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
-    """Split off activations that a chain reads, as in log(softmax(x))."""
+    """Split off a layer's activation if a chain can begin with it, as in log(softmax(x))."""
     readers = graph.consumers()
     split = [function for function, kind in ACTIVATIONS.items() if kind in FUNCTIONS]
     split.append(keras.activations.softmax)
@@ -104,7 +102,7 @@ def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Return calls that compute a chain as a table. A chain after a softmax reads a log-softmax."""
+    """Return the calls of a lookup table. After a softmax, the table reads log(softmax(x))."""
     scores, axis = _find_scores(chain.x)
 
     def compute() -> tf.Tensor:
@@ -121,7 +119,7 @@ def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Cal
 
 
 def _find_scores(value: Value) -> tuple[Value | None, int]:
-    """Return the input and the axis of the softmax that computes a value, or (None, 0)."""
+    """Return the input and the axis of the softmax that computes a value. Else return (None, 0)."""
     call = value.producer
     if call is None or len(call.inputs) != 1 or call.inputs[0].masked:
         return None, 0
@@ -132,7 +130,7 @@ def _find_scores(value: Value) -> tuple[Value | None, int]:
 
 
 def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
-    """Return the chain that ends in a call. Return None if the call depends on several tensors."""
+    """Return the chain that ends in a call. Return None if the chain reads several tensors."""
     name, terms = _read(call)
     if not name or None in terms or not call.inputs:
         return None
@@ -165,7 +163,7 @@ def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
 
 
 def _start_chain(x: Value) -> _Chain:
-    """Return an empty chain. If `x` is a softmax, the test inputs are mostly near 0."""
+    """Return a chain without operations. Outputs of a softmax are tested mostly near 0."""
     is_softmax = _find_scores(x)[0] is not None
     exact = np.exp(_RANGES * np.linspace(-1, 0, 256)) if is_softmax else _RANGES * _GRID
     return _Chain(x, "x", exact, _round(exact), False, 0)
@@ -187,7 +185,7 @@ def _compute(name: str, terms: list[Any]) -> NDArray[Any]:
 
 
 def _round(results: NDArray[Any]) -> NDArray[Any]:
-    """Round each row to 256 values in the range of the row. The range includes 0."""
+    """Round each row to 8 bits in its own range, which includes 0. Return float values."""
     if results.dtype == bool:
         return results
     low, high = np.minimum(results.min(-1), 0.0), np.maximum(results.max(-1), 0.0)
@@ -206,7 +204,7 @@ def _needs_table(chain: _Chain) -> bool:
 
 
 def _read(call: Call) -> tuple[str, list[Any]]:
-    """Return the name and the arguments of a call's function. An unknown function has the name "".
+    """Return a key of `FUNCTIONS` or "", and the arguments of a call.
 
     Arguments other than tensors and numbers become None.
     """
