@@ -1,8 +1,8 @@
 """Keras callbacks that delay quantization, and freeze statistics, ranges and weights.
 
-Most callbacks only set thresholds. Layers count training steps and compare the count with the
-thresholds. Therefore a change happens at the exact step, even with `steps_per_execution`. A model
-that is saved during a delay continues the delay after loading.
+A callback such as `QuantDelay(2_000)` only stores the step in all layers when training begins. The
+layers count training steps, and change at exactly this step, even with `steps_per_execution`. Both
+numbers are saved with the model. A loaded model therefore continues the delay.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "QuantDelay"
 
 
 class StepCallback(keras.callbacks.Callback):
-    """A callback that does not read the logs of steps. Keras need not copy logs to the host."""
+    """A callback that ignores `logs` of batches. Keras then does not copy them from the GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,9 +41,10 @@ class StepCallback(keras.callbacks.Callback):
 
 
 class ListedCallback(keras.callbacks.Callback):
-    """A callback with access to all callbacks of `fit`, or of a custom training loop.
+    """A callback that finds the other callbacks of `fit`, or of a custom training loop.
 
-    Keras does not pass the `CallbackList` to callbacks. `set_model` searches the call stack.
+    Keras does not pass its `CallbackList` to callbacks. `set_model` finds the list among the
+    variables of the calling functions.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,6 @@ class ListedCallback(keras.callbacks.Callback):
         """All callbacks of the list, including this callback."""
 
     def set_model(self, model: keras.Model) -> None:
-        """Sets the model, and finds `listed`."""
         super().set_model(model)
         frame, self.listed = inspect.currentframe(), []
         while frame is not None:
@@ -65,7 +65,7 @@ class ListedCallback(keras.callbacks.Callback):
 
 
 class _Threshold(ListedCallback):
-    """A callback that sets one threshold of all layers when training begins."""
+    """A callback that tells all layers at which step a change, such as quantization, begins."""
 
     threshold: str
 
@@ -89,11 +89,11 @@ class _Threshold(ListedCallback):
 
 
 def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
-    """Returns the callback's argument `model` or, if that is None, the trained model.
+    """Returns the model that a callback changes: its argument `model`, or the trained model.
 
     Raises:
-        ValueError: if the model is not quantization-aware, or trains other models. The message
-            contains `argument`, the callback's first argument.
+        ValueError: if this model is not quantization-aware, or only trains other models, such as a
+            GAN. The message contains `argument`, the callback's first argument.
     """
     model = callback.model if callback.within is None else callback.within
     if isinstance(model, keras.Model) and not is_graph_model(model):
@@ -121,13 +121,13 @@ class QuantDelay(_Threshold):
     step.
 
     Args:
-        steps: the first quantized training step (batch). 0 and 1 quantize all steps.
+        steps: the first quantized training step (batch). With 0 or 1, all steps are quantized.
         model: the quantization-aware model. Only needed if `fit` trains another model that calls
             the quantization-aware model, for example for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not an integer. `fit` raises it if the model is not
-            quantized, or if `model` is needed but missing.
+        ValueError: if `steps` is negative or not an integer. In `fit`, if the model is not
+            quantized, or if `fit` trains another model and `model` is missing.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.QuantDelay(2_000)])
@@ -152,8 +152,8 @@ class FreezeBatchNorm(_Threshold):
     """Freezes the statistics of BatchNormalization at training step `steps`.
 
     From that step on, training uses the moving statistics instead of the batch's statistics. The
-    moving statistics no longer change. Gamma and beta continue to train. Only BatchNormalization
-    that is folded into a layer is frozen.
+    moving statistics no longer change. Gamma and beta continue to train. A
+    BatchNormalization that stays in float is not frozen.
 
     Args:
         steps: the first training step (batch) with frozen statistics, counted from 1.
@@ -161,8 +161,8 @@ class FreezeBatchNorm(_Threshold):
             the quantization-aware model, for example for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not an integer. `fit` raises it if the model is not
-            quantized, or if `model` is needed but missing.
+        ValueError: if `steps` is negative or not an integer. In `fit`, if the model is not
+            quantized, or if `fit` trains another model and `model` is missing.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeBatchNorm(10_000)])
@@ -186,8 +186,8 @@ class FreezeRanges(_Threshold):
             the quantization-aware model, for example for distillation or adversarial training.
 
     Raises:
-        ValueError: if `steps` is negative or not an integer. `fit` raises it if the model is not
-            quantized, or if `model` is needed but missing.
+        ValueError: if `steps` is negative or not an integer. In `fit`, if the model is not
+            quantized, or if `fit` trains another model and `model` is missing.
 
     Example:
         >>> qat.fit(x, y, callbacks=[keras_qat.callbacks.FreezeRanges(5_000)])
@@ -199,15 +199,16 @@ class FreezeRanges(_Threshold):
 class FreezeOscillations(StepCallback):
     """Freezes low-bit weights that oscillate between two levels.
 
-    A weight near the middle between two levels switches back and forth. The statistics of
-    BatchNormalization then fit neither level. A weight that switches back often is frozen at the
-    most frequent level. Only weights with at most 4 bits and one range per channel are frozen.
-    Resumed training starts without frozen weights.
+    Levels are the values that quantized weights can have. A weight near the middle between two
+    levels is often rounded up in one step, and down in the next step. The statistics of
+    BatchNormalization then fit neither level. Such a weight is frozen at the level closest to its
+    average. Only weights with at most 4 bits and one range per channel are frozen. Each call of
+    `fit` starts without frozen weights.
 
     Args:
-        threshold: shares of steps for the first and the last epoch, with a cosine schedule in
-            between. A weight is frozen if it switches back in a larger share of the steps.
-        momentum: momentum of the moving averages. They span about 1 / momentum steps.
+        threshold: a weight is frozen if it switches back in more than this share of the steps. The
+            two values are for the first and the last epoch, with a cosine schedule in between.
+        momentum: momentum of the moving averages. They cover about the last 1 / momentum steps.
         model: the quantization-aware model. Only needed if `fit` trains another model that calls
             the quantization-aware model, for example for distillation or adversarial training.
 
@@ -267,7 +268,7 @@ class FreezeOscillations(StepCallback):
 
 
 def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
-    """Warns about callbacks that may choose an epoch in float as the best epoch."""
+    """Warns if a callback, such as EarlyStopping, may prefer epochs before quantization begins."""
     done = steps_done(model)
     left = delay.steps - done
     if left <= 1:
@@ -297,7 +298,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
 
 
 def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
-    """Return the harm that a callback may do if the best epoch is in float, or ""."""
+    """Return what `callback` may do wrong if the best epoch is in float, or ""."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.EarlyStopping):
         is_late = quantized is not None and callback.start_from_epoch >= quantized - 1
@@ -312,7 +313,7 @@ def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) ->
 
 
 class Oscillations:
-    """Statistics about how often each weight of a kernel switches back to the previous level."""
+    """Finds weights that often switch back to the previous quantized value, and freezes them."""
 
     def __init__(self, weights: Any, quantizer: WeightQuantizer, momentum: float) -> None:
         self.weights, self.quantizer, self.momentum = weights, quantizer, momentum
@@ -320,10 +321,11 @@ class Oscillations:
         zeros = tf.zeros_like(levels)
         self.levels, self.direction, self.mean = map(tf.Variable, (levels, zeros, levels))
         self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
-        """1 for each frozen weight, otherwise 0."""
+        """For each weight: the share of recent steps in which it switched back, and 1 if it is
+        frozen."""
 
     def update(self, threshold: Any) -> None:
-        """Updates the statistics after a training step, and freezes weights that oscillate."""
+        """Compares weights with the previous training step, and freezes oscillating weights."""
         weights, rate = tf.convert_to_tensor(self.weights), self.momentum
         levels = self.quantizer.quantize(weights)
         change = tf.sign(levels - self.levels)

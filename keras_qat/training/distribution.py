@@ -1,8 +1,7 @@
 """Training on several replicas (`tf.distribute`), which all have the same ranges and statistics.
 
-Each replica computes a share of the batch. Ranges and moving statistics of BatchNormalization are
-averaged over the replicas in each training step. Every replica then has the exported values, and
-reading needs no communication.
+Each replica computes a part of the batch. Each training step averages the ranges, and the moving
+statistics of BatchNormalization, over the replicas. Any replica can then be exported.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from keras_qat.keras2.backend import keras, make_tf_function
 
 
 def mean_over_replicas(*tensors: Any) -> Any:
-    """Averages tensors over the replicas of a `tf.distribute` strategy."""
     context = _replica_context()
     if context is None:
         return tensors
@@ -28,7 +26,7 @@ def mean_over_replicas(*tensors: Any) -> Any:
 
 
 def share_of_replica(rows: tf.Tensor) -> tuple[Any, int]:
-    """Returns the rows that this replica computes, and the number of replicas."""
+    """Returns the part of `rows` that this replica should compute, and the number of replicas."""
     context = _replica_context()
     if context is None:
         return rows, 1
@@ -49,7 +47,7 @@ def run_on_replicas(
 
 
 def combine_moments(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[Any, Any, Any]:
-    """Converts mean, variance and count of each replica to the values over all replicas."""
+    """Combines the mean, variance and count of each replica to those of the entire batch."""
     context = _replica_context()
     if context is None:
         return mean, variance, count
@@ -60,10 +58,7 @@ def combine_moments(mean: tf.Tensor, variance: tf.Tensor, count: Any) -> tuple[A
 
 
 def agree(weights: Iterable[Any]) -> None:
-    """Averages moving statistics of Keras layers over the replicas, at the end of a step.
-
-    The result equals the moving average of entire batches, because moving averages are linear.
-    """
+    """Averages moving statistics of Keras layers over the replicas, at the end of a step."""
     if _replica_context() is None:
         return
     observed = [  # Variables that were created inside `observe_alike`.
@@ -80,7 +75,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope for creating layers. `agree` averages the moving statistics of the layers."""
+    """Returns a scope for creating layers with moving statistics that `agree` will average."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (
@@ -93,14 +88,14 @@ def observe_alike() -> AbstractContextManager[None]:
 
 
 def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
-    """Stacks the values of all workers of a cluster, in the order of the workers.
+    """Stacks an array from each worker of a cluster, in the order of the workers.
 
     All workers must call this function, with arrays of the same shape. Without a cluster, the
-    result contains one array.
+    result only contains `values`.
 
     Args:
         model: the model, with the strategy of the cluster.
-        values: this worker's values. The result is float64, and exact for integers up to 2^53.
+        values: this worker's array. The result is float64, and exact for integers up to 2^53.
     """
     own, strategy = np.asarray(values, np.float64), model.distribute_strategy
     if not is_cluster(strategy):
@@ -130,13 +125,13 @@ def is_cluster(strategy: tf.distribute.Strategy) -> bool:
 
 
 def strategy_scope(model: keras.Model) -> AbstractContextManager[Any]:
-    """Returns the scope of a model's strategy, or an empty context inside another scope."""
+    """Returns the scope of a model's strategy. Inside another scope, returns an empty context."""
     if tf.distribute.has_strategy():
         return contextlib.nullcontext()
     return model.distribute_strategy.scope()
 
 
 def _replica_context() -> Any:
-    """Return the replica context if there are several replicas, or None."""
+    """Return the `ReplicaContext` of `tf.distribute`, or None if there is only one replica."""
     context = tf.distribute.get_replica_context()
     return None if context is None or context.num_replicas_in_sync == 1 else context

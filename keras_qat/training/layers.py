@@ -29,7 +29,8 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
     """Return `(input, maximum)` of the ReLU that computed `x`. Without a ReLU, return `(x, None)`.
 
-    A quantizer that clips at zero replaces the ReLU. Training then need not store its output.
+    If a range always begins at zero, quantizing also computes the ReLU. Training then does not need
+    to store the output of the ReLU.
     """
     op_type = "" if tf.executing_eagerly() else x.op.type
     ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(op_type)
@@ -46,7 +47,7 @@ class Quantize(ScheduledLayer):
         spec: `QuantSpec` or `FixedSpec`.
         slots: number of tensors that share the range.
         tensors: names of the quantized tensors in the float model, for reports.
-        rounds: True to round. False to only observe the range, for files with integer outputs.
+        rounds: False to only observe the range. Exported files with integer outputs need it.
 
     Shapes: any. The output has the input's shape.
     """
@@ -115,13 +116,13 @@ class QuantizeWrapper(ScheduledLayer):
         weights: maps the path of each weight in `layer` to the axes of the output channels, e.g.
             `{"kernel": (-1,)}`. Axes are counted from the end.
         weight_spec: specification of the weights. None leaves the weights in float.
-        batch_norm: the BatchNormalization after the layer, or None. Exports fold it.
+        batch_norm: the BatchNormalization after the layer, or None. Files contain folded weights.
         batch_norm_frozen: True if `batch_norm` always uses the moving statistics.
         fold: how `batch_norm` and weight quantization are combined, a key of `fold_modes.FOLDS`.
         activation: the activation layer after `batch_norm`, or None.
         output_spec: specification of the output. None leaves the output unquantized.
         tensor: name of the output in the float model, for reports.
-        inner_specs: specifications of the tensors inside a recurrent layer, by name.
+        inner_specs: specifications of the tensors inside the steps of a recurrent layer, by name.
         state_bits: bits of the hidden state of an LSTM between steps, 8 or 16.
 
     Shapes: the same as for `layer`.
@@ -192,7 +193,8 @@ class QuantizeWrapper(ScheduledLayer):
         }
         self.output_quantizer = None
         self.ceiling = None
-        """Maximum of the ReLU that the output quantizer also computes."""
+        """Maximum of the ReLU that the output quantizer computes instead of `activation`, or
+        None."""
         if self.output_spec is not None:
             self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
             if self.activation is not None and self.output_quantizer.clips_at_zero:
@@ -254,7 +256,7 @@ class QuantizeWrapper(ScheduledLayer):
 
 
 def _restore_shape(shapes: Any) -> Any:
-    """Convert lists of sizes to one or several shapes. Keras 2.15 reads lists from files."""
+    """Convert one or several shapes to `tf.TensorShape`. Keras 2.15 loads shapes as lists."""
     is_one = all(size is None or isinstance(size, int) for size in shapes)
     return tf.TensorShape(shapes) if is_one else [tf.TensorShape(shape) for shape in shapes]
 

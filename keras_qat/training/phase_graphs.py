@@ -1,9 +1,12 @@
 """Traces a separate graph for each phase of training.
 
-A graph for all phases would have branches in every layer, because quantization and frozen
-statistics may begin at any step. Such a graph would take several times longer to trace and optimize
-than the graph of a float model. `fit`, `evaluate` and `predict` know the phase of the next step.
-Therefore each phase has a graph without branches. A custom training loop has all branches.
+A phase says whether layers quantize, and whether statistics and ranges are frozen. A graph for all
+phases would need `tf.cond` in every layer, and would take several times longer to trace. `fit`,
+`evaluate` and `predict` know the phase of the next step, so they call a graph for this phase. In a
+custom training loop, the graph is for all phases.
+
+A graph with a switch is for two phases, before and after a change. It computes the results of both
+phases, and selects one by the value of a variable.
 """
 
 from __future__ import annotations
@@ -32,21 +35,19 @@ from keras_qat.training.steps.custom_training import is_undisturbed
 from keras_qat.training.steps.optimizers import check_optimizer, join_updates
 
 FIRST_STEPS = 300
-"""Number of steps after a change that use the graph with a switch. These steps also compute the
-results that the switch discards, and are a little slower. For so few steps, this costs less than
-tracing another graph."""
+"""If a change happens in the first 300 steps, these and the next 300 steps use a graph with a
+switch. It is a little slower, but for so few steps, tracing another graph would take longer."""
 
 SMALL_NORMS = 2**15
-"""A graph with a switch computes each BatchNormalization twice, with the batch's and with frozen
-statistics. It is only used if all BatchNormalizations have fewer values per example than this.
-
-Computing twice slows down a small model a little, but would slow down a large model much more."""
+"""A graph with a switch computes each BatchNormalization twice, with the batch's statistics and
+with the moving statistics. Such a graph is only used if all BatchNormalizations together compute
+fewer values per example than this. In larger models, the second computation takes too long."""
 
 SWITCHED = "by a variable"
-"""Placeholder for a field of `Phase` that a variable decides while the graph runs."""
+"""In a field of `Phase`, this means that a variable decides while the graph runs."""
 
 MOST_RANGES = 3
-"""Maximum number of graphs with constant ranges. Each graph has another set of frozen ranges."""
+"""Maximum number of graphs that contain frozen ranges as constants. Each graph has other ranges."""
 
 Step = Callable[[Any], Any]
 """A function of Keras that runs the next batches of an iterator."""
@@ -58,20 +59,17 @@ class PhasedModel:
     _checked_data: bool = False
     _phase_finder: PhaseFinder | None = None
     undisturbed: bool = False
-    """True if `fit` is running, and only training steps change weights within an epoch."""
+    """True while `fit` runs, if no code of the user can change weights between training steps."""
     _settled_at: int | None = None
-    """Number of completed training steps when inference last read the weights."""
+    """The value of `PhaseFinder.steps` when `settle` was called last."""
 
     def make_train_function(self, force: bool = False) -> Step:
-        """Returns the function that `fit` and `train_on_batch` call."""
         return self._make_phased("train", super().make_train_function, force)  # type: ignore[misc]
 
     def make_test_function(self, force: bool = False) -> Step:
-        """Returns the function that `evaluate` and `test_on_batch` call."""
         return self._make_phased("test", super().make_test_function, force)  # type: ignore[misc]
 
     def make_predict_function(self, force: bool = False) -> Step:
-        """Returns the function that `predict` and `predict_on_batch` call."""
         return self._make_phased("predict", super().make_predict_function, force)  # type: ignore[misc]
 
     def reset_metrics(self) -> None:
@@ -113,14 +111,14 @@ class PhasedModel:
         return history
 
     def settle(self, phase: Phase | None) -> None:
-        """Prepares inference. Called after weights may have changed."""
+        """Called before inference if weights may have changed. Subclasses override it."""
 
     def choose_inference(self, phase: Phase | None) -> tuple[int, bool]:
-        """Returns a key that changes if inference must be traced again."""
+        """Returns a key. Inference is traced once for each key. Subclasses override it."""
         return 0, False
 
     def _make_phased(self, name: str, make: Callable[..., Step], force: bool) -> Step:
-        """Return a function that runs the Keras function of the current phase."""
+        """Return a function that finds the current phase, and then runs its graph."""
         attribute = f"{name}_function"
         trains = name == "train"
         check_process(self)
@@ -178,7 +176,7 @@ def check_learned_ranges(model: keras.Model) -> None:
 
 
 def check_frozen_ranges(model: keras.Model) -> None:
-    """Raises a `ValueError` if ranges are frozen from the next step on, but no data was seen."""
+    """Raises a `ValueError` if ranges are frozen before any data was observed."""
     if not all(
         layer.step.numpy() + 1 >= layer.thresholds()["freeze_ranges_from"].numpy()
         for layer in list_scheduled_layers(model)
@@ -194,7 +192,7 @@ def check_frozen_ranges(model: keras.Model) -> None:
 
 
 def _can_switch_weights(layer: ScheduledLayer) -> bool:
-    """Return True if quantizing weights needs few operations, and leaves gradients unchanged."""
+    """Return True if a graph with a switch can quantize the layer's weights with few operations."""
     return getattr(layer, "fold", "per_channel") == "per_channel" and all(
         quantizer.observer is None and quantizer.learned is None
         for quantizer in layer.weight_quantizers.values()
@@ -202,7 +200,7 @@ def _can_switch_weights(layer: ScheduledLayer) -> bool:
 
 
 def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
-    """Return True if computing all BatchNormalizations twice is quick (`SMALL_NORMS`)."""
+    """Return True if all BatchNormalizations are small enough for a switch (`SMALL_NORMS`)."""
     size = 0
     for layer in layers:
         for norm in (getattr(layer, name, None) for name in ("layer", "batch_norm")):
@@ -215,7 +213,9 @@ def _can_normalize_twice(layers: Iterable[ScheduledLayer]) -> bool:
 
 
 def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
-    """Returns the number of next executions that are certain to have the same phase.
+    """Returns how many of the next executions are certain to have the same phase.
+
+    An execution is a call of the train function. It has `steps_per_execution` training steps.
 
     Args:
         counters: for each layer, the number of training steps, and then the thresholds.
@@ -232,21 +232,22 @@ def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
 
 
 def get_phase_finder(model: keras.Model) -> PhaseFinder:
-    """Returns the `PhaseFinder` of a model. It is created only once, because it is traced."""
+    """Returns the `PhaseFinder` of a model. Only the first call creates it."""
     if getattr(model, "_phase_finder", None) is None:  # Keras does not track it.
         object.__setattr__(model, "_phase_finder", PhaseFinder(model))
     return model._phase_finder
 
 
 class PhaseFinder:
-    """Finds the phase that all layers of a model have in the next execution.
+    """Finds the phase of the next call of a model's train, test or predict function.
 
-    The weights of the layers are read each time, because any code may set them. Undisturbed steps
-    of `fit` skip the reading, because reading from a GPU waits for the end of a step.
+    Phases depend on weights of the layers, which any code may set. Therefore the weights are read
+    before each call. If `fit` runs without code of the user, most reads are left out, because
+    reading from a GPU waits for the end of a step.
     """
 
     steps: int = -1
-    """The sum of all layers' training steps at the last reading."""
+    """The sum of all layers' training steps when the weights were read last."""
 
     def __init__(self, model: keras.Model) -> None:
         layers, quantizers = list(list_scheduled_layers(model)), list_quantizers(model)
@@ -274,7 +275,8 @@ class PhaseFinder:
             }
         self._is_calibrated = False
         self._gates: dict[str, Any] = {}
-        """The states in the last training execution: bools, or `SWITCHED`."""
+        """Whether layers quantized and had frozen statistics and ranges in the last training
+        call."""
         self._last = b""
         self.known: list[bytes] = []
         self._phase: Phase | None = None
@@ -301,7 +303,9 @@ class PhaseFinder:
         return self._phase
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
-        """Returns the phase. Returns None if layers disagree, or a phase ends in the execution.
+        """Returns the phase of the next execution. Returns None if there is more than one phase.
+
+        For example, quantization may begin in the middle of `steps_per_execution` steps.
 
         Args:
             training: True if the execution trains.
@@ -338,17 +342,17 @@ class PhaseFinder:
         return Phase(training, quantizing, frozen, training or self._is_calibrated, fixed)
 
     def insert_switches(self, phase: Phase | None) -> Phase | None:
-        """Returns a phase with variables in place of `SWITCHED`."""
+        """Replaces each `SWITCHED` in a phase by the variable that decides."""
         if phase is None:
             return None
         switches = {n: v for n, v in self._switches.items() if getattr(phase, n) == SWITCHED}
         return phase._replace(**switches)
 
     def _is_switched(self, name: str, distances: list[tuple[int, int]], has_begun: bool) -> bool:
-        """Return True if a variable decides a state, until `FIRST_STEPS` after the state's change.
+        """Return True if the next step uses a graph with a switch for the field `name` of `Phase`.
 
         Args:
-            name: the state that changes.
+            name: "quantizing", "frozen" or "fixed".
             distances: for each layer, training steps since the threshold, and the threshold.
             has_begun: True if the step is past all thresholds.
         """
@@ -366,7 +370,7 @@ class PhaseFinder:
         return bool(np.any(values[starts] == values[starts + 1]))
 
     def _find_fixed_ranges(self) -> tuple[bool, bool, int]:
-        """Return `calibrated`, `fixed` and `known` of a `Phase` with frozen ranges."""
+        """Return the fields `calibrated`, `fixed` and `known` of a `Phase` with frozen ranges."""
         ranges = self._ranges().numpy().tobytes()
         if ranges != self._last:
             self._last, self._is_calibrated = ranges, bool(np.all(self._calibrated()))

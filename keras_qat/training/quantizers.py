@@ -59,7 +59,7 @@ class Quantizers(list[Quantizer]):
     def __getitem__(self, index: str) -> list[Quantizer]: ...
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns a quantizer by its index, or a list for a slice, a layer or a tensor.
+        """Returns a quantizer for an integer. Returns a list for a slice, a layer or a tensor.
 
         Raises:
             KeyError: if nothing with this name is quantized. The message lists similar names.
@@ -104,7 +104,6 @@ def quantizers(model: keras.Model) -> Quantizers:
 
 
 def list_activation_quantizers(model: keras.Model) -> list[Quantizer]:
-    """Lists only the quantizers of activations. This is faster than `quantizers`."""
     return [x for layer in list_scheduled_layers(model) for x in _activation_quantizers(layer)]
 
 
@@ -114,7 +113,7 @@ def list_layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[
 
 
 def get_quantized_weight(layer: keras.layers.Layer, name: str) -> Any:
-    """Returns a layer's weight `name` before quantization. A kernel may be folded."""
+    """Returns the weight that a layer quantizes. It may include the BatchNormalization."""
     if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
         return get_weight(layer.layer, name)
     return fold_kernel(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)

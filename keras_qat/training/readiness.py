@@ -37,16 +37,15 @@ VALUES = (tf.Tensor, tf.Variable, np.ndarray)
 """Types of values that `adapt` or `assign` may change. They do not count as settings."""
 
 NONE = object()
-"""Placeholder for the value of a missing attribute."""
 
 Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
 """Pairs (layer, {attribute: value}) for the arguments of the layer's constructor."""
 
 UNEQUAL = 0.02
-"""Maximum relative difference between the magnitudes of the ends of a symmetric range."""
+"""Maximum of `abs(low + high) / max(-low, high)` for a range that should be symmetric."""
 
 EXAMPLES_PER_BATCH = 32
-"""Number of calibration examples that count as one batch when training continues."""
+"""Number of calibration examples that count as one batch in moving averages."""
 
 
 def check_before_export(
@@ -119,12 +118,11 @@ def _is_finite(weight: tf.Variable) -> bool:
 
 
 def list_some(names: list[str]) -> str:
-    """Joins the first five names for a message."""
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def read_settings(model: keras.Model) -> Settings:
-    """Returns the settings of a quantized model's layers, except users' custom layers."""
+    """Returns the constructor arguments of a quantized model's layers, except custom layers."""
     layers = [layer for layer in list_layers(model) if get_package(type(layer)) in KNOWN]
     settings = [(x, _read_own_settings(x)) for x in layers if not isinstance(x, keras.Model)]
     for layer, own in settings:
@@ -146,9 +144,9 @@ def _read_own_settings(layer: keras.layers.Layer) -> dict[str, object]:
 
 
 def check_settings(model: keras.Model) -> None:
-    """Raises a `ValueError` if a setting was changed after the model was quantized or loaded.
+    """Raises a `ValueError` if an attribute such as `strides` was changed after quantization.
 
-    Training, inference and files were planned for the original settings, and may ignore a change.
+    Training, inference and files are made for the original attributes.
     """
     for layer, before in getattr(model, "settings", ()):
         now = vars(layer)
@@ -165,13 +163,13 @@ def check_settings(model: keras.Model) -> None:
 
 
 def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
-    """Returns reasons why a model's file would differ from training, as sentences."""
+    """Returns warnings that a model's file would compute something else than training."""
     sentences = (_explain_delay(model, graph), _explain_initial(model), _explain_asymmetry(model))
     return [sentence for sentence in sentences if sentence]
 
 
 def _explain_delay(model: keras.Model, graph: Graph) -> str:
-    """Return a sentence if quantization is off or has not begun, or ""."""
+    """Return a warning if quantization is off or has not begun, or ""."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
         for layer in list_scheduled_layers(model)
@@ -195,7 +193,7 @@ def _explain_delay(model: keras.Model, graph: Graph) -> str:
 
 
 def _explain_initial(model: keras.Model) -> str:
-    """Return a sentence if ranges are still the recipe's initial ranges, or ""."""
+    """Return a warning if ranges are still the recipe's initial ranges, or ""."""
     ranges = [quantizer.untouched_range for quantizer in list_quantizers(model)]
     blind = [ends for ends in ranges if ends is not None]
     if not blind:
@@ -209,9 +207,10 @@ def _explain_initial(model: keras.Model) -> str:
 
 
 def _explain_asymmetry(model: keras.Model) -> str:
-    """Return a sentence if a range is asymmetric but should be symmetric around zero, or "".
+    """Return a warning if a range should be symmetric around zero, but is not, or "".
 
-    Keras loads weights of another recipe without an error if the shapes are equal.
+    Weights of another recipe may have been loaded. Keras does not notice this if the shapes are
+    equal.
     """
     for layer in list_scheduled_layers(model):
         for quantizer in layer.quantizers:
@@ -232,7 +231,7 @@ def _explain_asymmetry(model: keras.Model) -> str:
 
 
 def describe_difference(model: keras.Model) -> str:
-    """Returns a sentence if outputs differed from the float model in `quantize_model`, or ""."""
+    """Returns a warning if `quantize_model` found outputs unlike the float model's, or ""."""
     names = getattr(model, "differing_outputs", "")
     if not names:
         return ""

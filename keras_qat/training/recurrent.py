@@ -1,8 +1,9 @@
-"""Recurrent layers in training: fake quantization inside the steps of `step_math.py`.
+"""Recurrent layers in training: fake quantization of the tensors inside time steps.
 
-An LSTM fake-quantizes its states after each step. Files contain all other recurrent layers
-unrolled, so all tensors inside a step are fake-quantized. Layers with `stateful=True` keep states
-in float32 variables, which represent every integer state of a TFLite kernel exactly.
+In a file, an LSTM is one operator, so only its states are fake-quantized after each step. Other
+recurrent layers are several operators for each step, so all tensors inside a step are
+fake-quantized. Layers with `stateful=True` keep their states in float32 variables. These can hold
+the integer states of TFLite without rounding.
 """
 
 from __future__ import annotations
@@ -43,11 +44,14 @@ Round = Callable[[str, tf.Tensor], tf.Tensor]
 """A function `(name, x)` that fake-quantizes `x` to the range called `name`."""
 
 Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-"""A function `(inputs, kernel)` that returns a product."""
+"""A function `(inputs, kernel)` that returns a product, such as `tf.matmul`."""
 
 
 class _InTraining:
-    """A `step_math.Arithmetic` for training. `seen` records tensors by the name of the range."""
+    """Computes a step in training, as a `step_math.Arithmetic`. All results are fake-quantized.
+
+    `seen` collects the results before quantization, by the name of the range.
+    """
 
     def __init__(self, multiply: Round, quantize: Round) -> None:
         self._multiply_weights, self._quantize = multiply, quantize
@@ -94,8 +98,8 @@ def simulate_unrolled(
 ) -> tf.Tensor:
     """Computes a recurrent layer with quantized weights, and observes the tensors inside steps.
 
-    Tensors inside a step are rounded with the ranges from before the call. The first training batch
-    is rounded with the ranges of this batch.
+    The tensors are quantized with the ranges of earlier batches. The first batch uses its own
+    ranges.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
     observes = phase.calibrated and phase.training is not False  # Other phases allow empty ranges.
@@ -132,7 +136,7 @@ def _find_first_ranges(
     phase: Phase,
     ranges: dict[str, Any],
 ) -> Any:
-    """Return `ranges`. Replace empty ranges by the ranges of this batch, computed in float."""
+    """Return `ranges`. If ranges are empty, return the ranges of this batch, computed in float."""
 
     def compute_in_float() -> dict[str, Any]:
         states = [tf.identity(state) for state in layer.states] if layer.stateful else []
@@ -166,7 +170,7 @@ def simulate_steps(
     Args:
         layer: the layer.
         x: the input, or a list of the input, the initial states if any, and the mask if any.
-        weights: the weights by path.
+        weights: the weights by path, such as "cell.kernel".
         phase: the phase of the call.
         quantize_inputs: function that fake-quantizes the products of the inputs and the kernel.
         quantize: function that fake-quantizes a tensor inside a step.
@@ -189,7 +193,7 @@ def simulate_steps(
     linear, linear_again = _get_linear(layer)
 
     def drop(x: tf.Tensor, masks: Any) -> tuple[tf.Tensor, Any]:
-        """Return `(x after dropout, None)`, or `(x, masks)` if blocks have separate masks."""
+        """Return `(x after dropout, None)`, or `(x, masks)` if each gate has its own mask."""
         return (x, masks) if has_masks_of_blocks else (x * masks[0], None)
 
     masks = recurrent_masks = None
@@ -248,7 +252,7 @@ _MASK = "mask"
 
 
 def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
-    """Return two functions that multiply by a kernel, for inputs and for hidden states."""
+    """Return two products (matmul or convolution): for the inputs, and for the hidden state."""
     if not isinstance(layer, CONV_LSTMS):
         return tf.matmul, tf.matmul
     return partial(layer.cell.input_conv, padding=layer.cell.padding), layer.cell.recurrent_conv
@@ -264,14 +268,14 @@ def _apply(linear: Linear, x: tf.Tensor, kernel: tf.Tensor) -> Any:
 
 
 def _select(part: Part, kernel: tf.Tensor, bias: tf.Tensor | None) -> list[Any]:
-    """Return the columns of `part` in the kernel and, if any, in the bias."""
+    """Return the columns of one part (such as a gate) of the kernel and, if any, of the bias."""
     return [select_columns(x, part) for x in (kernel, bias) if x is not None]
 
 
 def _multiply(
     linear: Linear, masks: Any, part: Part, x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor
 ) -> Any:
-    """Multiply `x` by a part of the weights and add the bias. Blocks may have dropout masks."""
+    """Multiply `x` by a part of the weights and add the bias. `masks` may have a mask per gate."""
     if masks is None:
         y = _apply(linear, x, kernel)
     else:
@@ -285,7 +289,7 @@ def _multiply(
 
 
 def swap_steps(x: tf.Tensor) -> Any:
-    """Swaps the axes of examples and steps."""
+    """Transposes [batch, steps, ...] to [steps, batch, ...], or back."""
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 
@@ -298,7 +302,7 @@ def get_biases(
 ) -> tuple[Any, Any]:
     """Returns two biases of a layer, for the inputs and for the hidden state. Each may be None.
 
-    The bias for the inputs, and the argument `bias`, include the offset of each part.
+    The first bias, and the argument `bias`, include the constants of `compute_offsets`.
     """
     if bias is None:
         bias, offset = layer.cell.bias, compute_offsets(layer)
@@ -336,27 +340,26 @@ def simulate_lstm(
 
 
 def list_states(model: keras.Model) -> list[Any]:
-    """Returns the variables that hold the states of a model's stateful layers."""
+    """Returns the variables for the states of all layers with `stateful=True`."""
     layers = [layer for layer in list_layers(model) if isinstance(layer, keras.layers.RNN)]
     return [state for rnn in layers if rnn.stateful for state in tf.nest.flatten(rnn.states)]
 
 
 def kept_batch(states: Sequence[Any]) -> int | None:
-    """Returns the batch size of a model's states, or None without states."""
+    """Returns the batch size of a model's states. Returns None without states."""
     return int(states[0].shape[0]) if states else None
 
 
 def keep_states(layer: keras.layers.Layer, states: Sequence[Any]) -> None:
-    """Assigns the states after the last step to a layer's variables."""
     for variable, state in zip(layer.states, states, strict=True):
         variable.assign(tf.cast(state, variable.dtype))
 
 
 class Stream:
-    """A separate set of states for a model. Initial states are zero.
+    """A second sequence for a stateful model, with its own states. The states are zero at first.
 
-    Inside `with stream:`, the model has the stream's states. Afterwards, the model has its previous
-    states.
+    Inside `with stream:`, the model computes this sequence. Afterwards, it continues the previous
+    one.
     """
 
     def __init__(self, states: Sequence[Any]) -> None:
@@ -378,7 +381,7 @@ class Stream:
 
 @contextlib.contextmanager
 def restore_states(states: list[Any]) -> Iterator[None]:
-    """Restores the states after a `with` block. The block may be traced."""
+    """Restores the values of states after a `with` block, even if the block is traced."""
     before = [tf.identity(state) for state in states]
     try:
         yield

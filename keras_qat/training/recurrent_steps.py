@@ -1,9 +1,9 @@
 """Runs the steps of recurrent layers, with a faster gradient than TensorFlow's loops.
 
-TensorFlow's gradient of a loop stores every tensor of a step, and computes the gradient of every
-operation in each step. All operations except products with recurrent weights are elementwise. This
-module computes the derivatives of elementwise operations for all steps at once. The loop of the
-gradient then only multiplies by the derivatives and the weights.
+TensorFlow's gradient of a loop stores every tensor of a step, and differentiates every operation in
+each step. In a recurrent layer, only the products with recurrent weights mix channels. All other
+operations are elementwise. This module computes their derivatives for all steps at once. A loop
+then only multiplies by the derivatives and the weights.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import tensorflow as tf
 Tensors = Mapping[str, Any]
 
 Step = Callable[[Callable[[str, tf.Tensor], Any], Tensors, tuple[Any, ...]], tuple[Any, Any]]
-"""A function `(product, values, states)` that returns the next states, and tensors to observe.
+"""A function `(product, values, states)` that computes a time step. It returns the next states, and
+tensors to observe.
 
-`product(part, states)` multiplies by a part of the weights. The function computes one step, or all
-steps at once if tensors have the shape [steps, batch, ...]."""
+The function calls `product(part, states)` to multiply by recurrent weights. If tensors have the
+shape [steps, batch, ...], it computes all steps at once."""
 
 Multiply = Callable[..., Any]
-"""A function `(part, states, kernel[, bias])` that multiplies by the weights of a part."""
+"""A function `(part, states, kernel[, bias])` that multiplies by one part of the recurrent
+weights."""
 
 
 def run_steps(
@@ -37,13 +39,12 @@ def run_steps(
 ) -> tuple[list[Any], dict[str, list[Any]]]:
     """Runs all steps. Returns the states after each step, and the tensors to observe by name.
 
-    Tensors of all steps have the shape [steps, batch, ...].
-
     Args:
         step: function that computes a step.
         multiply: function that multiplies states by weights.
         weights: the recurrent weights of each part.
-        values: the products of the inputs by the names of parts, and possibly a mask.
+        values: the products of the inputs and the kernel by part, and possibly a mask. The shapes
+            are [steps, batch, ...].
         states: the states before the first step.
         unroll: True to unroll the loop over the steps.
     """
@@ -102,8 +103,8 @@ def _scan(
 class _Backward:
     """The gradient of all steps.
 
-    A step computes targets (the next states and the operands of products) from sources (the states
-    and the products).
+    A step is elementwise except for its products. Its elementwise operations compute targets (the
+    next states, and the states to multiply) from sources (the previous states, and the products).
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class _Backward:
         self.targets = {**dict(zip(self.names, again, strict=True)), **others}
 
     def __call__(self, upstream: Sequence[Any]) -> Any:
-        """Returns the gradients of the weights, the products of inputs, and the states."""
+        """Returns the gradients of the weights, the products of inputs, and the first states."""
         slopes: dict[tuple[str, str], Any] = {}
         slopes_of_given: dict[tuple[str, str], Any] = {}
         for name, target in self.targets.items():
@@ -167,14 +168,14 @@ class _Backward:
         )
 
     def _multiply_back(self, part: str, upstream: tf.Tensor) -> Any:
-        """Return the gradient of a product's operand."""
+        """Return the gradient of the states in a product, from the gradient of the product."""
         with tf.GradientTape() as tape:
             tape.watch(self.zeros)
             y = self.multiply(part, self.zeros, *self.weights[part])
         return tape.gradient(y, self.zeros, upstream)
 
     def _find_weights(self, part: str, upstream: tf.Tensor) -> Any:
-        """Return the gradients of a part's weights, with one product for all steps."""
+        """Return the gradients of a part's weights. One product computes the sum over all steps."""
         with tf.GradientTape() as tape:
             tape.watch(self.weights[part])
             y = self.multiply(part, self.operands[part], *self.weights[part])
@@ -182,10 +183,7 @@ class _Backward:
 
 
 def _propagate(of: Tensors, slopes: Mapping[tuple[str, str], Any], source: str) -> Any:
-    """Return the gradient of a source from the gradients `of` targets, or None if unused.
-
-    A source has as many channels as the targets, or several blocks with that many channels.
-    """
+    """Return the gradient of a source from the gradients `of` the targets, or None if unused."""
     terms = []
     for (target, own), slope in slopes.items():
         if own == source:

@@ -1,4 +1,4 @@
-"""Turns quantization on, and freezes BatchNormalization and ranges, for an entire model."""
+"""Sets the training steps at which quantization and freezing begin, for all layers of a model."""
 
 from __future__ import annotations
 
@@ -18,27 +18,23 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 def list_scheduled_layers(model: keras.Model) -> Iterator[ScheduledLayer]:
-    """Yields the quantize-aware layers of a model and of inner models."""
+    """Yields the quantize-aware layers of a model, including those in inner models."""
     return (layer for layer in list_layers(model) if isinstance(layer, ScheduledLayer))
 
 
 def list_quantizers(model: keras.Model) -> list[ActivationQuantizer]:
-    """Returns the activation quantizers of a model."""
     return [quantizer for layer in list_scheduled_layers(model) for quantizer in layer.quantizers]
 
 
 def is_quantized(model: keras.Model) -> bool:
-    """Returns True if a model contains quantize-aware layers."""
     return not isinstance(model, type) and any(True for _ in list_scheduled_layers(model))
 
 
 def share_layers(model: keras.Model, other: Any) -> bool:
-    """Returns True if two models have a quantize-aware layer in common."""
     return not set(list_scheduled_layers(model)).isdisjoint(list_scheduled_layers(other))
 
 
 def check_quantized(model: keras.Model) -> None:
-    """Raises a `ValueError` if a model is not quantization-aware."""
     if not is_quantized(model):
         recipe = getattr(model, "recipe", None)
         if recipe is not None:
@@ -54,11 +50,7 @@ def check_quantized(model: keras.Model) -> None:
 
 
 def check_is_graph(model: keras.Model) -> None:
-    """Raises a `ValueError` if a model calls quantize-aware layers in Python code, not as a graph.
-
-    Args:
-        model: a model, or a layer of a model.
-    """
+    """Raises a `ValueError` if a subclassed model calls quantize-aware layers in `call`."""
     if isinstance(model, ScheduledLayer) or is_graph_model(model) or not is_quantized(model):
         return
     raise ValueError(
@@ -70,10 +62,10 @@ def check_is_graph(model: keras.Model) -> None:
 
 
 def get_file_model(model: keras.Model) -> Any:
-    """Returns the exported part of a model. This is the entire model unless it has `file_outputs`.
+    """Returns the part of a model that is exported, which is usually the entire model.
 
-    If users built the model from quantize-aware layers, its predictions change to the file's
-    results.
+    If users built the model from quantize-aware layers, `predict` then also returns the results of
+    the exported file.
 
     Raises:
         ValueError: if the model is subclassed.
@@ -86,7 +78,6 @@ def get_file_model(model: keras.Model) -> Any:
 
 
 IMPORTED_IN = os.getpid()
-"""The id of the process that imported this module."""
 
 
 def check_process(model: keras.Model) -> None:
@@ -107,10 +98,7 @@ def check_process(model: keras.Model) -> None:
 
 
 def get_recipe(model: keras.Model) -> Any:
-    """Returns the recipe of a model or, if it has none, of the first layer with a recipe.
-
-    Returns None without a recipe.
-    """
+    """Returns the recipe of a model or of its first layer with a recipe. Otherwise returns None."""
     for part in [model, *getattr(model, "layers", ()), *list_scheduled_layers(model)]:
         if getattr(part, "recipe", None) is not None:
             return part.recipe
@@ -179,7 +167,8 @@ def schedule(model: keras.Model, **thresholds: int) -> None:
 
     Args:
         model: a quantization-aware model.
-        thresholds: `quantize_from`, `freeze_from` or `freeze_ranges_from`, in steps of the model.
+        thresholds: the first step, by the names `quantize_from`, `freeze_from` (BatchNormalization)
+            and `freeze_ranges_from`.
 
     Raises:
         ValueError: if the model is not quantized.
@@ -201,15 +190,13 @@ def leave_in_float(layer: keras.layers.Layer, reason: str) -> None:
 
 
 def get_float_reason(layer: keras.layers.Layer) -> str | None:
-    """Returns the reason that was passed to `leave_in_float`, or None."""
     return getattr(layer, "keras_qat_float_reason", None)
 
 
 def ask_for_integers(layer: keras.layers.Layer) -> None:
-    """Marks a layer to compute in integers. Operators that are `on_request` need this mark."""
+    """Marks a layer to compute in integers. Operators with `Op.on_request` need this mark."""
     layer.keras_qat_asked_for = True
 
 
 def is_integer_requested(layer: keras.layers.Layer) -> bool:
-    """Returns True if `ask_for_integers` was called on a layer."""
     return getattr(layer, "keras_qat_asked_for", False)

@@ -1,8 +1,8 @@
 """The base class of quantize-aware layers, which begin to quantize and to freeze at given steps.
 
-Each layer counts training steps and compares the count with thresholds. Count and thresholds are
-weights. A change therefore happens inside the training graph at the exact step, even with
-`steps_per_execution`. A loaded model continues at the saved step.
+Each layer counts training steps, and compares the count with the steps at which changes begin (the
+thresholds). All these numbers are weights. Therefore changes happen at the exact step, even with
+`steps_per_execution`, and a loaded model continues at the saved step.
 """
 
 from __future__ import annotations
@@ -28,19 +28,17 @@ from keras_qat.training.fake_quantization.phase import NEVER, Flag, Phase
 from keras_qat.training.fake_quantization.weight_quantizer import WeightQuantizer
 
 _RANGES = 2**31
-"""A factor that encodes two thresholds in the weight `freeze_from`. The weight is the first step
-with frozen statistics, plus `_RANGES` times the first step with frozen ranges.
+"""The weight `freeze_from` stores two steps. It is the first step with frozen statistics, plus
+`_RANGES` times the first step with frozen ranges. `split_thresholds` separates the steps.
 
-`split_thresholds` separates the thresholds. Two weights would be simpler. But `.h5` files of
-version 0.1.0 have one weight, and Keras could not load them.
-"""
+Two weights would be simpler. But Keras could not load them from `.h5` files of version 0.1.0."""
 
 Count = TypeVar("Count")
 """A tensor, or an array of the weights of several layers."""
 
 
 def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Count]:
-    """Returns the three thresholds by name. `freeze_from` encodes two thresholds (`_RANGES`)."""
+    """Returns the first steps `quantize_from`, `freeze_from` and `freeze_ranges_from` in a dict."""
     weight: Any = freeze_from
     ranges = weight % NEVER // _RANGES
     return {
@@ -52,7 +50,7 @@ def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Coun
 
 @contextlib.contextmanager
 def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[None]:
-    """Puts all calls of `layers` in `phase` inside a `with` block. None allows any phase.
+    """Sets the phase of all calls of `layers` inside a `with` block. None means unknown.
 
     Graphs that are traced inside the block have no branches for other phases.
     """
@@ -69,7 +67,7 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 
 
 def shapes_only() -> AbstractContextManager[None]:
-    """Returns a context manager in which calls of layers on symbolic tensors only infer shapes.
+    """Returns a context manager for building a model, in which layers only infer output shapes.
 
     Otherwise Keras traces every layer, which is the slowest part of building a model.
     """
@@ -77,12 +75,11 @@ def shapes_only() -> AbstractContextManager[None]:
 
 
 def shapes_are_enough() -> bool:
-    """Returns True inside the context manager of `shapes_only`."""
     return _shapes_only.get()
 
 
 def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
-    """Shows a note if a plain Keras model calls a layer. The model's file may differ."""
+    """Shows a note if a user's own `keras.Model` predicts with a quantize-aware layer."""
     model, of_model = backend.find_calling_layer()
     if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
         return
@@ -97,7 +94,7 @@ def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
 
 
 class ScheduledLayer(keras.layers.Layer):
-    """A layer that counts training steps.
+    """The base class of quantize-aware layers. It counts training steps.
 
     The weight `step` is the number of completed training steps. `quantize_from` is the first step
     that quantizes, counted from 1. `freeze_from` is the first step with frozen BatchNormalization.
@@ -111,19 +108,21 @@ class ScheduledLayer(keras.layers.Layer):
     """
 
     recipe: Recipe | None = None
-    """The recipe of the layer's model. Models that users build from the layer also read it."""
+    """The recipe of the layer's model. It is also used if users build another model with the
+    layer."""
     made_for: Callable[[], Any] | None = None
     """A weak reference to the layer's model."""
     make_exact: Callable[[Any], None]
-    """Function that makes a model, built by users, predict the file's results."""
+    """Function that makes a model predict the results of its file, if users built it with
+    `keras.Model`."""
     made_in: int = 0
     """The id of the process that created the weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
-    """Quantizers of weights, by weight path."""
     changes: int = 0
-    """Number of times that thresholds were set."""
+    """Number of calls of `set_thresholds`."""
     assumed: Phase | None = None
-    """The phase of all calls, or None. It is not thread-local, because replicas are threads."""
+    """The phase of all calls, set by `assuming`. It is not thread-local, because replicas are
+    threads."""
 
     def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -145,7 +144,6 @@ class ScheduledLayer(keras.layers.Layer):
             return self.compute(inputs, training, **kwargs)
 
     def output_dtype(self, inputs: tf.Tensor) -> tf.DType:
-        """Returns the type of the output."""
         return inputs.dtype
 
     def build(self, input_shape: tf.TensorShape) -> None:
@@ -156,11 +154,9 @@ class ScheduledLayer(keras.layers.Layer):
         super().build(input_shape)
 
     def thresholds(self) -> dict[str, tf.Tensor]:
-        """Returns the first step of each change, as tensors."""
         return split_thresholds(self.quantize_from.read_value(), self.freeze_from.read_value())
 
     def set_thresholds(self, **thresholds: int) -> None:
-        """Sets the given thresholds, and leaves all other thresholds unchanged."""
         if "quantize_from" in thresholds:
             self.quantize_from.assign(thresholds["quantize_from"])
         if not thresholds.keys() <= {"quantize_from"}:
@@ -176,16 +172,15 @@ class ScheduledLayer(keras.layers.Layer):
 
     @property
     def switches(self) -> list[tf.Variable]:
-        """The weights that decide the phase of a call."""
+        """The weights that determine the phase of a call."""
         return [self.step, self.quantize_from, self.freeze_from]
 
     @property
     def quantizers(self) -> list[ActivationQuantizer]:
-        """The layer's activation quantizers."""
         return []
 
     def yield_block_weights(self) -> Iterator[tuple[WeightQuantizer, tf.Tensor]]:
-        """Yields (quantizer, weight) for weights that may be quantized together."""
+        """Yields (quantizer, weight) for weights that one operation may quantize together."""
         yield from ()
 
     def get_config(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Computes ranges of weights with the least squared error."""
+"""Finds ranges of weights with the least squared quantization error.
+
+The limit of an output channel is the end of its symmetric range, from -limit to limit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.schedule import list_scheduled_layers
 
 _FACTORS = np.linspace(1.0, 0.2, 81)
-"""Limits to try, as factors of the largest magnitude."""
+"""Limits to try, divided by the largest magnitude of the channel's weights."""
 
 
 def find_least_squares_limits(
@@ -46,8 +49,8 @@ def round_weights(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndar
 def clip_weights(model: keras.Model) -> None:
     """Clips the weights of a quantization-aware model to limits with the least squared error.
 
-    The range of a channel follows the weights. Clipping therefore determines the range, even in
-    later training. Ranges of entire tensors, as with `recipes.contrib`, do not change.
+    In training, the limit of a channel is its largest weight. After clipping, this is the new
+    limit. Weights with one range per tensor, as in `recipes.contrib`, do not change.
     """
     for weights, quantizer in list_channel_weights(model, are_variables=True):
         value = weights.numpy()
@@ -69,7 +72,7 @@ def list_channel_weights(
 ) -> Iterator[tuple[Any, WeightQuantizer]]:
     """Yields (weight, quantizer) for each weight in a wrapper with one range per channel.
 
-    With `are_variables`, skips weights that are computed from other weights.
+    With `are_variables`, leaves out kernels that layers compute from other weights.
     """
     for layer in list_scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper) and not (

@@ -1,11 +1,11 @@
 """Histograms of tensors, and calibration methods that choose a range from a histogram.
 
-A bin has all floats with the same sign, exponent and first 9 bits of the mantissa. The width of a
-bin is 1/512 to 1/1024 of the values inside. One pass over the data is enough, because bins do not
-depend on the range. Outliers do not reduce the resolution.
+A bin counts all float32 values with the same sign, exponent and first 9 bits of the mantissa. For
+example, one bin is from 1 to 1 + 1/512. All tensors have the same bins. Therefore one pass over the
+data is enough, without an earlier pass to find the extremes.
 
-A calibration method is a function of a histogram and a specification. It returns the ends of the
-range. Values beyond the ends are clipped, and all other values get a finer scale.
+A calibration method is a function of a histogram and a `QuantSpec`. It returns the minimum and the
+maximum of the range. A smaller range clips more values, but quantizes the others in finer steps.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from keras_qat.config.specs import QuantSpec
 from keras_qat.training.fake_quantization.phase import Flag
 
 _SHIFT = 14
-"""Number of low bits of a float32 that do not affect its bin."""
+"""The number of a bin is the bits of a float32 without this number of low bits."""
 _ALL = 1 << (32 - _SHIFT)
-"""Number of bins before `sort_bins`."""
+"""Number of bins in the result of `count_bins`."""
 _SIDE = 1 << 15
-"""Number of bins for each sign: 512 for each of 64 powers of 2."""
+"""Number of bins for each sign after `sort_bins`: 512 for each power of 2 from 2^-32 to 2^31."""
 _FIRST = (127 - 32) << (23 - _SHIFT)
-"""The bin of 2^-32. Values closer to zero are in the first bin of their sign."""
+"""The bin of 2^-32. For each sign, `sort_bins` merges all values closer to zero into one bin."""
 _GOLDEN = (5**0.5 - 1) / 2
 _ENOUGH = 1 << 14
-"""Maximum number of counted values per example. The values are evenly spread over the example."""
+"""Maximum number of values of an example that are counted. They are evenly spread over the
+example."""
 
 
 def find_extremes(x: tf.Tensor) -> Any:
@@ -45,9 +46,9 @@ def find_extremes(x: tf.Tensor) -> Any:
 
 
 def count_bins(x: tf.Tensor) -> Any:
-    """Counts the values of a batch in each bin, in the order that `sort_bins` expects.
+    """Counts the values of a batch in each bin. `sort_bins` brings the counts in order.
 
-    In large examples only every n-th value is counted.
+    At most `_ENOUGH` values of each example are counted.
     """
     bits = tf.bitwise.right_shift(tf.bitcast(take_sample(x, _ENOUGH), tf.uint32), _SHIFT)
     return tf.math.bincount(tf.cast(bits, tf.int32), minlength=_ALL, maxlength=_ALL)
@@ -64,7 +65,7 @@ def take_sample(x: tf.Tensor, most: int) -> Any:
 
 @partial(trace_once, signature=[tf.TensorSpec(None), *[tf.TensorSpec([], tf.int32)] * 2])
 def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
-    """Return every `step`-th value of examples with `size` values, as a vector."""
+    """Return every `step`-th value of each example as a vector. An example has `size` values."""
     return tf.reshape(tf.reshape(x, [-1, size])[:, ::step], [-1])
 
 
@@ -72,7 +73,7 @@ def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
 def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
     """Returns a vector with the extremes of `x`, followed by at most `most` sampled values.
 
-    No constants depend on the tensor, so TensorFlow optimizes the function only once.
+    One traced function serves tensors of all shapes, so TensorFlow optimizes it only once.
     """
     values = tf.reshape(x, [-1])
     size = tf.size(values)
@@ -85,7 +86,7 @@ def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
 
 
 def sort_bins(counts: np.ndarray) -> np.ndarray:
-    """Sorts the counts of `count_bins` by bin, and removes bins that are never used."""
+    """Sorts the result of `count_bins` by value. Leaves out values from 2^32 on."""
     positive, negative = (
         np.concatenate([[side[:_FIRST].sum()], side[_FIRST : _FIRST + _SIDE - 1]])
         for side in counts.reshape(2, -1).astype(np.int64)
@@ -96,7 +97,6 @@ def sort_bins(counts: np.ndarray) -> np.ndarray:
 _BITS = (np.arange(_SIDE, dtype=np.uint32) + np.uint32(_FIRST)) << np.uint32(_SHIFT)
 _SIZES = _BITS.view(np.float32).astype(np.float64)
 EDGES = np.concatenate([-_SIZES[::-1], [0.0], _SIZES])
-"""The edges of all bins, in order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +116,12 @@ class Histogram:
 
     @classmethod
     def of(cls, counts: np.ndarray, minimum: float, maximum: float) -> Histogram:
-        """Creates a histogram from the counts of all bins, and the exact extremes."""
+        """Creates a histogram from the result of `sort_bins` and the exact extremes."""
         (bins,) = np.nonzero(counts)
         low, high = (np.clip(EDGES[bins + end], minimum, maximum) for end in (0, 1))
         return cls(bins, low, high, counts[bins].astype(np.float64))
 
     def merge(self, number: int) -> Histogram:
-        """Merges groups of `number` adjacent bins."""
         bins = self.bins // number
         starts = np.flatnonzero(np.diff(bins, prepend=-1))
         ends = np.append(starts[1:], len(bins)) - 1
@@ -130,7 +129,7 @@ class Histogram:
         return Histogram(bins[starts], self.low[starts], self.high[ends], counts)
 
     def quantile(self, share: float) -> float:
-        """Returns the value that is larger than a given share of all values."""
+        """Returns the value below which a share of all values lies, such as the median for 0.5."""
         sums = np.cumsum(self.counts)
         count = share * sums[-1]
         index = min(int(np.searchsorted(sums, count)), len(sums) - 1)
@@ -141,11 +140,11 @@ class Histogram:
 
 @dataclasses.dataclass
 class Tally:
-    """Extremes and counts of all tensors that share a range.
+    """The extremes and the bin counts of all tensors that share a range.
 
     Args:
         low, high: the smallest and the largest value so far.
-        counts: number of values in each bin, in the order of `sort_bins`. 0 without counting.
+        counts: the sum of the results of `sort_bins`. 0 if values are not counted.
     """
 
     low: float = np.inf
@@ -153,12 +152,11 @@ class Tally:
     counts: Any = 0
 
     def add(self, extremes: np.ndarray, counts: Flag | Switch) -> None:
-        """Adds the extremes of a batch, and the counts or 0."""
+        """Includes a batch. `counts` is the result of `sort_bins`, or 0 without counting."""
         self.low, self.high = min(self.low, extremes[0]), max(self.high, extremes[1])
         self.counts = self.counts + counts
 
     def histogram(self) -> Histogram:
-        """Returns the histogram of the counts."""
         return Histogram.of(self.counts, self.low, self.high)
 
 
@@ -167,14 +165,15 @@ Method = Literal["minmax", "percentile", "mse"]
 Range = tuple[float, float]
 
 _GAIN = 0.98
-"""A narrower range must reduce the error to this share of the full range's error. Histograms
-overestimate the full range's error for values on a grid, such as pixels."""
+"""`least_squares` only returns a narrower range if this reduces the error by at least 2 %. For
+values on a grid, such as pixels, histograms overestimate the error of the full range."""
 _MERGED = 16
-"""Number of bins to merge before summing errors. A merged bin's width is 1/32 of its values."""
+"""Number of adjacent bins that `least_squares` merges, to be faster."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
-"""Ends to try, as factors of the extremes, from 1 to 2^-11.75."""
+"""`least_squares` first multiplies the ends of the range by each of these factors, 1 to
+2^-11.75."""
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)
-"""Factors to try around the best of `_FACTORS`."""
+"""`least_squares` then multiplies the best range so far by each of these factors."""
 
 
 def extremes(histogram: Histogram, spec: QuantSpec) -> Range:
@@ -208,13 +207,13 @@ def least_squares(histogram: Histogram, spec: QuantSpec) -> Range:
 
 
 def _full_range(histogram: Histogram, spec: QuantSpec) -> Range:
-    """Return the range of `extremes`, widened to be symmetric if `spec` is symmetric."""
+    """Return the range of all values and zero, symmetric around zero if `spec` is symmetric."""
     low, high = extremes(histogram, spec)
     return (min(low, -high), max(high, -low)) if spec.symmetric else (low, high)
 
 
 def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | np.ndarray) -> float:
-    """Returns the sum of squared quantization errors. Values are evenly spread in each bin."""
+    """Returns the sum of squared errors if all values are quantized to the range `ends`."""
     low, high = ends
     if high <= low:
         return float(np.inf)
@@ -240,7 +239,7 @@ def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | n
 
 
 def _rounding(x: np.ndarray) -> np.ndarray:
-    """Integrate the squared distance to the nearest integer, from 0 to x."""
+    """Return the integral of `(t - round(t))**2` from t = 0 to t = x."""
     nearest = np.round(x)
     return nearest / 12 + (x - nearest) ** 3 / 3
 
@@ -250,4 +249,4 @@ METHODS: dict[Method, Callable[..., Range]] = {
     "percentile": percentile,
     "mse": least_squares,
 }
-"""Calibration methods, by the argument `method` of `calibrate`."""
+"""Calibration methods by name, as in `calibrate(..., method="mse")`."""

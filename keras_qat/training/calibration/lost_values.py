@@ -1,4 +1,9 @@
-"""Finds small values that quantization loses because of much larger values in the same range."""
+"""Finds small values that are lost in quantization, because larger values share their range.
+
+For example, an int8 input has the features age (0 to 100) and share (0 to 0.1). Its scale is 0.4,
+so every share is quantized to 0. Tensors may also share a range, such as the inputs of a
+concatenation. The slot of a tensor is its number among these tensors.
+"""
 
 from __future__ import annotations
 
@@ -25,31 +30,33 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 MOST_FEATURES = 16
-"""Maximum number of features of a time series that are checked one by one."""
+"""An input [batch, steps, features] is only checked if it has at most this number of features."""
 _EXAMPLES = 64
-"""Number of examples in which outliers are searched."""
+"""Number of examples in which the different values of a feature are counted."""
 FAR = 32
-"""A range with outliers is more than this many times as wide as the range without outliers."""
+"""Outliers are reported if they make the range more than this many times as wide."""
 ENOUGH = 8
-"""Outliers are only reported if fewer quantized values than this remain for all other values."""
+"""Outliers are reported if the other values share fewer quantized values than this (of 256 in
+int8)."""
 VARIED = 4
-"""Outliers are ignored if all other values have fewer distinct values than this."""
+"""Outliers are reported if the other values include at least this many different values."""
 MARK = 0.01
-"""If outliers are at least this share of a tensor, the model computes them, such as in a mask."""
+"""If at least this share of the values are outliers, they come from the model, not from the data.
+For example, the model may add -1e9 to masked values."""
 
 
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
-    """Returns sentences about values that quantization loses.
+    """Returns warnings about features or tensors that are too small for their shared range.
 
-    `data` is an array of examples for each input. Without `data`, the statistics of a normalization
-    layer after the input are used.
+    `data` is an array of examples for each input. Without `data`, features are judged by the mean
+    and the variance in a normalization layer after the input.
     """
     features = _explain_by_statistics(graph) if data is None else explain_lost_features(graph, data)
     return [*features, *_explain_lost_tensors(graph)]
 
 
 def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
-    """Yields a sentence for each input with features that use too little of the input's range."""
+    """Yields a warning for each input with features that get too few of the quantized values."""
     inputs = flatten_values(graph.inputs)
     for index, quantizer in find_input_quantizers(graph).items():
         if not has_features(data[index]) or not data[index].size:
@@ -67,7 +74,7 @@ def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[
 
 
 def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str:
-    """Returns sentences if tensors use too little of their common range `shared`, or "".
+    """Returns a warning if tensors are too small for their common range `shared`, or "".
 
     `ends` has the smallest and the largest value of each tensor, by name.
     """
@@ -91,9 +98,9 @@ def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str
 def find_lost_features(
     low: np.ndarray, high: np.ndarray, examples: np.ndarray, shared: Ends, bits: int
 ) -> dict[int, float]:
-    """Returns {index: span} for features that use too little of the range of all features.
+    """Returns {index: largest - smallest value} for features that are too small for `shared`.
 
-    Features with few different values, such as a pixel that is mostly 0, are left out.
+    Features with few different values are left out, such as a pixel that is mostly 0.
     """
     spans = high - low
     lost = np.flatnonzero((spans > 0) & (spans < compute_lost_span(shared, bits)))
@@ -114,7 +121,7 @@ def replace_nonfinite(x: np.ndarray) -> np.ndarray:
 
 
 def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
-    """Returns {input index: quantizer} for inputs with a separate range."""
+    """Returns {input index: quantizer} for inputs that do not share a range with other tensors."""
     readers = graph.consumers()
     quantizers = {}
     for index, value in enumerate(flatten_values(graph.inputs)):
@@ -126,9 +133,9 @@ def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
 
 
 def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
-    """Returns the quantizers of scores that `MaskScores` masks.
+    """Returns the quantizers of attention scores from `MaskScores`. These need no check.
 
-    The ranges need no check, because they are only as wide as a softmax needs.
+    Masked scores are only a little lower than the others, so the range is not too wide.
     """
     masked = set()
     for call in graph.calls:
@@ -142,7 +149,7 @@ def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
 def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
     """Returns {layer: {slot: name of the tensor in the float model}}.
 
-    A Rescaling by 1 only changes a range. Its output has the name of its input.
+    A Rescaling by 1 only converts a tensor to another range. The tensor keeps its name.
     """
     names: dict[Quantize, dict[int, str]] = {}
     for call in graph.calls:
@@ -160,7 +167,7 @@ def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
 
 
 def find_varying_slots(graph: Graph) -> set[tuple[Quantize, int]]:
-    """Returns (layer, slot) for tensors that depend on the data.
+    """Returns pairs (layer, slot) for the tensors that depend on the model's inputs.
 
     Other tensors hold weights or constants, such as the class token of vision transformers.
     """
@@ -185,7 +192,7 @@ def _is_rescaling_by(call: Call, factor: float) -> bool:
 
 
 def get_first_layer(call: Call) -> keras.layers.Layer:
-    """Returns the layer of a call. For a wrapper, returns the first layer inside the wrapper."""
+    """Returns the layer of a call or, for a QuantizeWrapper, the first layer inside the wrapper."""
     return call.layer.sublayers[0] if isinstance(call.layer, QuantizeWrapper) else call.layer
 
 
@@ -205,7 +212,7 @@ def _explain_lost_tensors(graph: Graph) -> Iterator[str]:
 
 
 def _explain_by_statistics(graph: Graph) -> Iterator[str]:
-    """Yield sentences about features with a deviation below one step of the input's range."""
+    """Yield a warning about features with a standard deviation below one quantization step."""
     inputs = flatten_values(graph.inputs)
     quantizers = {inputs[index]: own for index, own in find_input_quantizers(graph).items()}
     for value, norm in _find_norms(graph):
@@ -217,13 +224,13 @@ def _explain_by_statistics(graph: Graph) -> Iterator[str]:
 
 
 def find_norm(graph: Graph, name: str) -> str:
-    """Returns the name of the layer that normalizes an input, or ""."""
+    """Returns the name of the normalization layer that reads the input `name`, or ""."""
     norms = (norm for value, norm in _find_norms(graph) if value.name == name)
     return next((norm.name.removeprefix(PREFIX) for norm in norms), "")
 
 
 def _find_norms(graph: Graph) -> Iterator[tuple[Value, keras.layers.Layer]]:
-    """Yield (input, layer) if the first layer after an input normalizes it."""
+    """Yield (input, layer) for each input that goes directly into a normalization layer."""
     inputs = {value: value for value in flatten_values(graph.inputs)}
     for call in graph.calls:
         source = inputs.get(call.inputs[0]) if len(call.inputs) == 1 else None
@@ -237,9 +244,9 @@ class Outliers(NamedTuple):
     """Values of a tensor that are far from most values.
 
     Args:
-        value: the outermost outlier.
+        value: the outlier with the largest magnitude.
         share: the share of the values that are outliers.
-        low, high: the ends of the values without outliers.
+        low, high: the smallest and the largest of the other values.
     """
 
     value: float
@@ -251,9 +258,10 @@ class Outliers(NamedTuple):
 def find_outliers(
     values: np.ndarray, extremes: tuple[float, float], ends: tuple[float, float], bits: int
 ) -> Outliers | None:
-    """Finds outliers that leave few quantized values for most values of a tensor.
+    """Returns outliers if they leave too few quantized values for the other values, or None.
 
-    `values` is a sample of the tensor, and may lack the `extremes`. `ends` is the range.
+    `values` is a sample of a tensor. `extremes` are the tensor's smallest and largest value, which
+    the sample may lack. `ends` is the range for quantizing the tensor.
     """
     low, high = ends
     rest = np.sort(np.clip(np.append(values.astype(np.float64).ravel(), extremes), low, high))
@@ -280,7 +288,7 @@ def find_outliers(
 
 
 def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
-    """Returns sentences about the effect of outliers on a tensor, and a remedy."""
+    """Returns a warning about outliers, with a remedy."""
     needed = max(far.high, 0.0) - min(far.low, 0.0)
     remaining = max(1, int(needed / (high - low) * (2**bits - 1)))
     cost = (

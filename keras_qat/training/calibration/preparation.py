@@ -1,7 +1,9 @@
-"""Checks whether data are preprocessed like the training data of a model.
+"""Checks whether data are preprocessed in the same way as the training data of a model.
 
-The first BatchNormalization or Normalization after an input contains statistics of the training
-data.
+The first BatchNormalization or Normalization after an input knows the mean and the standard
+deviation of the training data. The check computes the same statistics of the given data. The
+distance between them is the difference of the means, in standard deviations, or log2 of the ratio
+of the standard deviations. The larger one counts. Channels are averaged.
 """
 
 from __future__ import annotations
@@ -25,18 +27,20 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FAR = 3.0
-"""From this distance to the training data on (`_find_distances`), the preprocessing is always
-wrong. Data that are sorted by class have distances up to 1."""
+"""From this distance on, the preprocessing is wrong. Data sorted by class have distances up to
+1."""
 FAR_IF_OTHER = 0.5
-"""From this distance on, preprocessing is wrong if an alternative has a quarter of the distance."""
+"""From this distance on, the preprocessing is wrong if another preprocessing is much closer."""
 _MOST = 8.0
-"""Maximum distance of a channel. Without it, a dead channel would dominate the mean."""
+"""Maximum distance of a channel. Otherwise, one channel that is always 0 would dominate the
+mean."""
 _ROWS = 4096
-"""Maximum number of rows for computing the mean and deviation of channels."""
+"""Maximum number of rows (such as pixels) for computing the statistics of the channels."""
 _FEWEST = 4
-"""Minimum number of examples for a decision."""
+"""With fewer examples, nothing is checked."""
 _RESCALED_TWICE = 0.02
-"""Data with a smaller spread after a Rescaling layer were already rescaled before that layer."""
+"""If all values after a Rescaling layer are closer together, the data were already rescaled
+before."""
 
 Prepare = Callable[[np.ndarray], Any]
 _IMAGENET = "keras.applications.imagenet_utils.preprocess_input(x, mode="
@@ -78,11 +82,10 @@ class Sample(NamedTuple):
         return self.low >= 0 and 0.25 < 255 * self.high < 1.001  # 1 / 255 is rounded.
 
     def describe(self, name: str) -> str:
-        """Returns the name of the input, and the type and the extremes of the data."""
         return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
 
     def preparations(self) -> dict[str, Prepare]:
-        """Returns {code: function} for each preprocessing that training may have used."""
+        """Returns {code: function} for missing preprocessing, such as "x / 255" for pixels."""
         if self.is_pixels:
             count = 4 if self.x.ndim == 4 and self.x.shape[-1] == 3 else 2
             return dict(list(_OF_PIXELS.items())[:count])
@@ -109,7 +112,7 @@ def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
 
 
 def _check_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[str]:
-    """Compare each input with the first normalization after it. Yield a sentence or ""."""
+    """For each input, check the data of the first normalization layer. Yield a warning or ""."""
     sources = {value: {value.name} for value in flatten_values(graph.inputs)}
     remaining = dict(samples)
     for call in graph.calls:
@@ -134,7 +137,7 @@ def _compare(
     name: str,
     sample: Sample,
 ) -> str:
-    """Return a sentence if the input of a normalization differs from the training data, or ""."""
+    """Return a warning if the data that reach `norm` differ from the training data, or ""."""
 
     def measure(x: tf.Tensor) -> tuple[np.ndarray, np.ndarray]:
         (y,) = _compute(graph, [value], name, x)
@@ -166,10 +169,10 @@ def _compare(
 
 
 def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
-    """Return `(wider, shift)` for each channel, compared with training.
+    """Return `(wider, shift)` for each channel of `x`, the input of the layer `norm`.
 
-    `wider` is log2 of the ratio of standard deviations. `shift` is the difference of the means, in
-    standard deviations.
+    `wider` is log2 of the standard deviation, divided by the deviation in training. `shift` is the
+    difference of the means, in standard deviations.
     """
     statistics = find_statistics(norm)
     assert statistics is not None
@@ -188,7 +191,7 @@ def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray
 
 
 def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """Returns at most `count` random rows. Regular steps might select a single channel."""
+    """Returns at most `count` random rows. Every n-th row may belong to the same channel."""
     if len(rows) <= count:
         return rows
     return rows[np.unique(np.random.default_rng(0).integers(0, len(rows), count))]
@@ -199,7 +202,7 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
 
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
-    """Return a sentence if data for a Rescaling layer seem to be rescaled already, or ""."""
+    """Return a warning if data for a Rescaling layer seem to be rescaled already, or ""."""
     for layer in map(get_first_layer, graph.calls):
         if isinstance(layer, keras.layers.Rescaling):
             scale = float(np.max(np.abs(layer.scale)))
@@ -213,7 +216,7 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
 
 
 def _compute(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
-    """Compute values that depend only on the input `name`, in float."""
+    """Compute `values` in float, if the input `name` is `x`. They depend on no other input."""
     calls = split_loss_only(graph.calls, values)[0]
     inputs = [
         tf.constant(x, value.dtype) if value.name == name else None

@@ -1,4 +1,8 @@
-"""Observes the inputs of quantizers while a model computes in float."""
+"""Observes the tensors that quantizers read, while a model computes in float.
+
+`calibrate` then chooses ranges for these tensors. Several tensors may share the range of one
+quantizer. The slot of a tensor is its number among them.
+"""
 
 from __future__ import annotations
 
@@ -45,18 +49,16 @@ from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 
 _SAMPLE, _SAMPLED = 16, 256
-"""Number of sampled values per example of a tensor, and number of examples with samples."""
+"""Number of sampled values per example of a tensor, and number of sampled examples."""
 
 Slot = tuple[ActivationQuantizer, int | None]
-"""A pair: a quantizer, and the slot of a tensor. None means all tensors of the quantizer."""
+"""A quantizer, and the slot of one of its tensors. The slot None means all of its tensors."""
 
 
 class Watch:
-    """A traced function that computes a model in float, and returns statistics of tensors.
+    """Computes a model in float, and returns statistics of the tensors that quantizers read.
 
-    Args:
-        model: the model.
-        counts: True to also count values for histograms.
+    With `counts`, the statistics include the counts of a histogram.
     """
 
     def __init__(self, model: keras.Model, counts: bool) -> None:
@@ -82,7 +84,7 @@ class Watch:
         self._trace = functools.cache(lambda: trace_for_any_batch(watch, self.specs))
 
     def _compute(self, inputs: list[tf.Tensor]) -> tuple[list[tf.Tensor], Any]:
-        """Return the tensors before the quantizers, and the model's outputs."""
+        """Return the tensors that the quantizers read, and the model's outputs."""
         seen: list[tf.Tensor] = []
         self.tensors.clear()
 
@@ -104,13 +106,15 @@ class Watch:
             return self._trace()(*inputs)
 
     def outputs(self, batch: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        """Returns the model's float outputs in the order of `model.outputs`."""
         return list(self._run(batch, sampled=0)[2])
 
     def __call__(
         self, batch: list[np.ndarray], sampled: int
     ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-        """Returns the extremes, a sample and (if `counts`) the counts of each tensor."""
+        """Returns the extremes, a sample and (if `counts`) the bin counts of each tensor.
+
+        A sample has at most `sampled` values.
+        """
         known, counts, _ = self._run(batch, sampled)
         vectors = [vector.numpy() for vector in known]
         extremes = np.array([vector[:2] for vector in vectors]).reshape(-1, 2)
@@ -119,12 +123,12 @@ class Watch:
 
 
 def get_watch(model: keras.Model) -> Watch | None:
-    """Returns the `Watch` of an earlier calibration without histograms, or None."""
+    """Returns the `Watch` that `calibrate(..., method="minmax")` added to a model, or None."""
     return getattr(model, "_watches", {}).get(False)
 
 
 class Observed:
-    """Statistics of the tensors before a model's quantizers, over all batches.
+    """Statistics of the tensors that a model's quantizers read, over all batches.
 
     The arguments are the same as for `Watch`.
     """
@@ -136,12 +140,11 @@ class Observed:
         self.watch: Watch = watches[counts]
         self.examples = 0
         self.tallies: dict[Slot, Tally] = defaultdict(Tally)
-        """With `counts`, one tally for each quantizer. Otherwise, one tally for each slot."""
+        """With `counts`, one tally for each quantizer. Otherwise, one tally for each tensor."""
         self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
         """Samples of tensors from the first batches, by quantizer and slot."""
 
     def add(self, batch: list[np.ndarray]) -> None:
-        """Observes a batch of the model's inputs."""
         sampled = _SAMPLE * len(batch[0]) if self.examples < _SAMPLED else 0
         extremes, samples, counts = self.watch(batch, sampled)
         self._check_finite(extremes)
@@ -155,12 +158,12 @@ class Observed:
             tally.add(extremes[index], counts[index] if counts else 0)
 
     def share(self, model: keras.Model) -> None:
-        """Adds the observations of the other workers in a cluster."""
+        """Includes the statistics of the other workers if several workers calibrate together."""
         self.examples = int(gather_workers(model, self.examples).sum())
         share_tallies(model, list(self.tallies.values()))
 
     def doubts(self, ranges: dict[Observer, Range]) -> Iterator[str]:
-        """Yields sentences about outliers and lost tensors, in the order of computation."""
+        """Yields warnings about outliers, and tensors that are too small for a shared range."""
         graph = self.watch.graph
         masked, varying = find_masked_scores(graph), find_varying_slots(graph)
         for quantizer, by_slot in self.samples.items():
@@ -187,7 +190,6 @@ class Observed:
                     yield reason
 
     def _find_name(self, quantizer: ActivationQuantizer, slot: int) -> str:
-        """Return the name of a tensor in the float model."""
         layer = self._find_layer(quantizer)
         own = {0: str(layer.name).removeprefix(PREFIX)}
         return name_slots(self.watch.graph).get(layer, own)[slot]
@@ -210,7 +212,6 @@ class Observed:
             )
 
     def ranges(self, method: Callable[..., Range]) -> dict[Observer, Range]:
-        """Returns the range of each observer, computed by a calibration method."""
         ranges: dict[Observer, Range] = {}
         for (quantizer, slot), tally in self.tallies.items():
             if slot is None:
@@ -222,7 +223,7 @@ class Observed:
 
 
 def share_tallies(model: keras.Model, tallies: list[Tally]) -> None:
-    """Adds the tallies of the other workers in a cluster to `tallies`."""
+    """Includes the statistics of the other workers in `tallies`, if there are several workers."""
     if not is_cluster(model.distribute_strategy):
         return
     ends = gather_workers(model, [[tally.low, tally.high] for tally in tallies])

@@ -46,10 +46,10 @@ class ActivationQuantizer:
     def __call__(
         self, x: tf.Tensor, phase: Phase, slot: int | None = 0, ceiling: float | None = None
     ) -> tf.Tensor:
-        """Fake-quantizes `x`. In training, also observes `x` as the tensor in `slot`.
+        """Fake-quantizes `x`. In training, also updates the range, as the tensor number `slot`.
 
-        If `slot` is None, `x` is an average of quantized values and is not observed. With a
-        `ceiling`, a ReLU with this maximum is applied to `x` first.
+        If `slot` is None, `x` is an average of quantized values, as in AveragePooling2D, and does
+        not change the range. With a `ceiling`, a ReLU with this maximum is applied to `x` first.
         """
         if phase.training is False and phase.quantizing is False:
             y = fake_quant.apply_relu(x, ceiling)
@@ -79,7 +79,7 @@ class ActivationQuantizer:
         return y
 
     def _constant_range(self, phase: Phase) -> tuple[float, float] | None:
-        """Return the range if graphs contain it as a constant, or None."""
+        """Return the range if it never changes in the current graph. Otherwise return None."""
         if isinstance(self.spec, specs.FixedSpec):
             return float(self.spec.minimum), float(self.spec.maximum)
         if not phase.known or self.learns:
@@ -88,7 +88,6 @@ class ActivationQuantizer:
         return (minimum, maximum) if minimum < maximum else None
 
     def observe_only(self, x: tf.Tensor, phase: Phase) -> None:
-        """Observes `x` in training, without quantizing it."""
         self._observe_in_phase(x, phase, 0, None)
         if self.watched is not None:
             self.watched(0, x)
@@ -104,7 +103,6 @@ class ActivationQuantizer:
 
     @property
     def learns(self) -> bool:
-        """True if training learns the range by gradient descent."""
         learned = ("learned", "learned_clipping")
         return isinstance(self.spec, specs.QuantSpec) and self.spec.observer in learned
 
@@ -126,7 +124,7 @@ class ActivationQuantizer:
         ceiling: float | None = None,
         counts: Counts = True,
     ) -> Range:
-        """Observes `x` if `training` and `counts`, and returns the range."""
+        """Returns the range. If `training` and `counts` are true, `x` first updates the range."""
         if isinstance(self.spec, specs.FixedSpec):
             return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
         ranges = [
@@ -144,7 +142,7 @@ class ActivationQuantizer:
         return low, high
 
     def applies(self, phase: Phase, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag | Switch:
-        """Returns true if a call quantizes: the delay is over, and data was observed."""
+        """Returns true if a call must quantize: quantization has begun, and there is a range."""
         if phase.calibrated:
             return phase.quantizing
         has_range = self.has_range(minimum, maximum)
@@ -153,14 +151,14 @@ class ActivationQuantizer:
         return tf.logical_and(phase.quantizing, has_range)
 
     def has_range(self, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag:
-        """Returns true if the ends are a usable range. Without data, a quantizer has no range."""
+        """Returns true if the range is usable. Before any data, the range is usually empty."""
         if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
             return True
         return maximum > minimum
 
     @property
     def untouched_range(self) -> tuple[float, float] | None:
-        """The recipe's initial range while no data has changed it, otherwise None."""
+        """The recipe's initial range if no data has been observed yet. Otherwise None."""
         if not isinstance(self.spec, specs.QuantSpec) or self.spec.initial_range is None:
             return None
         counters = [observer.counter for observer in self.observers]
@@ -168,7 +166,6 @@ class ActivationQuantizer:
         return self.spec.initial_range if is_untouched else None
 
     def is_calibrated(self) -> Flag:
-        """Returns true if the quantizer has a range."""
         return self.has_range(*self.observe(None, training=False))
 
     def current_range(self) -> tuple[float, float]:

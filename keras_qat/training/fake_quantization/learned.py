@@ -1,8 +1,8 @@
-"""Fake quantization with learned ranges: the ends of the ranges have a gradient.
+"""Fake quantization with learned ranges: gradient descent trains the ends of the ranges.
 
-In learned clipping (PACT, Choi et al. 2018, arXiv:1805.06085), values beyond an end contribute to
-the gradient. In learned step size quantization (LSQ, Esser et al. 2020, arXiv:1902.08153), rounding
-errors inside the range also contribute.
+In learned clipping (PACT, Choi et al. 2018, arXiv:1805.06085), the gradient of an end is from the
+values outside the range. In learned step size quantization (LSQ, Esser et al. 2020,
+arXiv:1902.08153), rounding errors of values inside the range are added.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from keras_qat.training.fake_quantization.phase import Flag
 
 
 def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
-    """Return the factor for the gradient of a range's end.
+    """Return a factor for the gradient of a range's end, similar to LSQ.
 
-    LSQ multiplies the gradient of a scale by 1 / sqrt(count * levels). Scales and weights then
-    change at the same rate. An end is `levels` scales, so its factor is `levels`^2 as large.
+    LSQ trains the scale, and multiplies its gradient by 1 / sqrt(count * levels). The scale then
+    changes as fast as weights. Here, the end is trained. It is `levels` times as large as the
+    scale. The factor is therefore `levels`^2 times as large.
     """
     return levels**2 / tf.sqrt(tf.cast(count, tf.float32) * levels)
 

@@ -1,4 +1,4 @@
-"""Observers, which store and update the ranges of quantizers.
+"""Observers, which store the range of a tensor, and update it in training.
 
 `update` observes a training batch, and `range` returns the current range. Keras saves the
 variables, because they are weights of the layer that hosts the quantizer.
@@ -29,13 +29,13 @@ Range = tuple[tf.Tensor, tf.Tensor]
 Counts: TypeAlias = bool | tf.Tensor | Switch
 
 RECENT = 10.0
-"""An average spans at most the last 10 batches, or the last tenth of more than 100 batches.
+"""In moving averages, the n-th batch has at least the weight `RECENT / max(n, 100)`.
 
-Weights change most when training begins. An average over all batches would clip growing values."""
+Activations often grow when training begins. Without this minimum, the range would clip them."""
 
 
 def select_seen(seen: Flag, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Returns `new` if `seen`, else `old`. A branch would stall a GPU."""
+    """Returns `new` if `seen`, else `old`. On a GPU, `tf.cond` would be slower than `tf.where`."""
     return new if seen is True else tf.where(seen, new, old)
 
 
@@ -48,7 +48,7 @@ def subtract_product(variable: tf.Variable, factor: tf.Tensor, x: tf.Tensor) -> 
 
 
 def _add_variable(host: keras.layers.Layer, name: str, value: float = 0.0) -> tf.Variable:
-    """Add a variable to `host`. Replicas average observations, and have equal values."""
+    """Add a scalar weight to the layer `host`. All replicas keep it at the same value."""
     on_read = tf.VariableSynchronization.ON_READ
     return add_scalar(host, name, value, synchronization=on_read)
 
@@ -65,7 +65,7 @@ class Observer:
     counter: tf.Variable | None = None
     """Counts the observed batches."""
     counters: Sequence[tf.Variable] = ()
-    """The variables that the function `weigh` reads."""
+    """The batch counters, which are arguments of `_Average.weigh`."""
     variables: Sequence[tf.Variable] = ()
     """The variables of the range, and the counters."""
 
@@ -73,7 +73,7 @@ class Observer:
         self.spec, self.host = spec, host
 
     def range(self, x: tf.Tensor) -> Range:
-        """Returns the current range."""
+        """Returns the current range. Only `CurrentValue` needs `x`."""
         raise NotImplementedError
 
     def update(self, x: tf.Tensor, ceiling: float | None = None, counts: Counts = True) -> Range:
@@ -82,7 +82,8 @@ class Observer:
         Args:
             x: the batch.
             ceiling: the maximum of the ReLU that the quantizer applies to `x`. None means no ReLU.
-            counts: true if the batch changes the range. A `Switch` is on if the range is frozen.
+            counts: true if the batch changes the range. A `Switch` means the opposite: the range is
+                frozen while it is on.
         """
         return self.range(x)
 
@@ -116,7 +117,7 @@ class LastValue(Observer):
         return getattr(self.host, "mixed", False)
 
     def batch_range(self, x: tf.Tensor, ceiling: float | None) -> Range:
-        """Returns the range of a batch, including 0 and up to `ceiling`. Averages over replicas."""
+        """Returns the smallest and the largest value of a batch and 0, averaged over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
             low, high = fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)
@@ -133,7 +134,7 @@ class LastValue(Observer):
         return mean_over_replicas(low, high)
 
     def extremes(self) -> tuple[float, float]:
-        """Returns the observed range, before `QuantSpec.off_ties` widens it."""
+        """Returns the observed extremes. With `QuantSpec.off_ties`, the range is a little wider."""
         low, high = float(self.minimum.numpy()), float(self.maximum.numpy())
         return low, low + (high - low) / (1 + WIDER) if self.spec.off_ties else high
 
@@ -146,7 +147,7 @@ class LastValue(Observer):
         )
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
-        """Sets the range as if each of `batches` batches had the extremes `low` and `high`.
+        """Sets the range as if `batches` batches with the extremes `low` and `high` were observed.
 
         The range includes zero. With `QuantSpec.off_ties`, it is widened by the share `wider`.
         """
@@ -158,7 +159,7 @@ class LastValue(Observer):
         self.maximum.assign(widen_range(*ends, wider) if spec.off_ties else ends[1])
 
     def is_seen(self, low: tf.Tensor, high: tf.Tensor, counts: Counts) -> Flag:
-        """Returns true if a batch with these extremes changes the range.
+        """Returns true if a batch with the extremes `low` and `high` changes the range.
 
         In half precision, batches with infinity or NaN are ignored, because `LossScaleOptimizer`
         skips such steps.
@@ -174,19 +175,19 @@ class LastValue(Observer):
 
 
 class _Average(LastValue):
-    """A moving average. The weight of a batch depends on the number of batches so far.
+    """A moving average of the extremes of the batches.
 
     Attributes:
         decay: the decay of the average, float32.
-        weigh: function of counters, decays, and a flag for frozen ranges. It returns the new
-            counters, and the factors for the averages.
+        weigh: function `(counter, decay, frozen)`. It returns the new counter, and a number that
+            `update` needs to average, such as the weight of the batch.
     """
 
     decay: np.float32
     weigh: staticmethod[..., tuple[tf.Tensor, tf.Tensor]]
 
     def count(self, counter: tf.Variable, seen: Flag, frozen: Flag | None = None) -> tf.Tensor:
-        """Counts a batch if `seen`. Returns the factor from `weigh`."""
+        """Increases `counter` if the batch is `seen`. Returns the second result of `weigh`."""
         prepared = step_tensors.current().averages.pop(counter.ref(), None)
         if prepared is None:  # The prepared factor is only valid for the first batch in a step.
             prepared = self.weigh(tf.convert_to_tensor(counter), self.decay, frozen)
@@ -200,8 +201,8 @@ def compute_average_weight(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the number of batches including the next batch, and the weight of the next batch.
 
-    The weight is computed in float64. Therefore the float32 result is equal for scalars and
-    vectors, on CPUs and on GPUs.
+    `batches` may be a vector with the numbers of many quantizers. Because of float64, the results
+    are the same as for scalars.
     """
     count = batches + 1.0
     one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)
@@ -218,7 +219,7 @@ class MovingAverage(_Average):
     """Exponential moving average of the batches' extremes, without bias at the start.
 
     The n-th batch has the weight (1 - decay) / (1 - decay^n), as in the zero-debiased average of
-    `assign_moving_average`. The weight is at least 10 / max(n, 100). The average and n are stored.
+    `assign_moving_average`. The weight is at least 10 / max(n, 100).
     """
 
     weigh = staticmethod(compute_average_weight)
@@ -255,7 +256,7 @@ class MovingAverage(_Average):
         return self._widen_empty(*super().range(x), self.batches > 0.0)
 
     def _widen_empty(self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: Flag) -> Range:
-        """Return the range. If `is_range` and the ends are equal, change the upper end to 1."""
+        """Return the range. If `is_range` is true, but the range is empty, end it at 1."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
             longer = 1.0 if self.spec.narrow_range else 2**self.spec.bits / (2**self.spec.bits - 2)
@@ -268,8 +269,8 @@ def compute_known_share(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the number n of batches including the next batch, and 1 - decay^n.
 
-    TensorFlow 1's average begins at zero and is divided by 1 - decay^n. The computation uses
-    float64 for the same reason as in `compute_average_weight`.
+    `ShadowedMovingAverage` divides by 1 - decay^n. Float64 is needed as in
+    `compute_average_weight`.
     """
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))
@@ -280,9 +281,9 @@ def compute_known_share(
 class ShadowedMovingAverage(_Average):
     """Zero-debiased moving average of the batches' extremes, as in TensorFlow 1.
 
-    The average of the first n batches is divided by 1 - decay^n. Arithmetic and variables are the
-    same as in TensorFlow 1's `assign_moving_average`. Therefore `recipes.contrib` can continue
-    training from TensorFlow 1 checkpoints.
+    The average begins at zero. After n batches, it is divided by 1 - decay^n. The operations and
+    variables are the same as in TensorFlow 1's `assign_moving_average`. Therefore `recipes.contrib`
+    can continue training from TensorFlow 1 checkpoints.
     """
 
     weigh = staticmethod(compute_known_share)
@@ -331,7 +332,8 @@ class ShadowedMovingAverage(_Average):
 class Learned(LastValue):
     """A range that is trained like a weight. `calibrate` sets the initial range.
 
-    The ends are absolute values of variables, so zero always remains inside the range.
+    The maximum is the absolute value of a variable. The minimum is negative or 0. The range
+    therefore always includes zero.
     """
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
@@ -359,7 +361,6 @@ class Learned(LastValue):
 
 
 def make_observer(spec: QuantSpec, host: keras.layers.Layer, name: str) -> Observer:
-    """Creates the observer `spec.observer`. The variables belong to `host`."""
     return OBSERVERS[spec.observer](spec, host, name)
 
 

@@ -1,4 +1,4 @@
-"""The phase of a call of a quantize-aware layer: training, quantizing, frozen and so on."""
+"""The phase of a call: whether a quantize-aware layer trains, quantizes, or has frozen ranges."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ Flag = bool | tf.Tensor
 """A condition: a bool if it is known while a graph is traced, or a scalar tensor."""
 
 NEVER = 2**62
-"""A threshold that is larger than any number of steps."""
+"""The training step of a change that never happens."""
 
 
 class Phase(NamedTuple):
-    """The state of one call of a layer.
+    """What a quantize-aware layer does in one call.
 
-    A field is a bool, a scalar tensor or a `Switch`. A `Switch` reads a variable while the graph
-    runs. `ScheduledLayer.assumed` contains the variable instead.
+    A field is a bool if it is known when a graph is traced. Otherwise, the graph reads it while it
+    runs, from a scalar tensor or a `Switch`. `ScheduledLayer.assumed` has the variable of the
+    `Switch`.
     """
 
     training: Any
     quantizing: Any
-    """True if the call quantizes."""
+    """True if the call fake-quantizes."""
     frozen: Any
     """True if BatchNormalization uses the moving statistics."""
     calibrated: bool = False
-    """True if all quantizers certainly have a range."""
+    """True if it is certain that all quantizers have a range."""
     fixed: Any = False
-    """True if ranges are frozen. Training then does not observe. With a `Switch`, no range is
-    empty."""
+    """True if ranges are frozen. A `Switch` is only used if no range is empty."""
     known: int = 0
-    """The index of the set of frozen ranges that are constants in the graph. 0 means that ranges
-    are not constants."""
+    """If graphs contain frozen ranges as constants: the number of this set of ranges, from 1.
+    Otherwise 0."""
 
 
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)
 QUANTIZED = IN_FLOAT._replace(quantizing=True)
-"""Phases of a calibrated model at inference."""
+"""`IN_FLOAT` and `QUANTIZED` are inference of a calibrated model without and with quantization."""
 
 
 def is_exact(phase: Phase | None) -> bool:
-    """Returns True if a phase is inference, and all layers quantize and have ranges."""
+    """Returns True for inference in which all layers quantize, and all quantizers have a range."""
     if phase is None or phase.training is not False:
         return False
     return phase.quantizing is True and phase.calibrated

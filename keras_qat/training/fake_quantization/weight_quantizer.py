@@ -1,4 +1,7 @@
-"""Quantizers of weights, and gradients that preserve zeros or clusters of weights."""
+"""Quantizers of weights. Their gradients can preserve zeros or clusters of weights.
+
+The limit of an output channel is the end of its symmetric range, from -limit to limit.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ from keras_qat.training.fake_quantization.phase import Phase
 from keras_qat.training.steps import step_tensors
 
 LEAST_LIMIT = 1e-12
-"""Smallest learned limit. Training cannot make a range empty."""
+"""Minimum of a learned limit, because a range must not be empty."""
 
 
 class WeightQuantizer:
     """Fake-quantizes one weight of a layer, per tensor or per output channel.
 
     Args:
-        spec: the specification. Ranges per channel must be symmetric and narrow. They must follow
-            the current values, or be learned. Any range is possible for an entire tensor.
+        spec: the specification. With a range per channel, it must be symmetric with a narrow range
+            (-127 to 127), and the limits must be the largest weights or learned.
         host: the layer that owns the variables. The quantizer is created while `host` is built.
         name: the weight's attribute name, which is also the prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.
@@ -46,7 +49,7 @@ class WeightQuantizer:
         is_learned = spec.per_channel and spec.observer == "learned"
         self.observer = observers.make_observer(spec, host, name) if is_stored else None
         self.learned = self._add_limits(host, name) if is_learned and channel_axes else None
-        """The variable for the limits of the channels if training learns limits, or None."""
+        """The trained limits of the channels. None if the limits follow the weights."""
 
     def _add_limits(self, host: keras.layers.Layer, name: str) -> tf.Variable:
         shape = getattr(host.layer, name).shape
@@ -59,7 +62,7 @@ class WeightQuantizer:
         )
 
     def limits(self, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the limit of each output channel, in a shape that broadcasts."""
+        """Returns the limit of each output channel, in a shape that broadcasts to the weights."""
         if self.spec.power_of_two:
             limits = fake_quant.channel_limits(weights, self.channel_axes)
             return fake_quant.power_of_two_limits(limits, self.spec.bits)
@@ -73,7 +76,7 @@ class WeightQuantizer:
             self.learned.assign(limits)
 
     def quantize(self, weights: tf.Tensor) -> tf.Tensor:
-        """Returns the quantized values of weights. Ranges must be symmetric and narrow."""
+        """Returns the weights as integers, for example -127 to 127. The range must be symmetric."""
         limits = self.limits(weights)
         if self.learned is not None:
             weights = tf.clip_by_value(weights, -limits, limits)
@@ -115,7 +118,7 @@ class WeightQuantizer:
 
     @property
     def can_share_block(self) -> bool:
-        """True if the weights may be quantized together with the weights of other layers."""
+        """True if one operation may quantize these weights and the weights of other layers."""
         is_plain = self.observer is None and self.learned is None and self.spec.preserve is None
         axes = self.channel_axes
         is_last = bool(axes) and axes == tuple(range(-len(axes), 0))
@@ -138,7 +141,7 @@ class CellQuantizer(WeightQuantizer):
 
 
 class GateQuantizer(CellQuantizer):
-    """Quantizer of an LSTM's weights, with a range for each gate. A gate is a block of columns."""
+    """Quantizer of an LSTM's weights, with one range for each gate (a block of columns)."""
 
     def limits(self, weights: tf.Tensor) -> tf.Tensor:
         rows, columns = weights.shape
@@ -164,7 +167,7 @@ def replace_weights(layer: keras.layers.Layer, weights: dict[str, tf.Tensor]) ->
 
 
 def _find_owner(layer: keras.layers.Layer, path: str) -> tuple[Any, str]:
-    """Return the object that has the weight at `path`, and the name of the attribute."""
+    """Return the object and the attribute, such as `(layer.cell, "kernel")` for "cell.kernel"."""
     *steps, name = path.split(".")
 
     def enter(owner: Any, step: str) -> Any:
@@ -177,7 +180,7 @@ Change = Callable[[tf.Tensor], tf.Tensor]
 
 
 def _change_gradient(weights: tf.Tensor, change: Change) -> tf.Tensor:
-    """Return the weights unchanged. In backpropagation, `change` changes the gradient."""
+    """Return the weights unchanged. In backpropagation, call `change` with the gradient."""
 
     @tf.custom_gradient
     def same(weights: tf.Tensor) -> tuple[tf.Tensor, Change]:
@@ -187,14 +190,14 @@ def _change_gradient(weights: tf.Tensor, change: Change) -> tf.Tensor:
 
 
 def keep_zeros(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weights unchanged. Zeros have no gradient, and stay zero in training."""
+    """Returns the weights unchanged. Weights that are zero get no gradient, so they stay zero."""
     return _change_gradient(weights, lambda up: up * tf.cast(weights != 0, up.dtype))
 
 
 def keep_clusters(weights: tf.Tensor) -> tf.Tensor:
-    """Returns the weights unchanged. Equal weights get the mean of their gradients, zeros get none.
+    """Returns the weights unchanged. Equal weights get the mean of their gradients.
 
-    Optimizers then keep equal weights equal, and zeros zero. No mask is stored.
+    They therefore stay equal in training. Zeros get no gradient, and stay zero.
     """
 
     def mean(up: tf.Tensor) -> tf.Tensor:

@@ -35,17 +35,17 @@ def bias_correction(
     subtracted from the bias, or from the offset of the BatchNormalization after the layer. Layers
     are corrected from first to last. Each layer reads the quantized outputs of corrected layers.
 
-    A channel is corrected only if the correction also works for other data. A correction from one
-    half of the examples must bring the other half closer to the float model, measured after the
-    activation. Layers without bias and BatchNormalization do not change. Layers that are called
-    several times do not change.
+    A correction must also work for other data. Therefore a correction is computed from each half of
+    the examples, and tested on the other half. A channel only changes if this brings the outputs
+    after the activation closer to the float model. Layers with neither a bias nor a
+    BatchNormalization do not change. Layers that are called several times do not change.
 
     Args:
         model: a calibrated quantization-aware model. Its weights change.
         data: a few hundred inputs without labels, all held in memory: an array, a list or dict of
-            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches. Keep
-            similar examples, such as crops of one photograph, next to each other. They should be in
-            the same half.
+            arrays, a `tf.data.Dataset`, a `keras.utils.Sequence`, or a generator of batches.
+            Similar examples, such as crops of one photograph, should be next to each other. They
+            are then in the same half.
         steps: number of batches to read. By default all. Required for an infinite dataset.
         batch_size: examples per batch of arrays, 32 by default.
         verbose: 1 shows progress.
@@ -76,14 +76,14 @@ def bias_correction(
 def _find_shift(
     wrapper: QuantizeWrapper, variable: tf.Variable, in_float: tf.Tensor, quantized: tf.Tensor
 ) -> Any:
-    """Return the mean error of each channel, or 0 for channels without a useful correction."""
+    """Return the correction of each channel, or 0 if it does not help on other examples."""
     fold = fold_modes.FOLDS[wrapper.fold]
     activation = wrapper.activation or tf.identity
     middle = int(in_float.shape[0] + 1) // 2
     halves = [slice(None, middle), slice(middle, None) if in_float.shape[0] > 1 else slice(None)]
 
     def over_batches(half: slice, measure: Callable[[Any, Any], Any]) -> np.ndarray:
-        """Return the mean of `measure(float output, quantized output)` for each channel."""
+        """Return the mean of `measure(float output, quantized output)` over a half."""
         x, q = in_float[half], quantized[half]
         parts = [slice(at, at + BATCH) for at in range(0, int(x.shape[0]), BATCH)]
         sums = [
@@ -110,7 +110,7 @@ def _find_shift(
 
 
 def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWrapper, np.ndarray]:
-    """Returns the mean float output of each wrapper with quantized weights in a part."""
+    """Returns the mean float output of each wrapper in a part that has quantized weights."""
     return {
         call.layer: _mean(call, batches, IN_FLOAT)
         for call, batches in walk(part, in_float, IN_FLOAT)
@@ -119,14 +119,14 @@ def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWra
 
 
 def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, np.ndarray]) -> None:
-    """Corrects wrappers in order. The mean output of each wrapper becomes `means[wrapper]`."""
+    """Changes biases in order, so that the mean output of each wrapper is `means[wrapper]`."""
     for call, batches in walk(part, quantized, QUANTIZED):
         if call.layer in means:
             shift_output(call.layer, means[call.layer] - _mean(call, batches, QUANTIZED))
 
 
 def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
-    """Return the mean of a wrapper's outputs before the activation, over all examples."""
+    """Return the mean over all examples of a wrapper's outputs before its activation."""
     fold = fold_modes.FOLDS[call.layer.fold]
     total, count = np.zeros(()), 0
     for tensors in batches:
@@ -145,7 +145,10 @@ def _find_variable(wrapper: QuantizeWrapper) -> Any:
 
 
 def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
-    """Adds the mean of `shift` per channel to the bias. `shift` is for the output of an example."""
+    """Adds `shift` to the outputs of a wrapper, by changing its bias, beta or moving mean.
+
+    `shift` has the shape of one example's output. A bias can only add the mean of each channel.
+    """
     norm, variable = wrapper.batch_norm, _find_variable(wrapper)
     if variable is None:
         return
@@ -158,7 +161,7 @@ def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
 
 
 def _average_over_axes(shift: np.ndarray, variable: tf.Variable) -> np.ndarray:
-    """Average `shift` over axes that `variable` lacks, and over axes with size 1 in `variable`."""
+    """Average `shift` to the shape of `variable`, for example over all pixels of an image."""
     rank = len(variable.shape)
     shift = np.mean(shift, axis=tuple(range(shift.ndim - rank)))
     axes = tuple(axis for axis in range(rank) if variable.shape[axis] == 1)

@@ -27,15 +27,16 @@ from keras_qat.training.weight_limits import find_least_squares_limits
 _BATCH = 32
 """Maximum number of examples per training step."""
 _NUMBERS = 2**20
-"""Maximum number of values in a tensor of one training step. A few large images are enough."""
+"""With large images, a step has fewer examples. No tensor then has more values than this."""
 _STRETCH = 1.2
-"""Factor that stretches the sigmoid before clipping. The result can then reach 0 and 1."""
+"""The sigmoid is stretched by this factor, to -0.1 to 1.1, and clipped. It can then reach 0 and
+1."""
 _SHARP = 20.0, 2.0
-"""The exponent of the regularization at the start and at the end."""
+"""Exponents of the penalty for weights between two levels, at the start and at the end."""
 _WARM = 0.2
-"""Share of the steps before regularization begins."""
+"""Share of the iterations without the penalty."""
 _WEIGHT = 1.0
-"""Weight of the regularization, relative to the error of rounding to the nearest level."""
+"""Weight of the penalty, relative to the error of rounding to the nearest level."""
 
 
 @one_at_a_time
@@ -63,7 +64,7 @@ def learn_rounding(
 
     With `reconstruct="block"`, the layers of a residual block are learned together, with quantized
     activations in between. One layer can then compensate for another. A layer outside of residual
-    blocks is a separate block. Use blocks with 2 bits, and for depthwise networks.
+    blocks is a separate block. Use blocks for 2-bit weights, and for models with DepthwiseConv2D.
 
     A layer or block keeps rounding to nearest if this has a smaller error on the data. Layers that
     are called several times always round to nearest.
@@ -137,7 +138,7 @@ class Reconstruction:
 
     Args:
         part: the calls.
-        levels: the `Levels` of each wrapper that learns rounding.
+        levels: the weights of each wrapper that learns rounding.
         in_float, quantized: the tensors of each batch, as in `Visit`.
     """
 
@@ -152,7 +153,8 @@ class Reconstruction:
         self.outputs = [value for value in part.outputs if value.is_float]
         inputs, targets = _concatenate(quantized, part.reads), _concatenate(in_float, self.outputs)
         self.count = min(int(x.shape[0]) for x in (*inputs, *targets))
-        """Number of examples. If rows are steps of a sequence, an example has several rows."""
+        """Number of examples. A tensor may have several rows per example, one for each step of a
+        sequence."""
         self.inputs = [self._group_by_example(x) for x in inputs]
         self.targets = [self._group_by_example(y) for y in targets]
         self.power = [max(float(tf.reduce_mean(y**2)), 1e-30) for y in self.targets]
@@ -194,7 +196,7 @@ class Reconstruction:
         """Compute the outputs of the part, with quantized activations inside.
 
         Args:
-            up: distance of each weight from the level below, in steps.
+            up: for each weight, the distance from the next lower level, 0 to 1 steps.
             inputs: the tensors that the part reads, grouped by example.
         """
         tensors: Tensors = dict(zip(self.part.reads, map(_rows, inputs), strict=True))
@@ -229,7 +231,7 @@ class Reconstruction:
         return max(sizes)
 
     def _distance(self, outputs: list[Any], targets: list[Any]) -> Any:
-        """Return the sum of squared errors, relative to the mean square of each target."""
+        """Return the squared error of `outputs`, relative to the mean square of each target."""
         sums = [
             tf.reduce_sum((tf.reshape(output, tf.shape(target)) - target) ** 2) / power
             for output, target, power in zip(outputs, targets, self.power, strict=True)
@@ -237,7 +239,7 @@ class Reconstruction:
         return tf.add_n(sums)
 
     def _error(self, up: np.ndarray) -> float:
-        """Return the mean of `_distance` over all examples."""
+        """Return the mean of `_distance` over all examples, with the weights at `up`."""
         sums = []
         for i in range(0, self.count, _BATCH):
             inputs = [x[i : i + _BATCH] for x in self.inputs]
@@ -246,9 +248,9 @@ class Reconstruction:
         return float(np.sum(sums)) / self.count
 
     def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
-        """Return a function for the loss: an error, plus a penalty for weights between levels.
+        """Return the loss: the error, plus a penalty for weights between two levels.
 
-        The error is of random examples. Each replica computes the loss of a share of the examples.
+        Each step draws random examples, which are divided among the replicas.
         """
         count, (first, last) = self.count, _SHARP
         batch = min(_BATCH, count, max(1, _NUMBERS // self._largest()))
@@ -277,12 +279,12 @@ def _concatenate(batches: list[Tensors], values: list[Value]) -> list[Any]:
 
 
 def _rows(x: tf.Tensor) -> Any:
-    """Reverse `_group_by_example`."""
+    """Merge the axes of examples and rows. This is the inverse of `_group_by_example`."""
     return tf.reshape(x, [-1, *x.shape[2:]])
 
 
 def _soft(logits: tf.Tensor) -> Any:
-    """Return the position of each weight between the level below (0) and the level above (1)."""
+    """Return for each weight how far it is rounded up, from 0 (level below) to 1 (level above)."""
     return tf.clip_by_value(_STRETCH * tf.sigmoid(logits) - (_STRETCH - 1) / 2, 0.0, 1.0)
 
 
@@ -320,7 +322,7 @@ def _minimize(
 
 
 class Levels:
-    """The weights of a wrapper, split into the level below each weight and a fraction of a step."""
+    """The weights of a wrapper, as the next lower level and the distance from this level."""
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
         self.layer = wrapper.layer
@@ -349,11 +351,11 @@ class Levels:
         self.free = (~stays).astype(np.float32)
 
     def weights_at(self, up: tf.Tensor) -> dict[str, Any]:
-        """Returns {attribute: weights} with weights that are `up` steps above the level below."""
+        """Returns {attribute: weights} with weights `up` steps above the next lower level."""
         return {self.name: (self.below + up) * self.scale}
 
     def settle(self, up: np.ndarray) -> None:
-        """Sets each weight to `up` steps above the level below."""
+        """Assigns the weights that are `up` steps above the next lower level."""
         moved = self.weights_at(up)[self.name]
         self.weights.assign(np.where(self.factor == 0, self.value, moved))
         self.quantizer.set_limits(self.scale * np.float32(self.levels))

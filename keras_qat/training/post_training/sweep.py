@@ -1,8 +1,8 @@
-"""Visits each part of a quantization-aware model, to change weights.
+"""Visits each part of a quantization-aware model, to change its weights.
 
-A part is a layer's call, or a block of calls. It is first computed in float, for all examples. Then
-a function may change the part's weights. Then the part is computed with quantization, for later
-parts.
+A part is the call of one layer, or a block such as a residual block. First, the part is computed in
+float for all examples. Then a function may change the part's weights. Then the part is computed
+with quantization, because later parts need these outputs too.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Tensors = dict[Value, tf.Tensor]
 
 
 class Part(NamedTuple):
-    """A sequence of calls.
+    """The call of one layer, or the calls of a block.
 
     Args:
         calls: the calls, in order.
         reads: the values that the calls read but do not compute.
         outputs: the computed values that later calls read, or that the model returns.
-        alone: the calls of `QuantizeWrapper` layers that are called only once.
+        alone: the calls of `QuantizeWrapper` layers that the model calls only once.
     """
 
     calls: list[Call]
@@ -46,9 +46,9 @@ class Part(NamedTuple):
 
 
 Visit = Callable[[Part, list[Tensors], list[Tensors]], None]
-"""A function `(part, in_float, quantized)` that may change the part's weights.
+"""A function `(part, in_float, quantized)` that may change the weights of a part.
 
-For each batch, `in_float` has the part's float inputs and outputs, and `quantized` the quantized
+For each batch, `in_float` has the part's inputs and outputs in float. `quantized` has the quantized
 inputs."""
 
 
@@ -112,7 +112,6 @@ def sweep(
 
 @contextlib.contextmanager
 def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
-    """Restores all weights if the `with` block fails or is interrupted."""
     before = model.get_weights()
     try:
         yield
@@ -122,7 +121,7 @@ def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
 
 
 def _split_graph(graph: Graph, blocks: bool) -> list[Part]:
-    """Split a graph into parts. A block ends as soon as later calls read only one tensor."""
+    """Split a graph into parts. A block ends where later calls need only one tensor."""
     counts, outputs = graph.count_calls(), set(flatten_values(graph.outputs))
     unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
     waiting = {value for value in flatten_values(graph.inputs) if unread[value]}
@@ -159,9 +158,9 @@ def _is_relu(call: Call | None) -> bool:
 
 
 def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
-    """Yields each call of a part with the tensors of all batches, and then computes the call.
+    """Yields each call of a part, and the tensors that were computed before it, for each batch.
 
-    The last call is only yielded.
+    When the iteration continues, the call is computed. The last call is only yielded.
     """
     batches = [{value: tensors[value] for value in part.reads} for tensors in inputs]
     last = {value: call for call in part.calls for value in call.inputs}
@@ -183,7 +182,6 @@ def _add_outputs(part: Part, batches: list[Tensors], phase: Phase) -> None:
 
 
 def compute_call(call: Call, tensors: Tensors, phase: Phase) -> Tensors:
-    """Computes the outputs of a call from the tensors that it reads."""
     layers = [call.layer] if isinstance(call.layer, ScheduledLayer) else []
     with assuming(phase, layers):
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))

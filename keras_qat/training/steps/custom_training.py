@@ -1,8 +1,8 @@
 """Lets quantization-aware models inherit custom training from the class of the float model.
 
-A subclass of `keras.Model` may define methods such as `train_step` and `compile`. The class of the
-quantization-aware model then derives from this subclass. The model also gets the attributes of the
-float model, which the methods may read.
+A user's subclass of `keras.Model` may define methods such as `train_step`. The quantization-aware
+model then gets a class that derives from the user's class. It also gets the attributes of the float
+model, which the methods may read.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from keras_qat.keras2.safe_loading import safe_scope
 from keras_qat.messages import LIBRARIES, get_package
 
 PREDICTION = ("predict", "predict_step", "make_predict_function")
-"""Methods of a class that change the result of `predict`."""
+"""Methods that change the result of `predict` if a class overrides them."""
 
 METHODS = (
     *("fit", "train_step", "make_train_function", "compile", "compute_loss", "compute_metrics"),
     *("evaluate", "test_step", "make_test_function", *PREDICTION),
 )
-"""Methods of a class that change training, evaluation or prediction."""
+"""Methods that change training, evaluation or prediction if a class overrides them."""
 
 HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
-"""Methods of a callback that run between steps."""
+"""Methods of a callback that Keras calls between training steps."""
 
 ASYNCHRONOUS = (
     tf.distribute.experimental.ParameterServerStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
 )
-"""Strategies with several workers. Another worker may change a model's count of steps."""
+"""Strategies with several workers. One worker may change the steps that another worker counts."""
 
 DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset)
-"""Types of data that are loaded without running user code during a step."""
+"""Types of training data that do not run a user's code between training steps."""
 
 
 def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool:
-    """Returns True if certainly only library code runs between the steps of an epoch.
+    """Returns True if no code of the user can run between the training steps of an epoch.
 
-    Code in a `tf.data` pipeline is ignored.
+    Functions in a `tf.data` pipeline do not count.
     """
     hooks = [getattr(item, hook, item) for item in callbacks for hook in HOOKS]
     arrays = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
@@ -65,7 +65,7 @@ def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool
 
 
 def trains_itself(model: keras.Model) -> bool:
-    """Returns True if a model's class changes training, evaluation or prediction."""
+    """Returns True if a model's class overrides methods for training, evaluation or prediction."""
     return defines(type(model), *METHODS)
 
 
@@ -93,7 +93,7 @@ def take_training(model: keras.Model, original: keras.Model, without: Iterable[s
 
 
 def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
-    """Returns the names of the attributes of `original` that hold weights of the lowered graph.
+    """Returns the names of the attributes of `original`, such as layers, with weights in `graph`.
 
     The quantized model has copies of these weights, and must not train the original weights.
     """
@@ -114,7 +114,7 @@ def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
 
 
 def get_class_config(model: keras.Model) -> dict[str, Any] | None:
-    """Returns a configuration for `from_class_config`, or None if Keras cannot create one.
+    """Returns what `from_class_config` needs to create a model, or None if Keras cannot save it.
 
     The entry `config` is None if the constructor is `keras.Model(inputs, outputs)`.
     """

@@ -1,8 +1,8 @@
-"""Lets Keras optimizers update all vectors, such as biases, as one tensor.
+"""Lets Keras optimizers update all vectors of a model, such as biases, as one long vector.
 
-An optimizer updates each variable separately, with at least six operations. In a model with
-BatchNormalization, most operations of a step update only a few values. In a small network, tracing
-these updates needs half of the time to trace a step.
+An optimizer has at least six operations for each variable. Most variables, such as biases, only
+have a few values. In a small network, tracing the updates takes half of the time for tracing a
+training step.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from keras_qat.keras2.backend import keras, swap_attributes
 
 _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
-"""Optimizers with updates that are independent of an element's position in a tensor.
+"""Optimizers that give the same results for one long vector.
 
-An inverse square root depends on the position, because TensorFlow computes blocks of eight elements
-differently from the remaining elements."""
+Other optimizers compute an inverse square root. TensorFlow computes blocks of eight elements
+differently from the remaining elements, so the results depend on the position in the vector."""
 
 METHOD = "_distributed_apply_gradients_fn"
 """Name of the method of Keras optimizers that updates variables."""
 
 Pair = tuple[tf.Tensor, tf.Variable]
-"""A gradient and its variable."""
 
 
 @contextlib.contextmanager
@@ -51,10 +50,9 @@ def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]
 
 
 def update_together(optimizer: keras.optimizers.Optimizer, pairs: list[Pair]) -> list[Pair]:
-    """Updates vectors together. The results are identical to separate updates.
+    """Updates vectors together, and returns the pairs that remain to be updated.
 
-    Returns:
-        The pairs that remain to be updated.
+    The results are identical to separate updates.
     """
     if not _is_elementwise(optimizer) or tf.executing_eagerly():
         return pairs
@@ -79,7 +77,7 @@ def _is_elementwise(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 class _JointVariable:
-    """Concatenated vectors, with the methods of a variable that `ELEMENTWISE` optimizers call."""
+    """Several vectors that act like one variable for the optimizers in `ELEMENTWISE`."""
 
     def __init__(self, variables: Sequence[tf.Variable]) -> None:
         self._variables = variables
@@ -90,7 +88,6 @@ class _JointVariable:
         return self._variables[0].dtype
 
     def value(self) -> tf.Tensor:
-        """Return the values of the variables, including values that were just assigned."""
         if self._value is None:
             self._value = tf.concat(self._variables, 0)
         return self._value
@@ -112,7 +109,7 @@ class _JointVariable:
 
 
 class _OptimizerView:
-    """Stands for an optimizer while its `update_step` updates a `_JointVariable`."""
+    """Acts like the optimizer of a `_JointVariable`. Lists, such as momentums, are joined."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, variables: Sequence[tf.Variable]
@@ -139,8 +136,7 @@ tf.register_tensor_conversion_function(
 def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> None:
     """Raises a `ValueError` if an optimizer has already been used with another model.
 
-    A Keras optimizer creates variables for the first weights that it updates. It can only update
-    these weights.
+    A Keras optimizer can only update the weights of its first update.
     """
     optimizer = trained.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)

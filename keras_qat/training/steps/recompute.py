@@ -1,10 +1,10 @@
-"""Recomputes products for gradients of quantizers, to save memory.
+"""Recomputes products in the gradient of fake quantization, to save memory.
 
-The gradient of a quantizer reads the quantizer's input. If the input is a product, training would
-store one tensor more than float training. Therefore the gradient computes the product again.
+The gradient of fake quantization reads the input. If the input is a product `a * b`, training would
+store `a`, `b` and the product. Therefore the gradient computes the product again.
 
-A swish would store four more tensors: the quantized input, the sigmoid before and after
-quantization, and the product. Therefore the derivative is stored instead of the input.
+For a swish, `x * sigmoid(x)`, training would store four more tensors: the quantized input, the
+sigmoid before and after quantization, and the product. Therefore only the derivative is stored.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import tensorflow as tf
 from keras_qat.arithmetic.gradient_masks import zero_outside_range
 
 Back = Callable[[tf.Tensor], list[tf.Tensor]]
-"""A function that converts the gradient of a tensor to the gradients of the inputs."""
+"""A function that converts the gradient of an output to the gradients of the inputs."""
 
 
 class Source(NamedTuple):
-    """The inputs for computing a tensor again in the gradient.
+    """How the gradient of fake quantization gets its input `x` without storing it.
 
     Args:
-        inputs: the tensors that receive the gradient.
-        again: function that returns the tensor and a `Back`.
-        derivative: the derivative with respect to a single input, if the forward pass computes it.
+        inputs: the tensors from which `x` was computed. They receive the gradient.
+        again: function that computes `x` again, and returns `x` and a `Back`.
+        derivative: the derivative with respect to a single input, if it is stored instead.
     """
 
     inputs: list[tf.Tensor]
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 
 def find_source(x: tf.Tensor) -> Source | None:
-    """Returns the source of a product in a graph. Returns None for other tensors."""
+    """Returns the `Source` of a product in a graph. Returns None for other tensors."""
     if tf.executing_eagerly() or x.op.type != "Mul" or x.dtype != tf.float32:
         return None
     a, b = x.op.inputs
@@ -47,16 +47,16 @@ def find_source(x: tf.Tensor) -> Source | None:
 
 
 def _is_sigmoid_of(y: tf.Tensor, gate: tf.Operation) -> bool:
-    """Return True if the operation `gate` quantizes the sigmoid of `y` to a constant range."""
+    """Return True if `gate` fake-quantizes the sigmoid of `y` to a constant range."""
     sigmoid = gate.inputs[0].op
     is_known = all(tf.get_static_value(end) is not None for end in gate.inputs[1:])
     return is_known and sigmoid.type == "Sigmoid" and sigmoid.inputs[0] is y
 
 
 def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
-    """Return the source of `y * sigmoid(y)`. The operation `gate` quantizes the sigmoid.
+    """Return the source of `y * sigmoid(y)`. The operation `gate` fake-quantizes the sigmoid.
 
-    If `y` itself is quantized to an observed range, the source's input is `y` before quantization.
+    If `y` is also fake-quantized, the source's input is usually `y` before quantization.
     """
     sigmoid = gate.inputs[0]
     low, high = (float(tf.get_static_value(end)) for end in gate.inputs[1:])

@@ -1,8 +1,8 @@
-"""Computes operations for all quantizers of a model together in a training step.
+"""Computes small operations for all quantizers of a model at once, in each training step.
 
-A quantizer has a dozen operations on scalars or few values. Each operation is a kernel launch on a
-GPU. In a model with a hundred quantizers, these are most of a step's operations. Operations that do
-not depend on the batch are computed for all quantizers together, when the step begins.
+A quantizer has a dozen operations on a few values. On a GPU, each operation is a kernel launch.
+With a hundred quantizers, these are most operations of a step. Operations that do not depend on the
+batch are therefore computed for all quantizers together, when the step begins.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from keras_qat.keras2.backend import keras
 from keras_qat.messages import set_within
 
 QuantizedWeights = dict[Any, tuple[tf.Tensor, tf.Tensor]]
-"""Pairs (weight, quantized weight) by `WeightQuantizer`."""
+"""Maps each `WeightQuantizer` to a weight and the quantized weight."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepTensors:
-    """Tensors of one training step of a model.
+    """Tensors of one training step that were computed for all quantizers together.
 
     Args:
         graph: the graph of the tensors. Inner graphs do not use the tensors, because an inner graph
             may be saved alone.
         weights: the weights that are quantized together.
-        averages: maps a reference to an observer's counter to the results of `weigh`: the number of
-            batches including this batch, and the factor. The results are only valid for the
-            observer's first batch in the step.
+        averages: the results of `_Average.weigh` for each observer, by `counter.ref()`. They are
+            only valid for the observer's first batch in the step.
     """
 
     graph: Any
@@ -58,7 +57,7 @@ def current() -> StepTensors:
 
 
 def compute_together(layers: Iterable[keras.layers.Layer]) -> AbstractContextManager[None]:
-    """Returns a context manager for tracing a training step that calls quantize-aware `layers`."""
+    """Returns a context manager for tracing a training step. It computes `StepTensors` first."""
     outer, graph = _current.get(), tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or (outer is not None and outer.graph is graph):
         return contextlib.nullcontext()
@@ -88,7 +87,10 @@ def _count_batches(layers: list[keras.layers.Layer]) -> dict[Any, tuple[tf.Tenso
 def apply_to_rows(
     function: Callable[..., tuple[tf.Tensor, ...]], *rows: tuple[Scalar | tf.Variable, ...]
 ) -> list[tuple[tf.Tensor, ...]]:
-    """Applies a function of vectors to the columns of `rows`. Returns the results as rows."""
+    """Applies a function to several rows of scalars at once, and returns the results as rows.
+
+    For example, the rows `(a, b)` and `(c, d)` need one call `function([a, c], [b, d])`.
+    """
     if len(rows) == 1:
         return [function(*rows[0])]
     vectors = function(*map(tf.stack, zip(*rows, strict=True)))
@@ -99,8 +101,7 @@ def apply_to_rows(
 def _quantize_weights(layers: list[keras.layers.Layer]) -> QuantizedWeights:
     """Concatenate and quantize weights that differ only in the number of channels.
 
-    Weights above a size limit are left out, because copying would take too long. GPUs have a higher
-    limit.
+    Large weights are left out, because copying would take too long. GPUs have a higher limit.
     """
     most = LARGE * (4 if plain_operations.has_gpu() else 1)
     groups: dict[Any, list[tuple[Any, tf.Tensor]]] = collections.defaultdict(list)
