@@ -152,8 +152,8 @@ class FreezeBatchNorm(_Threshold):
     """Freezes the statistics of BatchNormalization at training step `steps`.
 
     From that step on, training uses the moving statistics instead of the batch's statistics. The
-    moving statistics no longer change. Gamma and beta continue to train. A
-    BatchNormalization that stays in float is not frozen.
+    moving statistics no longer change. Gamma and beta continue to train. A BatchNormalization
+    that stays in float is not frozen.
 
     Args:
         steps: the first training step (batch) with frozen statistics, counted from 1.

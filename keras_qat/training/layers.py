@@ -116,7 +116,7 @@ class QuantizeWrapper(ScheduledLayer):
         weights: maps the path of each weight in `layer` to the axes of the output channels, e.g.
             `{"kernel": (-1,)}`. Axes are counted from the end.
         weight_spec: specification of the weights. None leaves the weights in float.
-        batch_norm: the BatchNormalization after the layer, or None. Files contain folded weights.
+        batch_norm: the BatchNormalization after the layer, or None. It is folded in exported files.
         batch_norm_frozen: True if `batch_norm` always uses the moving statistics.
         fold: how `batch_norm` and weight quantization are combined, a key of `fold_modes.FOLDS`.
         activation: the activation layer after `batch_norm`, or None.
@@ -193,8 +193,7 @@ class QuantizeWrapper(ScheduledLayer):
         }
         self.output_quantizer = None
         self.ceiling = None
-        """Maximum of the ReLU that the output quantizer computes instead of `activation`, or
-        None."""
+        """Maximum of the ReLU that the output quantizer computes instead of `activation`."""
         if self.output_spec is not None:
             self.output_quantizer = ActivationQuantizer(self.output_spec, self, "output")
             if self.activation is not None and self.output_quantizer.clips_at_zero:

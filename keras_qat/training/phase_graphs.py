@@ -35,8 +35,9 @@ from keras_qat.training.steps.custom_training import is_undisturbed
 from keras_qat.training.steps.optimizers import check_optimizer, join_updates
 
 FIRST_STEPS = 300
-"""If a change happens in the first 300 steps, these and the next 300 steps use a graph with a
-switch. It is a little slower, but for so few steps, tracing another graph would take longer."""
+"""Until 300 steps after a change, a graph with a switch may be used. The change must be in the
+first 300 steps, except for frozen ranges. Tracing another graph would take longer than these
+steps."""
 
 SMALL_NORMS = 2**15
 """A graph with a switch computes each BatchNormalization twice, with the batch's statistics and
@@ -275,8 +276,8 @@ class PhaseFinder:
             }
         self._is_calibrated = False
         self._gates: dict[str, Any] = {}
-        """Whether layers quantized and had frozen statistics and ranges in the last training
-        call."""
+        """`quantizing`, `frozen` and `fixed` in the last training execution: bools, or
+        `SWITCHED`."""
         self._last = b""
         self.known: list[bytes] = []
         self._phase: Phase | None = None

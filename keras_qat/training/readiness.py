@@ -163,7 +163,7 @@ def check_settings(model: keras.Model) -> None:
 
 
 def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
-    """Returns warnings that a model's file would compute something else than training."""
+    """Returns warnings if the exported file would compute different results than training."""
     sentences = (_explain_delay(model, graph), _explain_initial(model), _explain_asymmetry(model))
     return [sentence for sentence in sentences if sentence]
 

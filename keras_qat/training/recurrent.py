@@ -3,7 +3,8 @@
 In a file, an LSTM is one operator, so only its states are fake-quantized after each step. Other
 recurrent layers are several operators for each step, so all tensors inside a step are
 fake-quantized. Layers with `stateful=True` keep their states in float32 variables. These can hold
-the integer states of TFLite without rounding.
+the integer states of TFLite without rounding. A part of the weights has the columns with the same
+activation function, such as all gates.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 class _InTraining:
-    """Computes a step in training, as a `step_math.Arithmetic`. All results are fake-quantized.
+    """The operations of a step (`step_math.Arithmetic`) for training, with fake quantization.
 
     `seen` collects the results before quantization, by the name of the range.
     """
@@ -268,7 +269,7 @@ def _apply(linear: Linear, x: tf.Tensor, kernel: tf.Tensor) -> Any:
 
 
 def _select(part: Part, kernel: tf.Tensor, bias: tf.Tensor | None) -> list[Any]:
-    """Return the columns of one part (such as a gate) of the kernel and, if any, of the bias."""
+    """Return the columns of one part (such as all gates) of the kernel and, if any, of the bias."""
     return [select_columns(x, part) for x in (kernel, bias) if x is not None]
 
 
@@ -302,7 +303,8 @@ def get_biases(
 ) -> tuple[Any, Any]:
     """Returns two biases of a layer, for the inputs and for the hidden state. Each may be None.
 
-    The first bias, and the argument `bias`, include the constants of `compute_offsets`.
+    The first bias and the argument `bias` include offsets, such as 2.5 in Keras's hard sigmoid, 0.2
+    * (x + 2.5).
     """
     if bias is None:
         bias, offset = layer.cell.bias, compute_offsets(layer)

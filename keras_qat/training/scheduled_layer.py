@@ -108,21 +108,18 @@ class ScheduledLayer(keras.layers.Layer):
     """
 
     recipe: Recipe | None = None
-    """The recipe of the layer's model. It is also used if users build another model with the
-    layer."""
+    """The recipe of the layer's model. Models that users build with the layer also use it."""
     made_for: Callable[[], Any] | None = None
     """A weak reference to the layer's model."""
     make_exact: Callable[[Any], None]
-    """Function that makes a model predict the results of its file, if users built it with
-    `keras.Model`."""
+    """Function that makes a `keras.Model`, built by users, predict the results of its file."""
     made_in: int = 0
     """The id of the process that created the weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
     changes: int = 0
     """Number of calls of `set_thresholds`."""
     assumed: Phase | None = None
-    """The phase of all calls, set by `assuming`. It is not thread-local, because replicas are
-    threads."""
+    """The phase of all calls inside `assuming`. It is not thread-local: replicas are threads."""
 
     def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)

@@ -17,7 +17,7 @@ from keras_qat.training.layers import QuantizeWrapper
 from keras_qat.training.schedule import list_scheduled_layers
 
 _FACTORS = np.linspace(1.0, 0.2, 81)
-"""Limits to try, divided by the largest magnitude of the channel's weights."""
+"""Limits to try, as fractions of the largest magnitude in the channel."""
 
 
 def find_least_squares_limits(

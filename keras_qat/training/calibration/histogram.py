@@ -25,7 +25,7 @@ from keras_qat.config.specs import QuantSpec
 from keras_qat.training.fake_quantization.phase import Flag
 
 _SHIFT = 14
-"""The number of a bin is the bits of a float32 without this number of low bits."""
+"""Number of low bits of a float32 that are dropped. The remaining bits are the index of the bin."""
 _ALL = 1 << (32 - _SHIFT)
 """Number of bins in the result of `count_bins`."""
 _SIDE = 1 << 15

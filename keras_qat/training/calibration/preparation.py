@@ -27,20 +27,17 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FAR = 3.0
-"""From this distance on, the preprocessing is wrong. Data sorted by class have distances up to
-1."""
+"""From this distance on, preprocessing is wrong. Data sorted by class have distances up to 1."""
 FAR_IF_OTHER = 0.5
 """From this distance on, the preprocessing is wrong if another preprocessing is much closer."""
 _MOST = 8.0
-"""Maximum distance of a channel. Otherwise, one channel that is always 0 would dominate the
-mean."""
+"""Maximum distance of a channel. Otherwise, a channel that is always 0 would dominate the mean."""
 _ROWS = 4096
 """Maximum number of rows (such as pixels) for computing the statistics of the channels."""
 _FEWEST = 4
 """With fewer examples, nothing is checked."""
 _RESCALED_TWICE = 0.02
-"""If all values after a Rescaling layer are closer together, the data were already rescaled
-before."""
+"""If all values after a Rescaling layer are closer together, the data were already rescaled."""
 
 Prepare = Callable[[np.ndarray], Any]
 _IMAGENET = "keras.applications.imagenet_utils.preprocess_input(x, mode="
@@ -97,7 +94,7 @@ class Sample(NamedTuple):
 
 
 def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
-    """Returns a sentence if data seem to be preprocessed differently than in training, or ""."""
+    """Returns a warning if data seem to be preprocessed differently than in training, or ""."""
     layers = [call.layer for call in graph.calls]
     is_little = any(len(sample.x) < _FEWEST for sample in samples.values())
     if is_little or any(getattr(layer, "stateful", False) for layer in layers):
@@ -171,8 +168,8 @@ def _compare(
 def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
     """Return `(wider, shift)` for each channel of `x`, the input of the layer `norm`.
 
-    `wider` is log2 of the standard deviation, divided by the deviation in training. `shift` is the
-    difference of the means, in standard deviations.
+    `wider` is log2(standard deviation / standard deviation in training). `shift` is the difference
+    of the means, in standard deviations.
     """
     statistics = find_statistics(norm)
     assert statistics is not None

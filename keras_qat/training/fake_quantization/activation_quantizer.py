@@ -46,7 +46,7 @@ class ActivationQuantizer:
     def __call__(
         self, x: tf.Tensor, phase: Phase, slot: int | None = 0, ceiling: float | None = None
     ) -> tf.Tensor:
-        """Fake-quantizes `x`. In training, also updates the range, as the tensor number `slot`.
+        """Fake-quantizes `x`. In training, also updates the range for the tensor number `slot`.
 
         If `slot` is None, `x` is an average of quantized values, as in AveragePooling2D, and does
         not change the range. With a `ceiling`, a ReLU with this maximum is applied to `x` first.

@@ -117,7 +117,7 @@ class LastValue(Observer):
         return getattr(self.host, "mixed", False)
 
     def batch_range(self, x: tf.Tensor, ceiling: float | None) -> Range:
-        """Returns the smallest and the largest value of a batch and 0, averaged over replicas."""
+        """Returns the smallest range that includes a batch and 0, averaged over replicas."""
         spec, x = self.spec, tf.stop_gradient(x)
         if not self.ignores_minimum:
             low, high = fake_quant.find_range(x, spec.bits, spec.symmetric, spec.narrow_range)
@@ -134,7 +134,7 @@ class LastValue(Observer):
         return mean_over_replicas(low, high)
 
     def extremes(self) -> tuple[float, float]:
-        """Returns the observed extremes. With `QuantSpec.off_ties`, the range is a little wider."""
+        """Returns the observed extremes. With `QuantSpec.off_ties`, `range` is a little wider."""
         low, high = float(self.minimum.numpy()), float(self.maximum.numpy())
         return low, low + (high - low) / (1 + WIDER) if self.spec.off_ties else high
 
@@ -269,8 +269,7 @@ def compute_known_share(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the number n of batches including the next batch, and 1 - decay^n.
 
-    `ShadowedMovingAverage` divides by 1 - decay^n. Float64 is needed as in
-    `compute_average_weight`.
+    `ShadowedMovingAverage` divides by 1 - decay^n. For float64, see `compute_average_weight`.
     """
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))

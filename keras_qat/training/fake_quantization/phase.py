@@ -17,8 +17,8 @@ class Phase(NamedTuple):
     """What a quantize-aware layer does in one call.
 
     A field is a bool if it is known when a graph is traced. Otherwise, the graph reads it while it
-    runs, from a scalar tensor or a `Switch`. `ScheduledLayer.assumed` has the variable of the
-    `Switch`.
+    runs, from a scalar tensor or a `Switch`. Phases in `ScheduledLayer.assumed` have variables
+    instead.
     """
 
     training: Any
@@ -31,8 +31,7 @@ class Phase(NamedTuple):
     fixed: Any = False
     """True if ranges are frozen. A `Switch` is only used if no range is empty."""
     known: int = 0
-    """If graphs contain frozen ranges as constants: the number of this set of ranges, from 1.
-    Otherwise 0."""
+    """The number of a set of frozen ranges that the graph contains as constants, or 0 for none."""
 
 
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)

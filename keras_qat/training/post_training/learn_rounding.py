@@ -153,7 +153,7 @@ class Reconstruction:
         self.outputs = [value for value in part.outputs if value.is_float]
         inputs, targets = _concatenate(quantized, part.reads), _concatenate(in_float, self.outputs)
         self.count = min(int(x.shape[0]) for x in (*inputs, *targets))
-        """Number of examples. A tensor may have several rows per example, one for each step of a
+        """Number of examples. A tensor may have several rows per example, such as steps of a
         sequence."""
         self.inputs = [self._group_by_example(x) for x in inputs]
         self.targets = [self._group_by_example(y) for y in targets]
@@ -239,7 +239,7 @@ class Reconstruction:
         return tf.add_n(sums)
 
     def _error(self, up: np.ndarray) -> float:
-        """Return the mean of `_distance` over all examples, with the weights at `up`."""
+        """Return the mean of `_distance` over all examples, for weights at `up` (0 or 1)."""
         sums = []
         for i in range(0, self.count, _BATCH):
             inputs = [x[i : i + _BATCH] for x in self.inputs]
@@ -322,7 +322,7 @@ def _minimize(
 
 
 class Levels:
-    """The weights of a wrapper, as the next lower level and the distance from this level."""
+    """The weights of a wrapper, split into the next lower level and the distance from it."""
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
         self.layer = wrapper.layer
@@ -355,7 +355,7 @@ class Levels:
         return {self.name: (self.below + up) * self.scale}
 
     def settle(self, up: np.ndarray) -> None:
-        """Assigns the weights that are `up` steps above the next lower level."""
+        """Sets each weight to `up` steps above the next lower level."""
         moved = self.weights_at(up)[self.name]
         self.weights.assign(np.where(self.factor == 0, self.value, moved))
         self.quantizer.set_limits(self.scale * np.float32(self.levels))

@@ -18,7 +18,7 @@ from keras_qat.keras2.backend import keras, swap_attributes
 
 _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
-"""Optimizers that give the same results for one long vector.
+"""Optimizers that update one long vector with the same results as separate vectors.
 
 Other optimizers compute an inverse square root. TensorFlow computes blocks of eight elements
 differently from the remaining elements, so the results depend on the position in the vector."""
