@@ -120,7 +120,7 @@ def export_c(
 
 
 def _find_identifiers(graph: FileGraph) -> dict[str, str]:
-    """Return a dict from each input and output to a unique identifier for C++ constants."""
+    """Return a dict from the name of each input and output to a unique C++ identifier."""
     words: dict[str, str] = {}
     used = {"File", "Examples"}  # Reserved for kFileSize and kGoldenExamples.
     for name in (*graph.inputs, *graph.outputs):

@@ -1,4 +1,4 @@
-"""Exports to TFLite: writes the resolved graph operator by operator."""
+"""Exports to TFLite: writes the operators of the resolved graph (`integer_graph`) one by one."""
 
 from __future__ import annotations
 

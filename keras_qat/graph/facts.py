@@ -71,7 +71,7 @@ def solve(
     """Returns the answer of a rule. An answer may depend on the answers for other tensors.
 
     This function visits each tensor once. A recursive function would visit a tensor once for each
-    path. The number of paths is exponential in a chain of `y = tf.maximum(y, tf.reverse(y, [1]))`.
+    path. For example, n lines of `y = tf.maximum(y, tf.reverse(y, [1]))` have 2^n paths.
 
     Args:
         question: a value of the graph, or any other key.

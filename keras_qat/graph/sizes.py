@@ -130,7 +130,7 @@ def evaluate_shape(shape: object, facts: Facts | None = None) -> list[list[int]]
 
 
 def find_sizes(shape: object, facts: Facts | None = None) -> list[Any] | None:
-    """Returns the sizes in a shape argument, even if operations compute the sizes.
+    """Returns the sizes in a shape argument: [BATCH, 8] for `[tf.shape(x)[0], 8]`.
 
     Returns None if a size is unknown. The size of a first axis is `BATCH`. Any other size that
     varies with the batch size is -1.

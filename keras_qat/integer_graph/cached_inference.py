@@ -44,7 +44,7 @@ class CachedInference:
     Args:
         model: a quantization-aware model.
         graph: the calls of `model`.
-        resolve: function that returns the resolved graph, with tensors for ranges and weights.
+        resolve: function that returns the resolved graph, whose ranges and weights are tensors.
         prepare: function that returns the prepared parameters of the resolved graph.
         compute: function that returns the results. Its arguments are the resolved graph, the
             prepared parameters and the inputs.
@@ -62,13 +62,11 @@ class CachedInference:
         self._weights: list[tf.Tensor | bytes] = []
         """The model's weights in the last `look`, or their hashes if they are large."""
         self.weights_version = self._prepared_version = 0
-        """Number of changes of the weights that `look` has seen, and that `refresh` has prepared.
-        """
+        """Number of weight changes that `look` has seen, and that `refresh` has prepared."""
         self.seconds = 0.0
         """The duration of the last `refresh` in seconds, without tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None
-        """Inference function for eager execution. None unless `refresh` was called with `eagerly`.
-        """
+        """Inference function for eager execution. None unless the last `refresh` had `eagerly`."""
         # Reading the weights one by one in eager mode takes ten times as long.
         self._read = trace_after_few_calls(lambda: [weight.value() for weight in model.weights])
 

@@ -76,7 +76,7 @@ def operators(*rows: tuple[str, Kernel]) -> dict[str, Kernel]:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A runtime or device for files. Pass it as `target=`, or register it and pass its name.
+    """A runtime or device that runs files. Pass it as `target=`, or register it and pass its name.
 
     Args:
         name: the name that users pass.
@@ -91,10 +91,11 @@ class Target:
         elsewhere: the processor that runs operators without a kernel, e.g. "the CPU". None means
             that files with such operators do not run.
         checks: functions that check requirements of every operator.
-        source: the source of this data.
+        source: how the operators and limits were found, e.g. in the documentation of the device.
         faults: cases that the kernels refuse or compute incorrectly. The first fault that applies
             is used.
-        has_float: whether the target supports float. Otherwise, normalization layers use integers.
+        has_float: whether the target supports float. Otherwise, normalization layers compute with
+            integers.
         channel_bytes: a dict from TFLite's names of operators to bytes per output channel. If
             weights have a scale per channel, the kernel needs this additional memory.
         host: the target whose kernels run on `elsewhere`. None means that all operators run there.
