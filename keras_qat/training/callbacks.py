@@ -1,8 +1,8 @@
 """Keras callbacks that delay quantization, and freeze statistics, ranges and weights.
 
 A callback such as `QuantDelay(2_000)` only stores the step in all layers when training begins. The
-layers count training steps, and change at exactly this step, even with `steps_per_execution`. Both
-numbers are saved with the model. A loaded model therefore continues the delay.
+layers count training steps, and change at exactly this step, even with `steps_per_execution`. The
+count is saved with the model. A loaded model therefore continues the delay.
 """
 
 from __future__ import annotations

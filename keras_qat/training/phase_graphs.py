@@ -51,7 +51,7 @@ MOST_RANGES = 3
 """Maximum number of graphs that contain frozen ranges as constants. Each graph has other ranges."""
 
 Step = Callable[[Any], Any]
-"""A function of Keras that runs the next batches of an iterator."""
+"""A function such as `Model.train_function`, which computes the next batches of an iterator."""
 
 
 class PhasedModel:

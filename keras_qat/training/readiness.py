@@ -31,10 +31,10 @@ from keras_qat.training.schedule import (
 DIVERGED = "The training diverged: go back to an earlier checkpoint and lower the learning rate."
 
 TRAINING_ONLY = ("dropout", "rate", "seed", "momentum", "initializer", "regularizer", "constraint")
-"""Suffixes of settings that do not affect inference."""
+"""Suffixes of attributes that do not affect inference, such as `kernel_regularizer`."""
 
 VALUES = (tf.Tensor, tf.Variable, np.ndarray)
-"""Types of values that `adapt` or `assign` may change. They do not count as settings."""
+"""Types of attributes that `adapt` or `assign` may change. These changes are allowed."""
 
 NONE = object()
 

@@ -249,7 +249,7 @@ def simulate_steps(
 
 
 _MASK = "mask"
-"""Key of the mask in the dict of the steps' inputs. All other keys are parts of the weights."""
+"""Key of the mask among the inputs of the steps. The other keys are the names of parts."""
 
 
 def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
@@ -260,7 +260,7 @@ def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
 
 
 def _apply(linear: Linear, x: tf.Tensor, kernel: tf.Tensor) -> Any:
-    """Apply `linear` to one step, or to all steps as one batch."""
+    """Multiply `x` by a kernel. If `x` has all time steps, they are treated as one batch."""
     if x.shape.rank == kernel.shape.rank:
         return linear(x, kernel)
     y = linear(tf.reshape(x, [-1, *x.shape[2:]]), kernel)

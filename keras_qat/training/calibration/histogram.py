@@ -46,7 +46,7 @@ def find_extremes(x: tf.Tensor) -> Any:
 
 
 def count_bins(x: tf.Tensor) -> Any:
-    """Counts the values of a batch in each bin. `sort_bins` brings the counts in order.
+    """Counts the values of a batch in each bin. `sort_bins` then sorts the counts.
 
     At most `_ENOUGH` values of each example are counted.
     """
@@ -144,7 +144,7 @@ class Tally:
 
     Args:
         low, high: the smallest and the largest value so far.
-        counts: the sum of the results of `sort_bins`. 0 if values are not counted.
+        counts: the sum of the results of `sort_bins`. 0 for the method "minmax".
     """
 
     low: float = np.inf
@@ -152,7 +152,7 @@ class Tally:
     counts: Any = 0
 
     def add(self, extremes: np.ndarray, counts: Flag | Switch) -> None:
-        """Includes a batch. `counts` is the result of `sort_bins`, or 0 without counting."""
+        """Adds a batch. `counts` is the result of `sort_bins`, or 0 for the method "minmax"."""
         self.low, self.high = min(self.low, extremes[0]), max(self.high, extremes[1])
         self.counts = self.counts + counts
 

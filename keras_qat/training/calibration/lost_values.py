@@ -34,12 +34,11 @@ MOST_FEATURES = 16
 _EXAMPLES = 64
 """Number of examples in which the different values of a feature are counted."""
 FAR = 32
-"""Outliers are reported if they make the range more than this many times as wide."""
+"""Outliers are only reported if they make the range more than this many times as wide."""
 ENOUGH = 8
-"""Outliers are reported if the other values share fewer quantized values than this (of 256 in
-int8)."""
+"""Outliers are only reported if the other values share fewer quantized values than this."""
 VARIED = 4
-"""Outliers are reported if the other values include at least this many different values."""
+"""Outliers are only reported if the other values include at least this many different values."""
 MARK = 0.01
 """If at least this share of the values are outliers, they come from the model, not from the data.
 For example, the model may add -1e9 to masked values."""
@@ -111,7 +110,7 @@ def find_lost_features(
 
 
 def has_features(x: np.ndarray) -> bool:
-    """Returns True if the last axis of an input holds features with different scales."""
+    """Guesses from the shape if the last axis of an input holds features with different scales."""
     return x.ndim == 2 or (x.ndim == 3 and x.shape[-1] <= MOST_FEATURES)
 
 

@@ -188,7 +188,7 @@ def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray
 
 
 def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """Returns at most `count` random rows. Every n-th row may belong to the same channel."""
+    """Returns at most `count` random rows. With a regular step, rows might skip channels."""
     if len(rows) <= count:
         return rows
     return rows[np.unique(np.random.default_rng(0).integers(0, len(rows), count))]
@@ -213,7 +213,7 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
 
 
 def _compute(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
-    """Compute `values` in float, if the input `name` is `x`. They depend on no other input."""
+    """Compute `values` in float. They only depend on the input `name`, which has the value `x`."""
     calls = split_loss_only(graph.calls, values)[0]
     inputs = [
         tf.constant(x, value.dtype) if value.name == name else None

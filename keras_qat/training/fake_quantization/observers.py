@@ -97,7 +97,7 @@ class CurrentValue(Observer):
 
 
 class LastValue(Observer):
-    """The extremes of the last training batch (contrib's `LastValueQuantize`)."""
+    """The extremes of the last training batch, as `LastValueQuantize` of `tf.contrib.quantize`."""
 
     def __init__(self, spec: QuantSpec, host: keras.layers.Layer, name: str) -> None:
         super().__init__(spec, host, name)

@@ -110,7 +110,7 @@ def _find_shift(
 
 
 def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWrapper, np.ndarray]:
-    """Returns the mean float output of each wrapper in a part that has quantized weights."""
+    """Returns the mean float outputs of the wrappers with quantized weights in a part."""
     return {
         call.layer: _mean(call, batches, IN_FLOAT)
         for call, batches in walk(part, in_float, IN_FLOAT)

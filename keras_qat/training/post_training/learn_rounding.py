@@ -239,7 +239,7 @@ class Reconstruction:
         return tf.add_n(sums)
 
     def _error(self, up: np.ndarray) -> float:
-        """Return the mean of `_distance` over all examples, for weights at `up` (0 or 1)."""
+        """Return the mean of `_distance` over all examples. `up` is 1 for weights to round up."""
         sums = []
         for i in range(0, self.count, _BATCH):
             inputs = [x[i : i + _BATCH] for x in self.inputs]
@@ -248,7 +248,7 @@ class Reconstruction:
         return float(np.sum(sums)) / self.count
 
     def _loss(self, unit: float, iterations: int, seed: int) -> Callable[[Any, Any], Any]:
-        """Return the loss: the error, plus a penalty for weights between two levels.
+        """Return the loss function: the error, plus a penalty for weights between two levels.
 
         Each step draws random examples, which are divided among the replicas.
         """

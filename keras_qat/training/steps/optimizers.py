@@ -31,7 +31,7 @@ Pair = tuple[tf.Tensor, tf.Variable]
 
 @contextlib.contextmanager
 def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Makes a training step that is traced inside the `with` block update all vectors together.
+    """Inside the `with` block, the traced training step updates all vectors of the model together.
 
     Replicas of a strategy and legacy optimizers still update each variable separately.
     """
