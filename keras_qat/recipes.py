@@ -1,4 +1,4 @@
-"""Recipes: how a model is quantized, as data."""
+"""Recipes: dataclasses that state how a model is quantized."""
 
 from keras_qat.config.recipes import *  # noqa: F403
 from keras_qat.config.recipes import __all__ as _all

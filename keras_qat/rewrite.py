@@ -1,4 +1,4 @@
-"""Keeps the import path of `QuantizedModel` that model files of version 0.1.0 contain."""
+"""Keeps `keras_qat.rewrite.QuantizedModel` importable, because files of version 0.1.0 need it."""
 
 from keras_qat.rewriting.quantized_model import QuantizedModel
 

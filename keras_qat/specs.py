@@ -1,4 +1,4 @@
-"""Specifications of how one tensor is quantized, as data."""
+"""Specifications: dataclasses that state how one tensor is quantized."""
 
 from keras_qat.config.specs import *  # noqa: F403
 from keras_qat.config.specs import __all__ as _all

@@ -1,4 +1,4 @@
-"""Finds tensors that need zero point 0, and computes symmetric ranges."""
+"""Finds tensors that need the zero point 0, and computes ranges with this zero point."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from keras_qat.ops.registry import find_op
 
 
 def center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
-    """Returns the smallest symmetric 8-bit range that contains `[minimum, maximum]`."""
+    """Widens a range of floats, so that its int8 zero point is 0."""
     limit = max(-minimum, maximum * 256 / 255)
     return -limit, limit * 127 / 128
 
 
 def find_symmetric(graph: Graph) -> set[Value]:
-    """Returns the values that need a symmetric range, and the values that share the range.
+    """Returns the values whose zero point must be 0, such as the second factor of a matrix product.
 
-    XNNPACK multiplies two matrices only if the second matrix has zero point 0. In TensorFlow's
-    interpreter, XNNPACK accepts other zero points, but computes as if they were 0.
+    XNNPACK computes as if the zero point of this factor were 0. If the factor is the output of an
+    operator that does not change the range, such as Reshape, the input also needs zero point 0.
     """
     values: set[Value] = set()
     for call in graph.calls:

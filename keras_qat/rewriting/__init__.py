@@ -1,1 +1,1 @@
-"""Creates a quantization-aware model from a plan, and converts it back to a float model."""
+"""Creates a quantization-aware model, and converts it back to a float model."""

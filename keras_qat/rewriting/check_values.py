@@ -1,4 +1,4 @@
-"""Compares the outputs of a quantization-aware model and its float model, without rounding."""
+"""Compares a new quantization-aware model, with quantization off, with its float model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from keras_qat.keras2.backend import keras, layers
 from keras_qat.messages import warn_caller
 
 FAR, ROUNDED, MANY = 0.05, 1e-3, 0.1
-"""A value is wrong if its error exceeds `FAR * standard deviation of the tensor + ROUNDED * value`.
-An output is reported if the share of wrong values exceeds `MANY`."""
+"""An output element is wrong if its error exceeds `FAR` times the standard deviation of the output,
+plus `ROUNDED` times the expected value. An output with a larger share than `MANY` is reported."""
 
 
 def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> str:
     """Returns the names of outputs that differ from the float model. Warns about these outputs.
 
-    Outputs differ if layers or operations were expanded incorrectly.
+    They differ if keras_qat misread a traced layer or an operation such as `tf.einsum`.
     """
     traced = {call.within[0].name: None for call in lowered.calls if call.within}
     has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)
@@ -46,10 +46,10 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
 
 
 def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[str]:
-    """Return the names of outputs that differ, or [] if the models cannot be run.
+    """Return the names of outputs that differ. Return [] if the models reject random inputs.
 
-    Inputs in `flags` are 0 in one example and 1 in another. A wrong output differs in both
-    examples. If all values of an example are masked, any result is correct.
+    Masks and token ids in `flags` begin with 1 in even examples, and with 0 in odd examples. One of
+    the two kinds may hide all values of an example, and then any output is correct.
     """
     ours, inputs = read_model(qat), draw_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
@@ -72,7 +72,7 @@ def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[s
 
 
 def _find_flags(lowered: Graph) -> set[Value]:
-    """Return the inputs that are token ids or determine masks."""
+    """Return token ids, attention masks, and all values from which they are computed."""
     flags = [v for call in lowered.calls if type(call.layer) is MaskScores for v in call.inputs[1:]]
     flags += [
         v for call in lowered.calls if type(call.layer) is layers.Embedding for v in call.inputs
@@ -81,7 +81,7 @@ def _find_flags(lowered: Graph) -> set[Value]:
 
 
 def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
-    """Return True if results differ in examples with flags of 0 and in examples with flags of 1."""
+    """Return True if many results are wrong in the even examples, and many in the odd examples."""
     if expected.shape != computed.shape:
         return True
     differs, count = np.atleast_1d(_find_differences(expected, computed), np.isfinite(expected))
@@ -90,7 +90,7 @@ def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
 
 
 def _find_differences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
-    """Return True for each value that differs. NaN and infinity in `expected` are ignored."""
+    """Return True for each wrong value. Values that should be NaN or infinite are ignored."""
     if expected.dtype.kind != "f":
         return expected != computed
     finite = np.isfinite(expected)

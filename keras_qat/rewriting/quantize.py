@@ -75,11 +75,11 @@ def quantize_model(
             copied too. `predict` of that copy returns the same values as the exported file. A
             Keras 3 model is converted by `from_keras_3`, with a warning.
         recipe: a recipe or its name. The default is the target's, or "int8" without a target.
-        scope: selects the layers to quantize. The default is all layers. The scope is a name, a
-            prefix of names before a `_`, `/`, `.` or `-`, a pattern with `*`, or a class name. It
+        scope: selects the layers to quantize. The default is all layers. The scope is a name, the
+            start of names up to a `_`, `/`, `.` or `-`, a pattern with `*`, or a class name. It
             may also be a list of these, or a function of a layer.
-        strict: True to raise an error if a layer would stay in float. Normalization layers then
-            compute in integers.
+        strict: True to raise an error if a layer would stay in float. LayerNormalization and
+            similar layers then compute in integers. By default, they stay in float.
         kernels: the kernel family that determines how `predict` and `evaluate` round: "xnnpack"
             (x86), "xnnpack_arm64" (phones with 64-bit ARM), "tflm" (TFLite Micro) or "reference"
             (TFLite's portable kernels). The default is the target's family, or "xnnpack" without a
@@ -150,7 +150,7 @@ def quantize_model(
 
 
 def _show_in_float(plan: Plan, name: str) -> None:
-    """Log which layers stay in float, except layers that `warn_about_opaque` warns about."""
+    """Log which layers stay in float. `warn_about_opaque` has already named the custom layers."""
     reasons = {
         name: why for name, why in plan.left_in_float.items() if name not in plan.graph.opaque
     }
@@ -160,7 +160,7 @@ def _show_in_float(plan: Plan, name: str) -> None:
 
 
 def _agrees(model: keras.Model, name: str, value: object) -> bool:
-    """Return True if a quantized model already has the value of an argument."""
+    """Return True if an argument such as `kernels` has the value that the model already has."""
     if not value:
         return True
     if name == "target":
@@ -175,7 +175,7 @@ def _copy_quantized(
     """Copy a quantized model, or a Keras model built from quantized layers.
 
     Raises:
-        ValueError: if another recipe or any other argument is given, or the model is subclassed.
+        ValueError: if the copy would need another recipe, or arguments in `given` ask for a change.
     """
     check_is_graph(model)
     if not isinstance(model, QuantizedModel):
@@ -201,11 +201,11 @@ def _copy_quantized(
 
 
 def make_exact(model: keras.Model) -> None:
-    """Changes a Keras model of quantize-aware layers to a `QuantizedModel`, in place.
+    """Changes a model that was built from layers of a quantized model to a `QuantizedModel`.
 
-    `predict` then returns the same values as the exported file. Layers, weights, names and
-    compilation stay the same. Recipe, kernels and target are from the model that the layers belong
-    to. If a quantizer reads an output in that model, the output is quantized.
+    The model is changed in place. `predict` then returns the same values as the exported file.
+    Recipe, kernels and target are those of the quantized model. If a `Quantize` layer of that model
+    quantizes an output, the output is quantized here too.
     """
     outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
     # Keras changes the bases of a class when the first functional model of the class is created.
@@ -223,7 +223,7 @@ def make_exact(model: keras.Model) -> None:
 
 
 def _quantize_output(output: tf.Tensor) -> tf.Tensor:
-    """Return the quantized tensor if a quantizer reads `output`, or `output` otherwise."""
+    """Return the output of the `Quantize` layer that reads `output`, or `output` without one."""
     quantized = [
         outputs for layer, outputs in find_keras_consumers(output) if isinstance(layer, Quantize)
     ]
@@ -231,7 +231,7 @@ def _quantize_output(output: tf.Tensor) -> tf.Tensor:
 
 
 def _find_owner(model: keras.Model) -> QuantizedModel | None:
-    """Return the quantized model that the layers belong to, or None if it no longer exists."""
+    """Return the quantized model from which the layers come. Return None if it was deleted."""
     inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
     made_for = (layer.made_for() for layer in list_scheduled_layers(model) if layer.made_for)
     return next((owner for owner in [*inside, *made_for] if owner is not None), None)

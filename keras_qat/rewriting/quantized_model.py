@@ -54,7 +54,7 @@ from keras_qat.training.steps.custom_training import get_class_config, take_trai
 from keras_qat.training.steps.step_tensors import compute_together
 
 CONVERTS = "convert_with_keras_qat.export_tflite"
-"""Name scope of operations. TFLiteConverter prints the name if it converts a SavedModel."""
+"""Name scope of operations at inference. TFLiteConverter shows it when it converts a SavedModel."""
 
 
 @backend.register
@@ -72,28 +72,29 @@ class QuantizedModel(
 
     _recipe: Recipe | None = None
     settings: Settings = ()
-    """Settings of the layers at the time when the model was quantized or loaded."""
+    """Constructor arguments of all layers after quantizing or loading. They must not change."""
     float_config: Config | None
     """Configuration of the float model, for `keras.Model.from_config`."""
     float_masks: Iterable[int] = ()
-    """Checksums of masks in the float model's variables. Masks are constants in this model."""
+    """Checksums of the constant masks among the float model's variables. This model has no such
+    variables, so `strip_quantization` needs the checksums."""
     differing_outputs: str = ""
     """Names of outputs that differed from the float model directly after quantization."""
     customs: CustomObjects = CustomObjects({}, False)
     """Custom classes of the float model. Saved files do not contain custom classes."""
 
     class_before: type | None = None
-    """The class of the model before it inherited custom training."""
+    """The class without the `train_step` and other methods of the float model's class."""
     trained_as: Config | None = None
-    """Configuration of the float model's class, if it has custom training."""
+    """Class name and configuration of a float model with custom training, or None."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Attributes that only the float model has, with the name of the float model's class."""
+    """Maps attributes that only the float model has to the name of its class, for errors."""
 
     safe_mode: bool = False
-    """True if `load_model` had `safe_mode=True`. Code in the configuration must then not run."""
+    """True if `load_model` had `safe_mode=True`. Lambdas from the file must then not run."""
 
     file_outputs: Mapping[str, str] = MappingProxyType({})
-    """Maps outputs of exported files to tensor names. If empty, files have the model's outputs."""
+    """Maps the `outputs` passed to `quantize_model` to names of symbolic tensors. May be empty."""
     _file_model: QuantizedModel | None = None
 
     _family: KernelFamily = XNNPACK
@@ -160,7 +161,7 @@ class QuantizedModel(
         """The runtime of `predict`, `evaluate` and validation in `fit`. It can be set at any time.
 
         "interpreter" runs the exported file in TFLite's interpreter. "tensorflow" computes the same
-        values with TensorFlow. "auto" uses the interpreter if there is enough data to save time.
+        values with TensorFlow. "auto" chooses the interpreter for data so large that it is faster.
         """
         return self._runtime
 
@@ -209,13 +210,13 @@ class QuantizedModel(
 
     @property
     def simulates(self) -> bool:
-        """True if inference also uses fake quantization, as with the recipe `contrib`."""
+        """True if inference also uses fake quantization. The recipe `contrib` does this."""
         if self._recipe is None:  # Keras saved a part of a model before `make_exact`.
             return any(getattr(x, "fold", "") == "correction" for x in list_scheduled_layers(self))
         return self._recipe.fold == "correction"
 
     def exact_inference(self) -> Inference | None:
-        """Returns the object that computes in integers, or None for the recipe `contrib`."""
+        """Returns the object that computes like TFLite's kernels. Returns None if `simulates`."""
         if self._inference is None and not self.simulates:
             self.set_untracked(_inference=Inference(self, self._family))
         return self._inference
@@ -233,14 +234,14 @@ class QuantizedModel(
         return inference.choose(self._runtime if is_exact(phase) else "tensorflow")
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Sets `recipe`, also in all layers, because users may build models from the layers."""
+        """Sets the recipe of the model and of its layers, from which users may build new models."""
         self.recipe = recipe
         self.set_untracked(settings=read_settings(self))
         for layer in list_scheduled_layers(self):
             layer.recipe, layer.made_for = recipe, weakref.ref(self)
 
     def keep_float_model(self, model: keras.Model) -> None:
-        """Stores the configuration, the masks and the custom classes of the float model."""
+        """Stores what `strip_quantization` needs to create the float model again."""
         config = None
         # Some activations, constants, and layers without `get_config` have no configuration.
         with contextlib.suppress(TypeError, ValueError, NotImplementedError):
@@ -251,9 +252,10 @@ class QuantizedModel(
 
     @property
     def file_model(self) -> QuantizedModel:
-        """The exported part of the model. It shares layers and weights with the model.
+        """The model that is exported. It shares layers and weights with this model.
 
-        It is the model itself unless `outputs` was passed to `quantize_model`.
+        If `outputs` were passed to `quantize_model`, the exported model has only these outputs.
+        Otherwise, it is this model.
         """
         if not self.file_outputs:
             return self
@@ -275,7 +277,7 @@ class QuantizedModel(
         return part
 
     def keep_training(self, model: keras.Model, left_out: Iterable[str]) -> None:
-        """Makes the model inherit custom training from the float model's class.
+        """Adds the `train_step` and similar methods of the float model's class to this model.
 
         Args:
             model: the float model.

@@ -1,4 +1,8 @@
-"""Builds the quantization-aware model of a plan from cloned layers, wrappers and quantizers."""
+"""Builds a quantization-aware model from cloned layers, wrappers and quantizers.
+
+A group is a layer such as Conv2D, and the BatchNormalization and activation after it. A
+`QuantizeWrapper` computes a group. All other layers are cloned.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +42,11 @@ keras.utils.get_custom_objects()["QuantizedModel"] = QuantizedModel
 
 
 _NO_SCOPE = re.compile(r"^[^A-Za-z0-9.]|[^A-Za-z0-9_.\\/>-]")
-"""Characters that TensorFlow does not allow in the name of a scope."""
+"""Matches characters that TensorFlow does not allow in a name scope."""
 
 
 def _make_scope_name(name: str) -> str:
-    """Convert the name of a value, such as "lstm#2:0", to a scope name."""
+    """Convert the name of a tensor, such as "lstm#2:0", to a valid name scope."""
     return _NO_SCOPE.sub(".", name.replace("#", "_call").replace(":", "_output"))
 
 
@@ -57,9 +61,9 @@ def explain_missing_config(layer: keras.layers.Layer) -> str:
 
 
 def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
-    """Clone a layer without custom initializers, because weights are assigned later.
+    """Clone a layer. Custom initializers are replaced by zeros, because weights are assigned later.
 
-    The clone of a Normalization is float32, because the statistics need this precision.
+    A Normalization is cloned as float32, because its statistics need this precision.
     """
     if isinstance(layer, keras.layers.Normalization):
         changes["dtype"] = "float32"
@@ -67,7 +71,6 @@ def _clone(layer: keras.layers.Layer, **changes: Any) -> Any:
 
 
 def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
-    """Builds the quantization-aware model of a plan, with the weights of the float model."""
     visitor = _Visitor(plan)
     with observe_alike():
         graph = visitor.visit()
@@ -91,7 +94,10 @@ def rewrite(plan: Plan, float_model: keras.Model) -> QuantizedModel:
 def _make_model(
     file_outputs: tuple[str, ...], inputs: tf.Tensor, outputs: tf.Tensor, name: str
 ) -> QuantizedModel:
-    """Create the model. `outputs` is (model outputs, file outputs) if `file_outputs` is set."""
+    """Create the model. `file_outputs` are the `outputs` passed to `quantize_model`, or ().
+
+    With `file_outputs`, `outputs` is a pair: the model's outputs, and the outputs of the file.
+    """
     if not file_outputs:
         return QuantizedModel(inputs=inputs, outputs=outputs, name=name)
     outputs, ends = outputs
@@ -123,7 +129,7 @@ class _Visitor:
         self.quantizers: dict[Range, Quantize] = {}
         self.names: set[str] = set()
         self.sources: dict[Any, list[Any]] = {}
-        """Maps new layers to initial weights."""
+        """Maps each new layer to the weights to copy into it."""
 
     def visit(self) -> Graph:
         graph, replacements = self.plan.graph, {}
@@ -145,7 +151,7 @@ class _Visitor:
         return copy_graph(graph, replacements, inserted, ends)
 
     def _insert_after(self, value: Value) -> list[InsertedCall]:
-        """Return the calls to insert after a value: a quantizer and a cast to half precision."""
+        """Return calls to insert after a tensor: a `Quantize` layer, a cast to half precision."""
         calls = [self._make_quantizer(value)]
         if value.producer is None and is_half(value.dtype):
             calls.append(self._make_cast(value, get_policy(value.dtype)))
@@ -157,7 +163,7 @@ class _Visitor:
         return InsertedCall(keras.layers.Activation("linear", dtype=policy, name=name), name, {})
 
     def _clone(self, call: Call) -> Any:
-        """Return the clone of a layer outside of groups. All calls of the layer share the clone."""
+        """Return the clone of a layer that is in no group. Several calls share one clone."""
         if call.layer not in self.layers:
             name = PREFIX + call.name
             if call.layer in self.weights_only:
@@ -191,7 +197,7 @@ class _Visitor:
             ) from error
 
     def _wrap(self, group: Group) -> QuantizeWrapper:
-        """Return the wrapper of a group. All calls of the weighted layer share the wrapper."""
+        """Return the `QuantizeWrapper` of a group. Several calls of the layer share one wrapper."""
         layer = group.kernel.layer
         if layer not in self.layers:
             is_wide = self.plan.recipe.activations.bits == 16
@@ -221,9 +227,9 @@ class _Visitor:
         self.sources[new] = self.plan.graph.weights.get(old, old.weights)
 
     def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
-        """Return the specification of the output quantizer inside a wrapper, or None.
+        """Return the specification of a wrapper's output quantizer, or None without one.
 
-        If several tensors or calls share a range, a `Quantize` layer quantizes the tensors instead.
+        If several tensors share a range, a `Quantize` layer after the wrapper quantizes the output.
         """
         own = self.range_of.get(value)
         if own is None or len(own.observed + own.rounded) > 1:
@@ -240,7 +246,7 @@ class _Visitor:
         return name
 
     def _make_quantizer(self, value: Value) -> InsertedCall | None:
-        """Return the call of a value's `Quantize` layer, or None if the value has no such layer."""
+        """Return a call of the `Quantize` layer for a tensor, or None if the tensor has none."""
         shared = self.range_of.get(value)
         if shared is None or self._find_own_spec(value) is not None:
             return None

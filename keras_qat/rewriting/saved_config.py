@@ -26,7 +26,7 @@ from keras_qat.training.steps.custom_training import from_class_config
 Config = dict[str, Any]
 
 LOADER = "import keras_qat; keras_qat.keras.models.load_model(path): Keras 3 cannot load it"
-"""The first entry of a configuration. Error messages of Keras 3 begin with this entry."""
+"""The first entry of a configuration. Error messages of Keras 3 about a saved model show it."""
 
 ENTRIES: Config = {
     "load_with": LOADER,
@@ -43,18 +43,16 @@ ENTRIES: Config = {
     "trained_as": None,
     "target": None,
 }
-"""Entries that keras_qat adds to a quantized model's configuration, with default values."""
+"""Entries that keras_qat adds to Keras' configuration of a model, with default values."""
 
 ALWAYS = ("recipe", "float_config", "output_names", "float_layers", "asked_for", "kernels")
-"""Entries that are always saved. Each remaining entry is saved unless it has the default value."""
+"""Entries that are saved even if they have the default value."""
 
 
 REQUIRED = ("recipe", "float_config", "output_names")
-"""Entries that every configuration must have."""
 
 
 def describe_model(model: keras.Model) -> Config:
-    """Returns the configuration of a quantized model."""
     layers = {layer.name: layer for layer in model.layers}
     config = {**get_functional_config(model), "trainable": model.trainable}
     for entry in config["layers"]:
@@ -83,7 +81,7 @@ def describe_model(model: keras.Model) -> Config:
 
 
 def split_config(config: Config) -> tuple[Config, Config]:
-    """Splits a configuration into Keras' entries and `ENTRIES`. Missing `ENTRIES` get defaults."""
+    """Splits a configuration into Keras' entries and `ENTRIES`, and adds default values."""
     of_keras = {name: value for name, value in config.items() if name not in ENTRIES}
     required = {name: config[name] for name in REQUIRED}
     return of_keras, {**ENTRIES, **{n: config[n] for n in ENTRIES if n in config}, **required}
@@ -92,7 +90,7 @@ def split_config(config: Config) -> tuple[Config, Config]:
 def restore_model(
     model: keras.Model, config: Config, saved: Config, custom_objects: Config | None
 ) -> None:
-    """Restores attributes of a model from `saved`, the `ENTRIES` of a configuration."""
+    """Sets attributes of a loaded model from `saved`, which `split_config` returned."""
     restore_names(model, config)
     model.safe_mode = get_safe_mode() is not False
     if saved["recipe"] is not None:  # None if Keras saved it before `make_exact`.
@@ -117,7 +115,7 @@ def restore_model(
 
 
 def _restore_training(model: keras.Model, config: Config, custom_objects: Config | None) -> None:
-    """Make a model inherit custom training from the class in `config`, or warn if it is unknown."""
+    """Add the methods of the custom class in `config`. Warn if the class cannot be created."""
     left_out, class_config = config.pop("left_out"), config
     if config["config"] is None:
         class_config = {**config, "config": model.float_config}
@@ -146,7 +144,7 @@ def _get_serializable(config: Config | None) -> Config | None:
 
 
 def get_float_config(model: keras.Model) -> Config:
-    """Returns a float model's functional configuration. "sequential" marks a `Sequential`."""
+    """Returns a model's functional configuration, with "sequential": True for a `Sequential`."""
     config = get_functional_config(model)
     if type(model) is keras.Sequential:
         entries = [entry for entry in config["layers"] if entry["class_name"] != "InputLayer"]

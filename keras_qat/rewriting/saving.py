@@ -25,14 +25,14 @@ FILES = (".keras", ".h5", ".hdf5")
 """Suffixes of the formats that Keras writes as one file."""
 
 FLOAT_WEIGHTS = "Load float weights into the float model, and then quantize it."
-"""Advice in error messages about weights that do not fit."""
+"""Advice in error messages for weights of a float model."""
 
 EXPORTED = {".tflite": "export_tflite", ".cc": "export_c"}
-"""Maps suffixes of exported files to functions that write such files."""
+"""Maps the suffix of an exported file to the function that writes it."""
 
 
 class WholeFiles:
-    """Mixin for a Keras model. Files are saved atomically. Weights of float models are refused."""
+    """Mixin for a Keras model. Saves files atomically, and rejects the weights of float models."""
 
     name: str
     layers: list[keras.layers.Layer]
@@ -41,8 +41,8 @@ class WholeFiles:
     def save(self, filepath: FilePath, overwrite: bool = True, *args: Any, **kwargs: Any) -> None:
         """Saves the model like `save` of Keras, but atomically.
 
-        Keras itself overwrites the old file or folder. If the process were killed or the disk full,
-        the old version and the new version would be lost.
+        `save` of Keras first empties the old file. If the process is then killed or the disk is
+        full, both versions are lost.
 
         Raises:
             ValueError: if the suffix belongs to an exported file, such as `.tflite`.
@@ -79,7 +79,7 @@ class WholeFiles:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
 
     def _is_named_in(self, path: FilePath) -> bool:
-        """Return True if an HDF5 file has weights under the name of any layer of the model."""
+        """Return False if the names of layers in an HDF5 file all differ from the model's."""
         if not h5py.is_hdf5(path):
             return True
         with h5py.File(path, "r") as file:
@@ -87,7 +87,7 @@ class WholeFiles:
         return not stored.isdisjoint(layer.name for layer in self.layers if layer.weights)
 
     def load_own_variables(self, store: h5py.Group) -> None:
-        """Loads the variables of the model itself from a `.keras` file."""
+        """Called by Keras when it loads a `.keras` file."""
         super().load_own_variables(read_at_once(store))  # type: ignore[misc]
 
     def set_weights(self, weights: list[np.ndarray]) -> None:
@@ -102,7 +102,7 @@ class WholeFiles:
 
 
 def _is_float_checkpoint(path: FilePath) -> bool:
-    """Return True for a checkpoint without quantizers. Keras would load only some weights."""
+    """Return True if a TensorFlow checkpoint has no quantizers. Keras would load it in part."""
     if not isinstance(path, (str, os.PathLike)) or not os.path.exists(f"{os.fspath(path)}.index"):
         return False
     names = [name for name, _ in tf.train.list_variables(os.fspath(path))]
@@ -112,14 +112,11 @@ def _is_float_checkpoint(path: FilePath) -> bool:
 def read_at_once(store: h5py.Group) -> h5py.Group:
     """Moves the weights of a `.keras` file into memory, while Keras loads the file.
 
-    HDF5 seeks backwards for every weight. Before Python 3.12, `zipfile` then reads the file again
-    from the start. Large models would take half a minute to load.
+    HDF5 jumps back in the file for every weight. Before Python 3.12, `zipfile` then unpacks the
+    file again from the start. Large models would take half a minute to load.
 
-    Args:
-        store: the argument of the model's `load_own_variables`.
-
-    Returns:
-        The same group in memory. Keras then also reads later groups from memory.
+    `store` is the argument of `load_own_variables`. Returns the same group in memory. Keras then
+    reads the weights of all layers from memory.
     """
     frame = inspect.currentframe()
     while frame is not None and "weights_store" not in frame.f_locals:
@@ -138,7 +135,7 @@ def read_at_once(store: h5py.Group) -> h5py.Group:
 
 
 def explain_not_saved(call: Call) -> str | None:
-    """Returns the reason why a call cannot be saved, or None if no reason is known."""
+    """Returns why Keras cannot save a layer or its arguments, or None if no reason is known."""
     arguments = tf.nest.flatten([call.args, call.kwargs])
     if any(argument is Ellipsis for argument in arguments):
         return "a .keras file cannot store an Ellipsis; write x[:, :, a] for x[..., a]"
@@ -163,7 +160,7 @@ def explain_not_saved(call: Call) -> str | None:
 
 
 def explain_not_loaded(call: Call) -> str | None:
-    """Returns the reason why Keras cannot load an opaque layer, or None if no reason is known."""
+    """Returns why Keras cannot load a custom layer again, or None if no reason is known."""
     if any(isinstance(argument, slice) for argument in tf.nest.flatten([call.args, call.kwargs])):
         return "a .keras file cannot store a slice as an argument; pass its start and end"
     activation = vars(call.layer).get("activation")
@@ -181,7 +178,7 @@ def explain_not_loaded(call: Call) -> str | None:
 
 
 def warn_about_opaque(graph: Graph, float_layers: Iterable[str]) -> None:
-    """Warns about custom layers that could not be traced, and about calls that cannot be saved."""
+    """Warns about custom layers that stay in float, and about layers that Keras cannot save."""
     opaque, message = graph.opaque, []
     lines = [f"  {name}: {opaque[name]}" for name in float_layers if name in opaque]
     if lines:

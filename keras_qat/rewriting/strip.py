@@ -93,7 +93,7 @@ _IN_A_CALL = "Exception encountered when calling layer"
 
 
 def _find_reason(error: Exception) -> str:
-    """Return the first line of an error. If this line names a layer, return two lines."""
+    """Return the first line of an error, and the next line if the first only names a layer."""
     lines = [line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()]
     return ": ".join(lines[: 2 if lines[0].startswith(_IN_A_CALL) else 1])
 
@@ -106,12 +106,11 @@ def _make_copy_error(reason: str) -> ValueError:
 
 
 def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
-    """Copy weights and `trainable` flags from quantized layers to float layers."""
     float_graph = read_model(plain)
     layer_of = {layer.name: layer for layer in model.layers}
 
     def has_layer(call: Call) -> bool:
-        """Return True if the quantized model has the layer unwrapped, as in older files."""
+        """Return True if the quantized model has a clone of the layer, and did not split it."""
         layer: Any = layer_of.get(PREFIX + call.name)
         layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
         return type(layer) is type(call.layer)
@@ -165,7 +164,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
 
 
 def _are_read(weights: list[Any], graph: Graph) -> bool:
-    """Return True if outputs of a model depend on `weights`, or if the model cannot be run."""
+    """Return True if the outputs of a model depend on `weights`, or cannot be computed."""
     evaluate, inputs = make_evaluator(graph, flatten_values(graph.outputs)), draw_inputs(graph)
     draw, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
     try:
@@ -182,7 +181,7 @@ def _are_read(weights: list[Any], graph: Graph) -> bool:
 
 
 def _fold(model: keras.Model) -> Any:
-    """Return a flat copy of a float model. Each BatchNormalization is folded into a kernel."""
+    """Return a functional copy of a float model without nested models and BatchNormalization."""
     graph = lower(read_model(model), LoweringContext(activations=False))
     folds = {
         group.kernel.layer: group for group in find_groups(graph, affine=False) if group.batch_norm
@@ -213,7 +212,7 @@ def _fold(model: keras.Model) -> Any:
 
 
 def _fold_norm(layer: keras.layers.Layer, group: Group) -> None:
-    """Fold the BatchNormalization of a group into `layer`. The layer must have a bias."""
+    """Multiply and shift the weights of `layer` to include the BatchNormalization of its group."""
     assert group.batch_norm is not None
     factor, bias = fold_normalization(layer.bias, group.batch_norm.layer)
     ((name, axes),) = group.weights.items()

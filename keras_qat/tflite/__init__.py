@@ -1,1 +1,1 @@
-"""Writes TFLite files from the resolved graph, reads them, and runs them."""
+"""Writes TFLite files, reads them, and runs them."""

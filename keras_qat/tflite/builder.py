@@ -24,11 +24,11 @@ _OPTIONS = {name[:-8].lower(): name[:-1] for name in vars(schema) if name.endswi
     **dict.fromkeys(("maximum", "minimum"), "MaximumMinimumOptions"),
     "l2normalization": "L2NormOptions",
 }
-"""Maps operators, in lower case without underscores, to the schema's tables of options."""
+"""Maps operators, such as "conv2d", to options in the schema, such as "Conv2DOptions"."""
 
 
 class _Buffer(schema.BufferT):
-    """A buffer with data aligned to 16 bytes, as the schema requires."""
+    """The data of a tensor, aligned to 16 bytes as the schema requires."""
 
     def Pack(self, builder: flatbuffers.Builder) -> int:
         if self.data is None:
@@ -44,14 +44,14 @@ class _Buffer(schema.BufferT):
 
 
 class _Packer(flatbuffers.Builder):
-    """Packs a file. Stores equal vectors, such as zero points of weights, only once."""
+    """Writes the bytes of a file. Equal lists of scales or zero points are stored only once."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self._vectors: dict[tuple[str, bytes], int] = {}
 
     def add_vector(self, values: NDArray) -> int:
-        """Return the offset of a vector. Add the vector if no equal vector exists."""
+        """Return the position of a vector in the file. Write it if no equal vector exists."""
         key = values.dtype.name, values.tobytes()
         if key not in self._vectors:
             self._vectors[key] = self.CreateNumpyVector(values)
@@ -59,7 +59,7 @@ class _Packer(flatbuffers.Builder):
 
 
 class _Quantization(schema.QuantizationParametersT):
-    """Scales and zero points. Tensors with equal parameters share the vectors."""
+    """Scales and zero points of a tensor. Tensors with equal scales share them in the file."""
 
     def Pack(self, builder: flatbuffers.Builder) -> int:
         if not isinstance(builder, _Packer):
@@ -75,13 +75,14 @@ class _Quantization(schema.QuantizationParametersT):
 class Builder:
     """Collects the tensors and operators of a file with one main graph.
 
-    The index of a tensor counts the tensors that were added before. None in a shape is an unknown
-    size. Files store an unknown size as 1 in the shape, and as -1 in the shape's signature.
+    Tensors are identified by the index in the main graph that `tensor` and `constant` return. An
+    unknown size, such as the batch size, is None in shapes. Files store it as 1 in the shape, and
+    as -1 in the shape signature.
     """
 
     def __init__(self) -> None:
         self.knows_sizes = True
-        """Whether interpreters know the sizes of all tensors before they run the operators."""
+        """False if sizes may depend on the input, because of a SHAPE or a spliced file."""
         self.model = new("ModelT", version=3, description=b"keras_qat")
         self.model.buffers = [_Buffer()]  # Buffer 0 means no data.
         self.model.operatorCodes, self.model.metadata = [], []
@@ -102,10 +103,10 @@ class Builder:
         axis: int = 0,
         buffer: int = 0,
     ) -> int:
-        """Adds a tensor with quantization parameters, or with a scale per channel along `axis`.
+        """Adds a tensor and returns its index.
 
-        Unknown sizes in `shape` are None. `buffer` is the index of the tensor's data. Returns the
-        index of the tensor.
+        It has `params`, or one of `scales` for each channel along `axis`, or is not quantized.
+        `buffer` is the index of its data, or 0 for a computed tensor.
         """
         tensor = new(
             "TensorT",
@@ -142,9 +143,9 @@ class Builder:
         scales: NDArray | None = None,
         axis: int = 0,
     ) -> int:
-        """Adds a constant, unless an equal constant exists. Returns the index of the constant.
+        """Returns the index of a constant tensor. Adds the tensor if no equal constant exists.
 
-        `values` are the values to store. Packed int4 values need `dtype` and `shape`.
+        `values` are stored as they are. Packed int4 values need `dtype` and `shape`.
         """
         values = np.asarray(values, order="C")
         dtype, shape = dtype or values.dtype.name, values.shape if shape is None else shape
@@ -158,14 +159,14 @@ class Builder:
         return self._constants[key]
 
     def similar(self, index: int, shape: tuple[int | None, ...], name: str) -> int:
-        """Adds a tensor with the type and scales of the tensor `index`. Returns the new index."""
+        """Adds a tensor with the type and scales of tensor `index`. Returns the new index."""
         source = self.graph.tensors[index]
         new_index = self.tensor(name, shape, TYPE_NAMES[source.type])
         self.graph.tensors[new_index].quantization = source.quantization
         return new_index
 
     def buffer(self, data: NDArray) -> int:
-        """Adds data, and returns the index of its buffer."""
+        """Stores the data of a tensor, and returns the index to pass as `buffer` of `tensor`."""
         buffer = _Buffer()
         buffer.data = data
         self.model.buffers.append(buffer)
@@ -183,7 +184,7 @@ class Builder:
         ]
 
     def variable(self, index: int) -> int:
-        """Marks a tensor as a state that an operator reads and writes. Returns its index."""
+        """Marks a tensor as a state that is kept between runs. Returns the same `index`."""
         self.graph.tensors[index].isVariable = True
         return index
 
@@ -195,10 +196,10 @@ class Builder:
         intermediates: list[int] | None = None,
         **options: Any,
     ) -> None:
-        """Adds an operator. `code` is the operator's name in TFLite's `BuiltinOperator`.
+        """Adds an operator. `code` is a name in TFLite's `BuiltinOperator`, such as "CONV_2D".
 
-        A missing optional tensor has the index -1. Interpreters read only the quantization
-        parameters of `intermediates`. Missing `options` have the schema's defaults.
+        An index of -1 leaves out an optional input. `intermediates` are tensors whose scales a
+        kernel needs, such as those inside an LSTM. Missing `options` have the schema's defaults.
         """
         self.knows_sizes &= code != "SHAPE"
         number = getattr(schema.BuiltinOperator, code)
@@ -215,10 +216,10 @@ class Builder:
         self.graph.operators.append(operator)
 
     def once_known(self, prepare: Callable[[], None]) -> None:
-        """Registers a function that adds operators when `knows_sizes` is final.
+        """Registers a function that later adds operators before the operator that is last now.
 
-        `finish` calls `prepare` and moves the added operators. They come before the operator that
-        is last now. If a size is unknown, they come before all operators.
+        `finish` calls `prepare`, because only then `knows_sizes` is final. If a size is unknown,
+        the operators are moved to the start of the file.
         """
         self._waiting.append((self.graph.operators[-1], prepare))
 
@@ -231,14 +232,14 @@ class Builder:
         self._waiting.clear()
 
     def sizes(self, index: int) -> list[int]:
-        """Returns the sizes of a tensor's axes. Unknown sizes are -1."""
+        """Returns the shape of a tensor, with -1 for unknown sizes."""
         tensor = self.graph.tensors[index]
         return list(tensor.shape if tensor.shapeSignature is None else tensor.shapeSignature)
 
     def quantize(self, source: int, target: int) -> None:
-        """Adds the operators that convert values to the scale and zero point of `target`.
+        """Adds QUANTIZE operators that convert `source` to the scale and zero point of `target`.
 
-        One QUANTIZE is usually enough. If the new scale is far larger, two convert via int16.
+        One is enough, unless the new scale is far larger. Then two convert through int16.
         """
         ends = [self.graph.tensors[index] for index in (source, target)]
         if all(end.type == TYPES["int8"] for end in ends):
@@ -252,7 +253,7 @@ class Builder:
         self.operator("QUANTIZE", [source], [target])
 
     def copy(self, source: int, target: int) -> None:
-        """Adds an operator that copies `source` to `target`. The shapes may differ."""
+        """Adds a RESHAPE or SLICE that copies all values of `source` to `target`."""
         sizes = self.sizes(target)
         if sizes.count(-1) > 1:  # RESHAPE infers only one size.
             begin = self.constant("begin", np.zeros(len(sizes), np.int32))
@@ -264,7 +265,7 @@ class Builder:
         self.operator("RESHAPE", inputs, [target], newShape=shape)
 
     def opcode(self, number: int, version: int, custom: str = "") -> int:
-        """Returns the index of an operator's code in the file. Adds a missing code."""
+        """Returns the index of an operator and its version in the file's list of operator codes."""
         key = (number, custom, version)
         if key not in self._opcodes:
             # Old runtimes read a code up to 127 from a separate field.
@@ -277,7 +278,6 @@ class Builder:
         return self._opcodes[key]
 
     def metadata(self, name: str, data: bytes) -> None:
-        """Adds named data, which interpreters ignore."""
         buffer = self.buffer(np.frombuffer(data, np.uint8))
         self.model.metadata.append(new("MetadataT", name=name.encode(), buffer=buffer))
 
@@ -288,7 +288,7 @@ class Builder:
         rewrite: Callable[[Builder], None] | None = None,
         **metadata: object,
     ) -> bytes:
-        """Names the inputs and outputs, adds metadata, and returns the file's contents.
+        """Returns the contents of the file. `inputs` and `outputs` map names to tensor indices.
 
         `rewrite` is a function that may change the operators before the file is packed.
         """

@@ -16,7 +16,7 @@ LARGEST = 2**31 - 1
 """Maximum number of bytes of a tensor."""
 
 POSITIVE = ("stride", "dilation", "filterWidth", "filterHeight", "beta")
-"""Prefixes of options that must be positive. Kernels do not check these options."""
+"""Options that begin with these words must be positive. Kernels do not check them."""
 
 ELEMENTWISE = (
     "ADD SUB MUL DIV MAXIMUM MINIMUM POW FLOOR_DIV FLOOR_MOD SQUARED_DIFFERENCE PRELU EQUAL "
@@ -43,13 +43,13 @@ LEAST_INPUTS = {kind: count for count, kinds in _LEAST_INPUTS.items() for kind i
 """Maps operators to minimum numbers of inputs. Some kernels do not check the number."""
 
 SIZES = {"SPLIT": 0, "STRIDED_SLICE": 1}
-"""Maps operators to the index of an input of integers. Kernels do not check the input's type."""
+"""Maps operators to the position of an input that must be int32 or int64: `axis` or `begin`."""
 
 UNREADABLE = (
     *(struct.error, LookupError, TypeError, AttributeError),
     *(ValueError, OverflowError, MemoryError, RecursionError),
 )
-"""Exceptions that occur when a damaged file is read."""
+"""Exceptions that the flatbuffers library or this module raises for a damaged file."""
 
 
 class Damaged(ValueError):
@@ -129,7 +129,7 @@ def _check_graph(model: schema.ModelT, graph: schema.SubGraphT) -> None:
 
 
 def _check_kind(graph: schema.SubGraphT, operator: schema.OperatorT, kind: str) -> None:
-    """Check the inputs of an operator, because kernels do not check them."""
+    """Check the number, shapes and types of an operator's inputs, and the number of outputs."""
     if kind not in LEAST_INPUTS:
         return
     count = 0 if operator.inputs is None else len(operator.inputs)
@@ -209,6 +209,6 @@ def _get_data(model: schema.ModelT, tensor: schema.TensorT) -> NDArray[np.uint8]
 
 
 def has_value(model: schema.ModelT, tensor: schema.TensorT) -> bool:
-    """Returns True if a tensor needs no operator: a constant, a variable or an empty tensor."""
+    """Returns True if a tensor has values without an operator, such as a constant or variable."""
     is_empty = 0 in _get_sizes(tensor.shape)
     return tensor.isVariable or is_empty or _get_data(model, tensor).size > 0

@@ -1,4 +1,4 @@
-"""Checks for inputs with which TFLite kernels crash the process or read beyond a table."""
+"""Checks for inputs with which TFLite kernels crash the process or read invalid memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from keras_qat.tflite.interpreter import FileInterpreter
 
 LARGEST_SUM = 511.0
-"""Largest sum of exponentials. An exponential is at most 1, so 511 scores per row are safe."""
+"""Largest safe sum of `exp(score - largest score)` in a softmax. Kernels abort at 512."""
 
 MARGIN = 0.97
-"""Safety margin, because scores of XNNPACK and of other kernels may differ by one step."""
+"""Sums up to this share of `LARGEST_SUM` are accepted, because kernels round scores differently."""
 
 KEEPS_IDS = ("CAST", "RESHAPE")
-"""Operators that do not change token ids between an input and a table."""
+"""Operators that may be between an input of token ids and the GATHER of an Embedding."""
 
 
 class EndsProcess(ValueError):
@@ -30,8 +30,8 @@ class EndsProcess(ValueError):
 class SoftmaxCheck:
     """Finds inputs that would make TFLite's fixed-point softmax crash the process.
 
-    TFLite's portable kernels and TFLite Micro assert that exponentials add up to less than 512.
-    XNNPACK has no limit, so this check computes the scores with XNNPACK.
+    TFLite's portable kernels and TFLite Micro abort if the exponentials of a softmax add up to 512.
+    XNNPACK's softmax does not abort, so this check first runs the file with XNNPACK.
 
     Args:
         graph: the file.
@@ -50,7 +50,7 @@ class SoftmaxCheck:
         self._file: FileInterpreter | None = None
 
     def check(self, inputs: dict[str, NDArray]) -> None:
-        """Raises `EndsProcess` if the exponentials of a softmax add up to almost 512 or more."""
+        """Raises `EndsProcess` if the exponentials of a softmax add up to nearly 512 or more."""
         if not self.scores:
             return
         self._file = self._file or self._open_file()
@@ -68,15 +68,15 @@ class SoftmaxCheck:
 
 
 class TokenIdCheck:
-    """Finds token ids beyond the end of a table.
+    """Finds token ids beyond the rows of an Embedding.
 
-    LiteRT's error does not name the input, and TFLite Micro reads memory beyond the table.
+    LiteRT's error does not name the input, and TFLite Micro reads invalid memory.
     """
 
     def __init__(self, graph: FileGraph) -> None:
         names = {tensor.index: name for name, tensor in graph.inputs.items()}
         self.rows: dict[str, int] = {}
-        """Maps the name of an input of token ids to the number of rows of the smallest table."""
+        """Maps each input of token ids to the number of rows of its smallest Embedding."""
         for operation in graph.operations:
             if operation.kernel != "GATHER" or graph.options(operation).axis != 0:
                 continue
@@ -88,7 +88,7 @@ class TokenIdCheck:
                 self.rows[names[index]] = min(rows, self.rows.get(names[index], rows))
 
     def check(self, inputs: dict[str, NDArray]) -> None:
-        """Raises a `ValueError` if an id is beyond the end of a table."""
+        """Raises a `ValueError` if the Embedding has no row for a token id."""
         for name, rows in self.rows.items():
             ids = np.trunc(inputs[name])
             if (beyond := ids[(ids < 0) | (ids >= rows)]).size:

@@ -29,17 +29,17 @@ KERNELS: dict[str, str] = {
     "optimized": "BUILTIN_WITHOUT_DEFAULT_DELEGATES",
     "reference": "BUILTIN_REF",
 }
-"""Maps names of kernels to names in the interpreter. With "xnnpack", optimized kernels run the
-operators that XNNPACK does not support, as on phones. `micro_interpreter` runs "tflm"."""
+"""Maps names of kernels to names in `OpResolverType`. With "AUTO", XNNPACK runs most operators, and
+optimized kernels run the rest. "tflm" is missing, because `micro_interpreter` runs it."""
 
 Runtime = Literal["ai-edge-litert", "tensorflow", "tflite-runtime"]
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
-"""Packages that contain TFLite's interpreter. The first installed package is the default."""
+"""Packages that contain TFLite's interpreter, in order of preference."""
 
 
 def _import_interpreter(runtime: Runtime | None) -> tuple[ModuleType, str]:
-    """Return the interpreter's module, and the name and version of its package."""
+    """Import an interpreter. Return its module, and the name and version of the package."""
     if runtime not in (None, *RUNTIMES):
         raise ValueError(f"runtime={runtime!r}: use one of {', '.join(map(repr, RUNTIMES))}.")
     for name in RUNTIMES if runtime is None else (runtime,):
@@ -57,20 +57,20 @@ def _import_interpreter(runtime: Runtime | None) -> tuple[ModuleType, str]:
 
 
 class Refusal(ValueError):
-    """Raised if an interpreter lacks an operator of a file, or refuses its inputs."""
+    """Raised if an interpreter has no kernel for an operator of a file, or rejects the operator."""
 
 
 class FileInterpreter:
-    """A TFLite file in an interpreter. It accepts float or integer inputs, and returns raw outputs.
+    """A TFLite file in an interpreter. Quantizes float inputs. Outputs have the types of the file.
 
     Args:
         file: path or contents of the file.
         kernels: the kernels that run the file: "xnnpack" (as on phones), "optimized" (TFLite's
             optimized kernels) or "reference" (TFLite's portable kernels).
-        runtime: the package of the interpreter. The default is the first installed of `RUNTIMES`.
-        keeps_tensors: whether inner tensors keep their values after a run.
+        runtime: one of `RUNTIMES`. The default is the first of them that is installed.
+        keeps_tensors: whether inner tensors can be read after a run.
         threads: number of threads.
-        is_checked: whether `read_file` has checked the file, or the file that it was cut from.
+        is_checked: True if the file is known to be valid, so that `read_file` need not check it.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.
@@ -99,7 +99,7 @@ class FileInterpreter:
         contents = read_contents(file)
         graph = FileGraph(unpack(contents) if is_checked else contents)
         self.inputs, self.outputs = graph.inputs, graph.outputs
-        """Maps from names in the file's signature to tensors."""
+        """Maps input and output names in the file's signature to tensors."""
         module, self.runtime = _import_interpreter(runtime)
         resolvers = getattr(module, "OpResolverType", None) or module.experimental.OpResolverType
         with warnings.catch_warnings():
@@ -142,7 +142,7 @@ class FileInterpreter:
             ) from error
 
     def operations(self) -> list[tuple[str, list[np.dtype], list[np.dtype]]]:
-        """Lists the operations: name, types of the inputs, types of the outputs."""
+        """Lists the name, the input types and the output types of each operator."""
         details = self.interpreter.get_tensor_details()
         types = {detail["index"]: np.dtype(detail["dtype"]) for detail in details}
         return [
@@ -157,14 +157,14 @@ class FileInterpreter:
 
     @property
     def batch_size(self) -> int | None:
-        """Number of examples in each run of the file. None for any number."""
+        """The fixed batch size of the file, or None for any batch size."""
         sizes = [tensor.shape[0] for tensor in self.inputs.values()]
         return max((size for size in sizes if size > 0), default=None)
 
     def run(
         self, inputs: dict[str, NDArray], batch: int = 32, verbose: int = 0
     ) -> dict[str, NDArray]:
-        """Runs any number of examples in batches. Returns the raw outputs."""
+        """Runs any number of examples in batches. Outputs have the types of the file."""
         count, fixed = len(next(iter(inputs.values()))), self.batch_size
         if fixed is not None and count % fixed == 0:
             batch = fixed
@@ -175,11 +175,11 @@ class FileInterpreter:
         return {name: np.concatenate([result[name] for result in results]) for name in self.outputs}
 
     def reset_states(self) -> None:
-        """Sets the states that operators keep between runs to zeros."""
+        """Sets the states of recurrent layers, which are kept between runs, to zeros."""
         self.interpreter.reset_all_variables()
 
     def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
-        """Runs the file once with all examples."""
+        """Runs the file once, with all examples in one batch."""
         for check in self._checks:
             check.check(inputs)
         for name, values in inputs.items():
@@ -199,12 +199,12 @@ class FileInterpreter:
 
 
 def create_softmax_check(graph: FileGraph, contents: bytes) -> SoftmaxCheck:
-    """Creates a `SoftmaxCheck` that computes scores in another interpreter."""
+    """Creates a `SoftmaxCheck` that runs the file in a separate interpreter."""
     return SoftmaxCheck(graph, lambda: FileInterpreter(contents, keeps_tensors=True))
 
 
 def quantize(values: NDArray, dtype: np.dtype, scale: float, zero_point: int) -> NDArray:
-    """Quantizes float values. Only casts for a tensor without a scale, or if types are equal."""
+    """Quantizes float values. Without a scale, or for quantized values, only sets the type."""
     if dtype.kind not in "iu" or scale == 0 or values.dtype == dtype:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)
@@ -215,14 +215,14 @@ def quantize(values: NDArray, dtype: np.dtype, scale: float, zero_point: int) ->
 
 
 def to_pixels(values: NDArray, scale: ArrayLike, offset: ArrayLike) -> NDArray[np.uint8]:
-    """Returns pixels, 0 to 255, for model inputs that are `scale * pixel + offset`."""
+    """Converts model inputs, which are `scale * pixel + offset`, back to pixels from 0 to 255."""
     scale, offset = (np.asarray(value, np.float64) for value in (scale, offset))
     pixels = (values.astype(np.float64) - offset) / np.where(scale == 0, np.inf, scale)
     return np.clip(np.floor(pixels + 0.5), 0, 255).astype(np.uint8)
 
 
 def dequantize(q: NDArray, scale: float, zero_point: int) -> NDArray:
-    """Converts quantized values to float. Returns other values unchanged."""
+    """Converts quantized values to float. Values with a scale of 0 are returned unchanged."""
     if q.dtype.kind not in "iu" or scale == 0:
         return q
     return (q.astype(np.float32) - zero_point) * np.float32(scale)

@@ -1,4 +1,4 @@
-"""Reads and writes the library's metadata in TFLite files."""
+"""Reads and writes the metadata that keras_qat stores in TFLite files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from keras_qat.tflite.schema import read_contents
 
 
 def compute_fingerprint(model: keras.Model) -> dict[str, str]:
-    """Returns digests of a model's weights and ranges. They identify files of the model.
+    """Returns hashes of a model's weights and ranges. They tell whether a file belongs to it.
 
-    The digests do not depend on names, on the order of weights, or on counters of training steps.
+    They do not depend on names, on the order of weights, or on counters of training steps.
 
     Returns:
-        A dict of two digests: `weights` for all values, and `shapes` for all shapes.
+        A dict of two hashes: `weights` of all values, and `shapes` of all shapes.
     """
     weights = [weight for weight in list_weights(model) if weight.dtype.is_floating]
     arrays = [np.asarray(weight.value()) for weight in weights]
@@ -51,10 +51,10 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
     Returns:
         A dict with the `version` of keras_qat, the `recipe` as JSON data for `Recipe.from_config`,
         and the `fingerprint`, which `verify` compares with the model. Some files have more entries.
-        `rescaling` maps the names of inputs that accept pixels to scale and offset. `keys` maps the
-        names of inputs to other keys in the model's input dict. `kernels` is the kernel family of
-        `predict` unless it is "xnnpack". `states` means that the file keeps states of recurrent
-        layers.
+        `rescaling` has the scale and offset of each input that accepts pixels. `keys` has an
+        input's key in the model's input dict, if it differs from the name. `kernels` is the kernel
+        family of `predict` unless it is "xnnpack". `states` means that the file keeps states of
+        recurrent layers.
 
     Raises:
         ValueError: if `export_tflite` did not write this file, or the file is damaged.
@@ -83,7 +83,7 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
 
 
 def compress(entry: object) -> bytes:
-    """Compresses an entry. Otherwise JSON would be a large share of a small file."""
+    """Returns an entry of the metadata as compressed JSON."""
     text = json.dumps(entry, sort_keys=True, separators=(",", ":"))
     return zlib.compress(text.encode(), 9)
 
@@ -96,16 +96,16 @@ def _read_entry(contents: bytes, name: str) -> Any:
 
 
 def read_input_keys(contents: bytes) -> dict[str, str]:
-    """Returns `{input name: key in the model's input dict}`, without keys that equal names."""
+    """Maps input names of a file to keys of the model's input dict, if these differ."""
     return _read_entry(contents, "keys")
 
 
 def read_kernels(contents: bytes) -> str:
-    """Returns the name of the kernel family of the model's `predict`, such as "xnnpack"."""
+    """Returns the kernel family that the exported model used for `predict`, such as "xnnpack"."""
     return _read_entry(contents, "kernels") or "xnnpack"
 
 
 def read_rescalings(contents: bytes) -> dict[str, tuple[Any, Any]]:
-    """Returns the scale and offset of each input that accepts pixels, by name."""
+    """Maps the name of each input that accepts pixels to its scale and offset."""
     rescaling = _read_entry(contents, "rescaling")
     return {name: (scale, offset) for name, (scale, offset) in rescaling.items()}

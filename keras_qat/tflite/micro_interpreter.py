@@ -1,7 +1,7 @@
 """Runs files in TFLite Micro's interpreter. No other module uses this interpreter.
 
-The package `tflite-micro` contains the interpreter. `keras-qat[micro]` installs the package. The
-interpreter has the reference kernels, which microcontrollers run by default.
+The package `tflite-micro` (`keras-qat[micro]`) contains the interpreter and reference kernels,
+which microcontrollers run by default. The arena is the memory for tensors and kernels.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import read_contents
 
 ARENA = 64
-"""Memory for the data of kernels, as a multiple of the file's size."""
+"""Bytes that kernels get in the arena for each byte of the file, besides the tensors."""
 
 SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
-"""Minimum bytes for the data of kernels, and maximum bytes of the arena. TFLite Micro aborts if the
-arena has 2 GiB or more."""
+"""Minimum bytes for kernels, and maximum bytes of the arena. TFLite Micro aborts at 2 GiB."""
 
 
 class MicroInterpreter(FileInterpreter):
-    """A TFLite file in TFLite Micro. It accepts float or integer inputs, and returns raw outputs.
+    """A TFLite file in TFLite Micro. Quantizes float inputs. Outputs have the types of the file.
 
     Raises:
         ImportError: without the package `tflite-micro`.
-        Refusal: if TFLite Micro lacks an operator or refuses the file.
+        Refusal: if TFLite Micro lacks an operator or rejects the file.
         ValueError: if the file has unknown sizes. `export_tflite(batch_size=1)` avoids them.
     """
 
@@ -97,11 +96,10 @@ class MicroInterpreter(FileInterpreter):
         return int(size)
 
     def reset_states(self) -> None:
-        """Sets the states that operators keep between runs to zeros."""
         self._interpreter.reset()
 
     def run_once(self, inputs: dict[str, NDArray]) -> dict[str, NDArray]:
-        """Runs the file with a multiple of the batch size. Shows no progress."""
+        """Runs all examples. Their number must be a multiple of the file's batch size."""
         # In a segment of a file, the first axis of an input is not always the batch.
         if any(np.shape(inputs[name]) != tensor.shape for name, tensor in self.inputs.items()):
             count, size = len(next(iter(inputs.values()))), self.batch_size
@@ -126,7 +124,7 @@ class MicroInterpreter(FileInterpreter):
 
 @contextlib.contextmanager
 def _explain_refusals() -> Iterator[None]:
-    """Run a block. If it fails, raise a `Refusal` with TFLite Micro's explanation."""
+    """Run a `with` block. If it fails, raise a `Refusal` with TFLite Micro's explanation."""
     with _capture_stderr() as lines:
         try:
             yield
@@ -139,7 +137,7 @@ def _explain_refusals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _capture_stderr() -> Iterator[list[str]]:
-    """Capture the process' standard error in a block. Afterwards, the list has the lines."""
+    """Fill the list with the lines that a `with` block writes to standard error, also from C++."""
     lines: list[str] = []
     sys.stderr.flush()
     saved = os.dup(2)
@@ -160,7 +158,7 @@ def open_file(
     runtime: Runtime | None = None,
     is_checked: bool = False,
 ) -> FileInterpreter:
-    """Opens a TFLite file in the interpreter with these kernels.
+    """Opens a TFLite file in TFLite's interpreter, or in TFLite Micro if `kernels` is "tflm".
 
     Args: as for `FileInterpreter`.
 

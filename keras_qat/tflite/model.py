@@ -175,7 +175,7 @@ class TFLiteModel:
         self._file.reset_states()
 
     def _check_ranges(self, batch: list[NDArray]) -> None:
-        """Warn if values are outside the ranges of inputs. Warn only once."""
+        """Warn once if input values exceed the range that the file can represent."""
         if self._warned:
             return
         for (name, info), values in zip(self.inputs.items(), batch, strict=True):
@@ -187,7 +187,7 @@ class TFLiteModel:
                 warn_caller(reason)
 
     def _run(self, batch: list[NDArray]) -> list[NDArray]:
-        """Return the outputs for a batch of any size. They have the types of the file."""
+        """Return the outputs for a batch of any size, with the types of the file."""
         count = len(batch[0])
         fixed = next(iter(self.inputs.values())).shape[0] or 1
         full = {}
@@ -208,7 +208,7 @@ class TFLiteModel:
 
 
 def _open_as_model(contents: bytes) -> FileInterpreter:
-    """Open a file with the kernels of the model's `predict`, or if this fails, with XNNPACK."""
+    """Open a file with the kernels that it was exported for. If this fails, use XNNPACK."""
     kernels = read_kernels(contents)
     if kernels == DEFAULT.name:
         return open_file(contents, kernels)
@@ -225,7 +225,7 @@ def _open_as_model(contents: bytes) -> FileInterpreter:
 
 
 def _check_type(file: str, name: str, info: TensorInfo, values: NDArray) -> None:
-    """Raise a `ValueError` if values do not fit an integer input, such as indices."""
+    """Raise a `ValueError` if an input of integers, such as token ids, gets other values."""
     if info.is_quantized or info.dtype.kind not in "iu" or values.dtype == info.dtype:
         return
     limits = np.iinfo(info.dtype)
@@ -240,7 +240,7 @@ def _check_type(file: str, name: str, info: TensorInfo, values: NDArray) -> None
 def describe_tensors(
     tensors: dict[str, Tensor], rescalings: dict[str, tuple[Any, Any]]
 ) -> Mapping[str, TensorInfo]:
-    """Returns a `TensorInfo` for each tensor by name. Inputs of pixels have `rescalings`."""
+    """Returns a `TensorInfo` for each tensor. `rescalings` has the inputs that accept pixels."""
     infos = ByName()
     for name, tensor in tensors.items():
         shape = tuple(None if size < 0 else size for size in tensor.shape)

@@ -34,10 +34,10 @@ _BY_TYPE = (
     ("GELU SPACE_TO_DEPTH SPLIT_V NOT_EQUAL", (2, 1)),
 )
 BY_TYPE = {name: versions for names, versions in _BY_TYPE for name in names.split()}
-"""Maps operators to `(version for int8, version for int16)`. Other operators have version 1."""
+"""Maps operators to `(version for int8, version for int16)`. The default is version 1."""
 
 OTHER_TYPES = {"BROADCAST_TO": 2}
-"""Maps operators to a version for booleans and unquantized integers, if it is not 1."""
+"""Maps operators to the version for all types except int8 and int16. The default is 1."""
 
 RUNTIMES: dict[str, dict[int, str]] = {
     "DEPTHWISE_CONV_2D": {5: "2.3.0"},
@@ -81,9 +81,9 @@ RUNTIMES: dict[str, dict[int, str]] = {
         )
     },
 }
-"""Maps operators and versions to the first runtime that supports the version. Other versions
-require 1.14.0, the first runtime with int8. UNIDIRECTIONAL_SEQUENCE_LSTM has version 1 in float and
-in int8, but the CAST before the LSTM requires a runtime that supports int8."""
+"""Maps operators and versions to the first TensorFlow that supports them. Other versions require
+1.14.0, the first with int8. An int8 LSTM has version 1, but the CAST before it needs a later
+one."""
 
 
 def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.TensorT]) -> int:
@@ -100,14 +100,14 @@ def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.T
 
 
 def _get_data(name: str, inputs: list[schema.TensorT]) -> schema.TensorT:
-    """Return the input that holds the operator's data, not weights or axes."""
+    """Return the input with activations. For example, SPLIT has the axis as its first input."""
     return inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
 
 
 def _find_minimum_versions(
     name: str, options: Any, inputs: list[schema.TensorT], output: schema.TensorT
 ) -> Iterator[int]:
-    """Yield minimum versions that options, shapes and types of weights require."""
+    """Yield versions that an operator needs for its options, shapes or int4 weights."""
     data = _get_data(name, inputs)
     rank = len(data.shape)
     if name == "CONV_2D":  # Version 8 adds `quantizedBiasType`, which is always int64.

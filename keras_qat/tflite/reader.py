@@ -45,7 +45,7 @@ class Tensor:
         return self.dtype.kind in "iu" and self.scale > 0
 
     def quantize(self, values: NDArray) -> NDArray:
-        """Returns the nearest quantized values, clipped. Only casts if the tensor has no scale."""
+        """Returns the nearest quantized values, clipped. Without a scale, only sets the type."""
         if not self.is_quantized:
             return values.astype(self.dtype)
         limits = np.iinfo(self.dtype)
@@ -53,11 +53,10 @@ class Tensor:
         return np.clip(q, limits.min, limits.max).astype(self.dtype)
 
     def dequantize(self, q: NDArray) -> NDArray[np.float64]:
-        """Returns the float values of quantized values."""
         return (q.astype(np.float64) - self.zero_point) * self.scale
 
     def advise_on_sizes(self) -> str:
-        """Returns advice on how to fix the unknown sizes of an input."""
+        """Returns advice on how to export a file in which this input has a fixed shape."""
         if -1 in self.shape[1:]:
             return "quantize keras.Model(x, model(x)), where x is a keras.Input with fixed sizes"
         return "export with batch_size=1"
@@ -65,7 +64,7 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """An operation of a file: the operator's name, and the indices of its tensors."""
+    """An operation of a file: the operator's name, and the indices of inputs and outputs."""
 
     kernel: str
     inputs: tuple[int, ...]
@@ -107,11 +106,11 @@ class FileGraph:
         return {entry.name.decode(): self.tensors[entry.tensorIndex] for entry in entries}
 
     def ends(self, end: Literal["inputs", "outputs"]) -> list[int]:
-        """Returns the indices of the input or output tensors in the interpreter's order."""
+        """Returns the tensor indices of the inputs or outputs, in TFLite Micro's order."""
         return [int(index) for index in getattr(self._graph, end)]
 
     def options(self, operation: Operation) -> Any:
-        """Returns an operation's options, with the schema's names. None without options."""
+        """Returns an operation's options from the schema, such as `Conv2DOptionsT`, or None."""
         return self._options[operation]
 
     def get_subgraphs(self, operation: Operation) -> list[FileGraph]:
@@ -121,7 +120,10 @@ class FileGraph:
         return [FileGraph(self._model, index) for index in indices]
 
     def get_input_ranges(self) -> dict[str, tuple[float, float]]:
-        """Returns the ranges of quantized inputs, and of float inputs that a QUANTIZE reads."""
+        """Returns the float range of each quantized input, by name.
+
+        A float input that a QUANTIZE reads has the range of the output of QUANTIZE.
+        """
         quantized = {x.inputs[0]: x.outputs[0] for x in self.operations if x.kernel == "QUANTIZE"}
         tensors = {
             name: tensor if tensor.is_quantized else self.tensors[quantized[tensor.index]]
@@ -135,7 +137,7 @@ class FileGraph:
         }
 
     def find_float_inputs(self) -> set[str]:
-        """Returns the names of the float inputs that no operation quantizes."""
+        """Returns the names of float inputs that are used in float, without a QUANTIZE."""
         quantized = {op.inputs[0] for op in self.operations if op.kernel == "QUANTIZE"}
         return {
             name
@@ -145,7 +147,7 @@ class FileGraph:
 
     @property
     def kernels(self) -> list[str]:
-        """The distinct operators of the file, including operators in loops and branches."""
+        """The names of all operators in the file, such as "CONV_2D", also inside loops."""
         names: dict[str, None] = {}
         for operation in self.operations:
             graphs = self.get_subgraphs(operation)
@@ -162,7 +164,7 @@ class FileGraph:
         return np.frombuffer(bytes(data), tensor.dtype).reshape(tensor.shape)
 
     def find_operations(self, index: int, known: Iterable[int]) -> list[Operation]:
-        """Returns the operations that compute a tensor from known tensors and constants."""
+        """Returns the operations needed to compute tensor `index` if `known` tensors are given."""
         known = set(known) - {index}
         pending, needed = [index], set()
         while pending:
@@ -173,21 +175,18 @@ class FileGraph:
         return [operation for operation in self.operations if operation in needed]
 
     def replace_outputs(self, indices: Iterable[int]) -> bytes:
-        """Returns the file with other tensors as outputs. Their names are tensor indices.
-
-        Operators and values do not change.
-        """
+        """Returns the file with the tensors `indices` as outputs, named by their indices."""
         return self._copy_file({}, list(indices), {})
 
     def cut_at(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
-        """Returns the file cut at some tensors. Each tensor becomes an output and a new input.
+        """Returns a file in which given values replace the results of some operations.
 
-        One call runs all segments between cuts. Each segment has separate inputs. The names of
-        inputs and outputs are tensor indices. Unused inputs and operations are removed.
+        Each cut tensor is an output. Operations that read it read a new input instead. Errors of
+        one operation thus do not reach the next. Inputs and outputs are named by tensor indices.
 
         Args:
-            shapes: maps indices to shapes in a run of the file, for each tensor to cut at and each
-                input. Files do not contain these shapes if the batch is part of another axis.
+            shapes: maps the index of each cut tensor and each input to its shape in a run. Files do
+                not contain these shapes if the batch is part of another axis.
         """
         outputs = [index for index in shapes if index in self.producers]
         cuts = {index: len(self.tensors) + number for number, index in enumerate(outputs)}
@@ -197,7 +196,7 @@ class FileGraph:
     def _copy_file(
         self, cuts: dict[int, int], outputs: list[int], shapes: Mapping[int, tuple[int, ...]]
     ) -> bytes:
-        """Copy the file. Operations read the new input `cuts[i]` instead of tensor i."""
+        """Copy the file with new outputs. Operations read tensor `cuts[i]` instead of tensor i."""
         model = copy.copy(self._model)
         graph = copy.copy(self._graph)
         model.subgraphs = [graph, *self._model.subgraphs[1:]]
@@ -240,12 +239,7 @@ def _read_tensor(index: int, tensor: schema.TensorT) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """An operator of a file with its tensors and options, for the checks of targets.
-
-    Args:
-        graph: the file.
-        operation: the operator.
-    """
+    """An operator of a file with its tensors and options, which the checks of a target read."""
 
     graph: FileGraph
     operation: Operation
@@ -258,7 +252,6 @@ class Site:
 
     @property
     def outputs(self) -> list[Tensor]:
-        """The output tensors."""
         return [self.graph.tensors[index] for index in self.operation.outputs]
 
     @property
@@ -267,7 +260,7 @@ class Site:
         return [tensor for tensor in (*self.inputs, *self.outputs) if tensor is not None]
 
     def option(self, name: str, default: Any = None) -> Any:
-        """Returns an option by the schema's name."""
+        """Returns an option. `name` is its name in TFLite's schema, such as `strideH`."""
         return getattr(self.graph.options(self.operation), name, default)
 
     def constant(self, index: int) -> NDArray | None:
@@ -276,7 +269,6 @@ class Site:
         return None if tensor is None else self.graph.constant(tensor.index)
 
     def shape(self, index: int = 0) -> tuple[int, ...]:
-        """Returns the shape of an input that is not missing."""
         tensor = self.inputs[index]
         assert tensor is not None
         return tensor.shape

@@ -18,19 +18,19 @@ TYPES: dict[str, int] = {
         *("float16", "float32", "float64", "complex64", "bool"),
     )
 }
-"""Maps the name of each NumPy type to its code in files."""
+"""Maps NumPy types, such as "int8", to their codes in files."""
 
 TYPE_NAMES = {code: name for name, code in TYPES.items()}
 
 OPERATORS = {code: name for name, code in vars(schema.BuiltinOperator).items() if name.isupper()}
-"""Maps the code of each operator in files to its name."""
+"""Maps operator codes in files to names, such as "CONV_2D"."""
 
 SCOPE = "keras_qat"
-"""Name scope of all tensors that this library writes. Converters add tensors outside of it."""
+"""Prefix of the names of all tensors that keras_qat writes. TFLiteConverter uses other names."""
 
 
 def new(kind: str, **fields: object) -> Any:
-    """Makes an object of the schema, such as a `TensorT`, also in old versions of TensorFlow."""
+    """Makes an object of the schema, such as `TensorT`. In old versions, it takes no arguments."""
     item = getattr(schema, kind)()
     for name, value in fields.items():
         setattr(item, name, value)
@@ -74,12 +74,10 @@ def report_damage() -> Iterator[None]:
 
 
 def describe_damage(error: object) -> str:
-    """Returns an error message for a damaged file."""
     return f"The TFLite file is damaged or cut short ({error}). Export it again."
 
 
 def unpack(contents: bytes) -> Any:
-    """Unpacks a file's contents into a `ModelT`."""
     return schema.ModelT.InitFromObj(schema.Model.GetRootAs(contents, 0))
 
 
@@ -94,7 +92,7 @@ def as_scope(name: str) -> str:
 
 
 def find_scope(name: str, scopes: Iterable[str]) -> str | None:
-    """Returns the innermost scope of `scopes` that contains the tensor `name`, or None."""
+    """Returns the longest of `scopes` with which the path `name` begins, or None."""
     path = name.split(";")[0].removeprefix(f"{SCOPE}/").split("/")
     candidates = ["/".join(path[:end]) for end in range(len(path), 0, -1)]
     known = set(scopes)

@@ -1,4 +1,4 @@
-"""Inserts another TFLite file's main graph into a file that is being built."""
+"""Copies the operators of another TFLite file into a file that is being built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def splice_model(
     params: QuantParams | None = None,
     prefix: str = "",
 ) -> None:
-    """Adds the operators, the constants and the called subgraphs of another file.
+    """Adds the operators, constants and called subgraphs of another file.
 
     Args:
         builder: the file that is being built.
@@ -79,7 +79,7 @@ class _Source:
         return None if data is None or len(data) == 0 else np.asarray(data, np.uint8)
 
     def add_tensor(self, tensor: schema.TensorT) -> int:
-        """Adds a tensor to the main graph, and returns its index. Equal constants are shared."""
+        """Adds a tensor to the main graph of the new file. Returns the new index."""
         data, dtype = self.data(tensor), TYPE_NAMES.get(tensor.type, "")
         self.prepare(tensor)
         is_plain = tensor.quantization is None and tensor.sparsity is None
@@ -92,7 +92,7 @@ class _Source:
         return len(self.builder.graph.tensors) - 1
 
     def prepare(self, tensor: schema.TensorT) -> None:
-        """Sets a tensor's name and quantization parameters in the new file."""
+        """Adds the prefix to a tensor's name, and sets missing quantization parameters."""
         tensor.name = self.add_prefix(tensor.name)
         if self.data(tensor) is None:
             tensor.buffer = 0
@@ -112,13 +112,13 @@ class _Source:
         return self.prefix.encode() + (name or b"")
 
     def buffer(self, number: int, data: NDArray) -> int:
-        """Returns the index of a buffer in the new file. Adds a missing buffer."""
+        """Returns the new index of the data of buffer `number`. The first call copies the data."""
         if number not in self.buffers:
             self.buffers[number] = self.builder.buffer(data)
         return self.buffers[number]
 
     def subgraph(self, number: int) -> int:
-        """Returns the index of a subgraph in the new file. Adds a missing subgraph."""
+        """Returns the new index of subgraph `number`. The first call moves the subgraph."""
         if number not in self.subgraphs:
             graph = self.model.subgraphs[number]
             self.builder.model.subgraphs.append(graph)
@@ -134,7 +134,7 @@ class _Source:
         return self.subgraphs[number]
 
     def operator(self, operator: schema.OperatorT, new_indices: dict[int, int]) -> schema.OperatorT:
-        """Moves an operator into the new file. `new_indices` maps old to new tensor indices."""
+        """Prepares an operator for the new file. `new_indices` maps old to new tensor indices."""
         for name in ("inputs", "outputs", "intermediates"):
             indices = getattr(operator, name)
             if indices is not None:

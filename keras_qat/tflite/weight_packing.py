@@ -1,4 +1,4 @@
-"""Packs weights: two 4-bit weights to a byte, and quantized weights of float layers to int8."""
+"""Packs weights: two 4-bit weights in one byte, or float weights with int8 precision in int8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorflow.lite.python import schema_py_generated as schema
 from keras_qat.tflite.schema import TYPES, new
 
 SMALLEST = 256
-"""Float weights of at least this many bytes are packed."""
+"""Float constants with fewer bytes are not packed."""
 
 
 def pack_nibbles(q: NDArray) -> NDArray:
@@ -23,21 +23,20 @@ def pack_nibbles(q: NDArray) -> NDArray:
 
 
 def unpack_nibbles(packed: NDArray, shape: tuple[int, ...]) -> NDArray[np.int8]:
-    """Reverses `pack_nibbles`."""
     pairs = np.stack([packed << 4, packed & 240], -1).view(np.int8) >> 4
     return pairs.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 def pack_weights(model: schema.ModelT, scales: Iterable[float]) -> None:
-    """Stores the float weights of a TFLite file as int8, with a DEQUANTIZE before each use.
+    """Stores float weights as int8, with a DEQUANTIZE before each use. Results do not change.
 
-    The converter turns fake-quantized weights of float layers into float constants, which are four
+    TFLiteConverter stores fake-quantized weights of float layers as float constants, which are four
     times as large. Runtimes compute a DEQUANTIZE of constants once, when they load the file.
 
     Args:
         model: the unpacked file, which is changed.
-        scales: scales of the quantized weights. A constant is packed if all values are up to 127
-            times a scale. The results of the file do not change.
+        scales: scales of the fake-quantized weights. A constant is packed if it is a scale times
+            integers from -127 to 127.
     """
     sorted_scales = sorted({np.float32(scale) for scale in scales})
     types: dict[int, set[int]] = {}
@@ -45,7 +44,7 @@ def pack_weights(model: schema.ModelT, scales: Iterable[float]) -> None:
         for tensor in graph.tensors:
             types.setdefault(tensor.buffer, set()).add(tensor.type)
     packed: dict[int, tuple[int, np.float32]] = {}
-    """Maps the buffer of a float constant to the buffer of int8 values, and to the scale."""
+    """Maps the buffer of each float constant to its int8 buffer and its scale."""
     for index in (index for index, used in types.items() if used == {TYPES["float32"]}):
         data = model.buffers[index].data
         if data is None or len(data) < SMALLEST:

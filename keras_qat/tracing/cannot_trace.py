@@ -12,11 +12,11 @@ class CannotTrace(Exception):
 
 
 class TooLarge(CannotTrace):
-    """Raised for an operation that would be replaced by too many operations."""
+    """Raised for an operation that only very many simpler operations could replace."""
 
 
 class ReadsWeights(CannotTrace):
-    """Raised for a layer that reads weights of other layers."""
+    """Raised for a layer that reads `variables` of other layers, such as an Embedding's matrix."""
 
     def __init__(self, variables: list[tf.Variable]) -> None:
         super().__init__(f"it reads {variables[0].name}, a weight of another layer")
@@ -24,7 +24,7 @@ class ReadsWeights(CannotTrace):
 
 
 class OnlyTrains(Exception):
-    """Raised for a layer that applies `model` in training, and returns its input at inference."""
+    """Raised for a layer that does nothing at inference. `model` computes it in training."""
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class OnlyTrains(Exception):
 
 
 class MustTraceInline(BaseException):
-    """Raised for an inner layer that must be traced as if its code were in the outer layer.
+    """Raised for an inner layer whose `call` must be traced as if the code were in the outer layer.
 
-    One example is a layer with weights but without inputs, such as an embedding of positions.
-    Another example is a layer that stores a tensor in an attribute, for its next call.
-    The base class is not `Exception`, because custom code may catch every `Exception`.
+    One example is a layer with weights but without inputs, such as a position embedding. Another
+    example is a layer that stores a tensor in an attribute, for its next call. The base class is
+    not `Exception`, because custom code may catch every `Exception`.
     """
 
     def __init__(self, layer: keras.layers.Layer) -> None:

@@ -36,12 +36,12 @@ def draw_like(symbols: Iterable[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def draw_inputs(trace: Trace) -> list[tf.Tensor]:
-    """Draws random inputs for a trace, then random masks of the inputs."""
+    """Draws random values for all inputs of a trace, followed by random Keras masks."""
     return draw_like((*trace.inputs.values(), *trace.masks.values()))
 
 
 def find_deviation(call: Call, trace: Trace) -> str:
-    """Returns the reason if a trace and its layer have different outputs, and "" otherwise."""
+    """Runs a layer and its trace on random inputs. Returns why they differ, or ""."""
     inputs = draw_inputs(trace)
     tensors = dict(zip(trace.inputs, inputs, strict=False))
     for value, mask in zip(trace.masks, inputs[len(tensors) :], strict=True):
@@ -93,7 +93,6 @@ def _restore_states(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 def drop_none(outputs: object) -> list[Any]:
-    """Flattens the outputs of a layer to a list, and removes None."""
     return [output for output in tf.nest.flatten(outputs) if output is not None]
 
 

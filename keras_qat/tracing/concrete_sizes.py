@@ -16,15 +16,15 @@ from keras_qat.graph.sizes import BATCHES
 from keras_qat.keras2.backend import KerasTensor, is_symbolic, patch_members
 
 HELD = "keras_qat: the number"
-"""Name of the attribute that stores the known value of a symbolic tensor."""
+"""Name of the attribute that stores the value of a symbolic tensor made from a number."""
 
 
 class _Unknown(Exception):
-    """Raised for a tensor without a known value."""
+    """Raised for a symbolic tensor whose value is not a constant or a size."""
 
 
 def find_value(tensor: Any) -> NDArray[Any] | None:
-    """Returns the value of a constant or size (`tf.shape(x)[1]`), or None if it is unknown."""
+    """Returns the value of a constant or a size, such as `tf.shape(x)[1]`, or None."""
     if not is_symbolic(tensor):
         return np.asarray(tensor)
     try:
@@ -58,7 +58,7 @@ def _compute(tensor: KerasTensor, batch: int) -> NDArray[Any]:
 
 
 def make_symbols_of_values(outputs: object) -> Any:
-    """Replaces constant outputs of a layer, such as an image's size, by symbolic tensors."""
+    """Replaces constants in the outputs of a layer, such as a size, by symbolic tensors."""
     computed = next(filter(is_symbolic, tf.nest.flatten(outputs)), None)
 
     def make_symbol(output: Any) -> Any:
@@ -77,10 +77,10 @@ def make_symbols_of_values(outputs: object) -> Any:
 def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
     """Lets Python code read size expressions as integers inside a `with` block.
 
-    Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`. AutoGraph may
-    convert this code. TensorFlow and Keras still see symbolic tensors.
+    Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`. TensorFlow
+    and Keras still see symbolic tensors.
 
-    Keras interprets a vector of integers as a shape. Inside the block, negative sizes are accepted.
+    Keras reads an integer vector as a shape, and rejects negative numbers. The block permits them.
     """
     create = KerasTensor.from_tensor
 
@@ -116,10 +116,9 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
 
 
 def is_called_by_user(*others: str) -> bool:
-    """Is called by a patched method. Returns True if custom code called the method.
+    """Returns True if custom code called the patched function that calls this function.
 
-    Args:
-        others: packages that are not custom code, besides Keras, NumPy and TensorFlow.
+    Keras, NumPy, TensorFlow and the packages `others` do not count as custom code.
     """
     frame: Any = sys._getframe(2)
     while frame.f_code.co_name == "call_by_thread":  # A wrapper of `patch_members`.

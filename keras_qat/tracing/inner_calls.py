@@ -33,10 +33,12 @@ from keras_qat.tracing.cannot_trace import MustTraceInline
 def trace_inner_calls(
     tape: tf.GradientTape, outer: keras.layers.Layer, lenders: Sequence[Any] = ()
 ) -> Iterator[None]:
-    """Makes `tape` ignore the variables of inner layers inside a `with` block.
+    """Records each call of an inner layer in `outer.call` as one call, inside a `with` block.
+
+    `tape` records the variables that `outer.call` reads itself, and ignores those of inner layers.
 
     Some inner layers are traced inline, as if their code were in `outer.call`:
-    - `lenders`, and layers that contain lenders. `outer` borrows the weights of lenders.
+    - `lenders`, whose weights `outer.call` reads, and layers that contain lenders.
     - layers that `outer.call` creates, if they have no weights. `call` may read their attributes.
     - recurrent layers that `outer.call` creates, if the cell stores symbolic tensors.
 
@@ -78,12 +80,12 @@ def trace_inner_calls(
 
 
 def _restore_none(output: Any) -> Any:
-    """Replace Keras' placeholder for None by None."""
+    """Return None instead of the tensor by which Keras represents None in functional models."""
     return None if "NoneTensorSpec" in type(getattr(output, "type_spec", 0)).__name__ else output
 
 
 def _is_plain_code(layer: keras.layers.Layer) -> bool:
-    """Return True if a layer is custom, and consists only of a `call` without `training`."""
+    """Return True for a custom layer without weights, whose `call` does the same in training."""
     kind = type(layer)
     has_build = kind.build is not keras.layers.Layer.build
     has_components = bool(layer.weights) or len(list(layer._flatten_layers())) > 1
@@ -92,7 +94,7 @@ def _is_plain_code(layer: keras.layers.Layer) -> bool:
 
 
 def _has_symbolic_weight(layer: keras.layers.Layer) -> bool:
-    """Return True if a wrapper replaced a weight of a Keras layer by a symbolic tensor."""
+    """Return True if a wrapper, such as SpectralNormalization, has set a weight to a tensor."""
     is_single = _is_known(layer) and not isinstance(layer, keras.Model)
     return is_single and any(map(is_symbolic, vars(layer).values()))
 
@@ -105,7 +107,7 @@ def _holds_symbols(layer: keras.layers.Layer) -> bool:
 
 
 def _keeps_tensors(layer: keras.layers.Layer) -> bool:
-    """Return True if a custom layer without a `training` argument stores traced tensors."""
+    """Return True if a custom layer stored a tensor of this call, which a later call may read."""
     if _is_known(layer) or "training" in inspect.signature(type(layer).call).parameters:
         return False
     is_constant = (tf.Variable, tf.__internal__.EagerTensor)
@@ -122,7 +124,7 @@ def _call_rnn_inline(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -
 
 
 def _call_inline(layer: keras.layers.Layer, *args: object, **kwargs: object) -> Any:
-    """Call `layer.call` directly. Read and set Keras masks like `layer.__call__`."""
+    """Call `layer.call` directly, but pass and set Keras masks like `layer.__call__`."""
     if not args:
         args = (kwargs.pop(next(iter(kwargs))),)
     (inputs, *rest), kwargs = bind_options(layer, args, kwargs)
@@ -148,7 +150,7 @@ def _convert_array(x: Any) -> Any:
 
 @contextlib.contextmanager
 def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
-    """Removes the Keras nodes of inner calls after a `with` block."""
+    """Removes the Keras nodes that calls in a `with` block add to inner layers."""
     layers = list(layer._flatten_layers(include_self=False))
     counts = [(len(inner._inbound_nodes), len(inner._outbound_nodes)) for inner in layers]
     try:
@@ -162,8 +164,9 @@ def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
 def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
     """Restores symbolic tensors in the attributes of `layer` after a `with` block.
 
-    The block may replace a stored tensor by a constant. If another layer reads the attribute, the
-    trace of that layer must fail. With a constant, the trace would succeed.
+    The block calls `layer` with real tensors, which it may store in these attributes. The trace of
+    another layer that reads an attribute would then contain a constant. With a symbolic tensor,
+    that trace fails, as it must.
     """
     with contextlib.ExitStack() as block:
         for owner in layer._flatten_layers():
@@ -177,7 +180,7 @@ _dropouts: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def trace_attention_dropout(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:
-    """Makes Keras' attention use a Dropout layer, which can be traced, inside a `with` block."""
+    """Makes `Attention` call a Dropout layer, which can be traced, inside a `with` block."""
     if type(layer) not in (layers.Attention, layers.AdditiveAttention) or not layer.dropout:
         return contextlib.nullcontext()
     if layer not in _dropouts:

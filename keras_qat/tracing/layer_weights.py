@@ -1,4 +1,7 @@
-"""Finds the weights of a layer, and replaces them by symbolic tensors while it is traced."""
+"""Finds the weights of a layer, and replaces them by symbolic tensors while it is traced.
+
+A mask is a non-trainable variable that hides attention scores, as in window attention.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ from keras_qat.messages import LIBRARIES, get_package
 from keras_qat.tracing.concrete_sizes import HELD, is_called_by_user
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
-"""Prefixes of Keras' internal attributes."""
+"""Prefixes of internal attributes of Keras, in which weights are not searched."""
 
 _NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
 MASKS = -100.0
-"""In an additive mask, values up to this value hide scores. All other values are near 0."""
+"""Additive masks have at most this value at hidden scores, and nearly 0 at all others."""
 
 
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
     """Returns pairs `(object, weights)` for a layer and for custom objects in its attributes.
 
-    `weights` maps names of attributes to variables, or to lists or dicts of variables. A custom
-    object is a `tf.Module`, for example. Keras trains the variables of a `tf.Module`.
+    For example, the object is a `tf.Module`, whose variables Keras trains too. `weights` maps names
+    of attributes to variables, or to lists or dicts of variables.
     """
     holders: list[tuple[Any, dict[str, Any]]] = []
     seen = set[int]()
@@ -66,8 +69,8 @@ def _is_custom_object(value: object) -> bool:
 def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
     """Returns the tensor that traced code reads instead of a variable.
 
-    A constant replaces a mask of scores. A symbolic tensor replaces any other variable. Python can
-    read the value of a non-trainable integer, such as a flag or a counter.
+    It is a constant for a mask, and otherwise symbolic. Python code can still read the value of a
+    non-trainable integer, as in `if self.flag`.
     """
     if is_constant_mask(variable):
         return tf.constant(variable.numpy())
@@ -79,9 +82,9 @@ def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
 
 
 def is_constant_mask(variable: tf.Variable) -> bool:
-    """Returns True if a non-trainable variable is a mask of scores, as in window attention.
+    """Returns True if a variable is a mask of attention scores.
 
-    A mask contains booleans, or 0 and 1, or values near 0 and large negative values.
+    It is not trainable. It has booleans, or 0 and 1, or values near 0 and large negative values.
     """
     kind, size = variable.dtype, variable.shape.num_elements()
     if variable.trainable or not size or size < 2 or kind.is_complex:
@@ -96,13 +99,13 @@ def is_constant_mask(variable: tf.Variable) -> bool:
 
 
 def hash_constant_masks(model: keras.Model) -> list[int]:
-    """Returns the checksum of each mask of scores in `model.weights`."""
+    """Returns a checksum of each mask in `model.weights`."""
     masks = filter(is_constant_mask, model.weights)
     return [zlib.crc32(weight.numpy().tobytes()) for weight in masks]
 
 
 def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
-    """Replaces each variable `v` in a nested structure by `symbols.get(id(v), v)`."""
+    """Replaces variables in nested lists and dicts. `symbols` maps ids of variables to tensors."""
     if isinstance(value, dict):
         return {key: replace_variables(item, symbols) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -114,8 +117,7 @@ def replace_variables(value: object, symbols: dict[int, Any]) -> Any:
 def list_symbols_as_weights(symbols: dict[int, Any]) -> Iterator[None]:
     """Makes `layer.weights` and similar lists contain symbolic tensors inside a `with` block.
 
-    Args:
-        symbols: maps the id of a variable to a symbolic tensor.
+    `symbols` maps the id of a variable to a symbolic tensor.
     """
 
     def replace(before: Any) -> property:
@@ -139,10 +141,9 @@ def let_assign(
     """Makes `layer.kernel.assign(x)` set `layer.kernel` to `x` while the layer is traced.
 
     Args:
-        layer: the layer, or another object that stores weights.
-        attributes: maps names of attributes to variables.
+        layer, attributes: the object that has weights, and its weights by name.
         symbols: maps the id of a variable to a symbolic tensor.
-        assigned: filled during tracing. Maps the id of a variable to the tensor assigned last.
+        assigned: filled during tracing. Maps the id of a variable to its new value.
     """
 
     def make_assign(name: str, variable: tf.Variable) -> Callable[..., Any]:
@@ -159,7 +160,7 @@ def let_assign(
 
 
 def get_regularizers(layer: keras.layers.Layer) -> dict[int, Any]:
-    """Returns the regularizers of the layer's weights, by the id of the variable."""
+    """Maps the id of each variable of the layer to its regularizer."""
     regularizers = {}
     for callback in layer._callable_losses:
         loss = callback.args[0] if isinstance(callback, partial) and callback.args else callback

@@ -1,4 +1,7 @@
-"""Vectorizes `tf.map_fn`: calls the operations of its function once for the entire batch."""
+"""Vectorizes `tf.map_fn`: calls each operation of its function once for the entire batch.
+
+"Mapped" tensors differ between examples. "Shared" tensors, such as weights, do not.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ _CONVOLUTIONS = ("conv2d", "depthwise_conv2d")
 
 
 class NotKnown(Exception):
-    """Raised for a loop of unknown length, or for a function that cannot be vectorized."""
+    """Raised if the length of a loop is unknown, or a function cannot be vectorized."""
 
 
 class _ExampleModel(keras.Model):
-    """A model without Keras' batch counters. Code in a `Lambda` may not create variables."""
+    """A model that creates no variables, because Keras forbids them in a `Lambda`."""
 
     def _init_batch_counters(self) -> None:
         pass
@@ -62,7 +65,6 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
     inputs = flatten_values(graph.inputs)
     known: dict[Value, Any] = dict(zip(inputs, [*batches, *shared], strict=True))
     mapped = set(inputs[: len(ones)])
-    """Values that differ between examples."""
     for call in graph.calls:
         known.update(
             zip(flatten_values(call.outputs), _apply_to_all(call, known, mapped), strict=True)
@@ -78,10 +80,9 @@ def map_examples(fn: Callable[[Any], Any], elems: Any) -> Any:
 
 
 def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[KerasTensor]:
-    """Return the symbolic tensors that all examples share, such as weights.
+    """Return the shared tensors that operations read, such as weights.
 
-    Raises:
-        NotKnown: if a tensor depends on the entire batch, or an output depends on no example.
+    Raises `NotKnown` if a tensor depends on the entire batch, or an output depends on no example.
     """
     shared: dict[int, KerasTensor] = {}
     follows = dict.fromkeys(map(id, ones), True)
@@ -104,12 +105,9 @@ def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[Ke
 
 
 def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[Any]:
-    """Return the outputs of a call for all examples.
+    """Return the outputs of a call, an operation on one example, for all examples.
 
-    Args:
-        call: an operation on one example.
-        known: maps inputs of `call` to batches, or to tensors and arrays that all examples share.
-        mapped: the values that differ between examples.
+    `known` has the values of inputs: a batch for an input in `mapped`, otherwise a shared tensor.
     """
     if not is_operation(call.layer) or any(None in x.shape for x in flatten_values(call.outputs)):
         raise NotKnown
@@ -173,7 +171,7 @@ def _transpose(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTen
 
 
 def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTensor:
-    """Convolve the images of all examples. Each example may have a separate kernel."""
+    """Convolve a batch in which each example is a list of images, or has its own kernel."""
     options = dict(given)
     x = options.pop("input")
     if len(x.shape) != 5 or str(options.get("data_format") or "NHWC") != "NHWC":
@@ -201,7 +199,7 @@ def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTens
 
 
 def _expand_option(option: object) -> list[int]:
-    """Convert strides or dilations to the format of `tf.image.extract_patches`."""
+    """Convert strides or dilations to the four integers that `tf.image.extract_patches` needs."""
     sizes = tf.nest.flatten(option)
     return sizes if len(sizes) == 4 else [1, *(sizes * 2)[:2], 1]
 
@@ -211,13 +209,13 @@ def _shift_axes(axes: Iterable[int]) -> list[int]:
 
 
 def _align(x: KerasTensor, rank: int) -> KerasTensor:
-    """Insert axes of size 1 after the batch axis, until `x` has `rank + 1` axes."""
+    """Insert axes of size 1 after the batch axis, so that `x` broadcasts to `rank + 1` axes."""
     missing = rank + 1 - len(x.shape)
     return tf.reshape(x, [-1, *([1] * missing), *x.shape[1:]]) if missing else x
 
 
 def _as_slice(item: Any) -> Any:
-    """Convert a slice that Keras stored as a dictionary back to a slice."""
+    """Convert the dictionary in which Keras stores a slice back to a slice."""
     return slice(item["start"], item["stop"], item["step"]) if isinstance(item, dict) else item
 
 
@@ -238,7 +236,7 @@ _ALIGNED = {
     *("greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_not"),
     *("where", "zeros_like", "ones_like", "identity", "stop_gradient", "reciprocal"),
 }
-"""Operations that broadcast along the first axes, such as an addition."""
+"""Operations that broadcast. `_align` makes the batch the first axis of all inputs."""
 
 
 _RESHAPES = {"reshape", "expand_dims", "squeeze"}
@@ -250,4 +248,4 @@ _DEFAULT_AXES: dict[str, int | None] = {
     **dict.fromkeys(("stack", "concat", "unstack", "split", "cumsum", "argmax", "argmin"), 0),
     **dict.fromkeys(("softmax", "log_softmax", "sort"), -1),
 }
-"""Default of the argument `axis` for each operation. None means all axes."""
+"""Maps operations to the default of their argument `axis`. None means all axes."""

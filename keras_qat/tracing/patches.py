@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def apply_patches(trace: Trace) -> Iterator[None]:
-    """Activates all patches inside a `with` block."""
     with contextlib.ExitStack() as block:
         for patch in PATCHES.values():
             block.enter_context(patch(trace))
@@ -91,4 +90,4 @@ PATCHES: dict[str, Callable[[Trace], contextlib.AbstractContextManager[Any]]] = 
     # Custom code may check `isinstance(x, tf.Tensor)` or `tf.is_tensor(x)`.
     "symbolic tensors are tensors": lambda trace: count_symbols_as_tensors(),
 }
-"""Maps the effect of each patch to a context manager, in the order of activation."""
+"""Maps a description of each patch to a context manager. The first entry is activated first."""

@@ -23,7 +23,7 @@ _TENSOR = tf.Tensor
 
 
 def record_transforms() -> contextlib.AbstractContextManager[None]:
-    """Makes Fourier transforms accept symbolic tensors inside a `with` block."""
+    """Makes `tf.signal.rfft` and similar functions accept symbolic tensors in a `with` block."""
 
     def record(transform: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(transform)
@@ -39,7 +39,7 @@ def record_transforms() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def run_functions_eagerly() -> Iterator[None]:
-    """Runs each `tf.function` eagerly in a `with` block, because graphs refuse symbolic tensors."""
+    """Runs each `tf.function` as Python code in a `with` block. Graphs reject symbolic tensors."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -59,7 +59,7 @@ def deny_eager_execution() -> contextlib.AbstractContextManager[None]:
 
 
 def skip_assertions() -> contextlib.AbstractContextManager[None]:
-    """Disables TensorFlow's assertions inside a `with` block. Assertions need values."""
+    """Disables `tf.debugging.assert_...` in a `with` block. Symbolic tensors have no values."""
 
     def accept(x: Any = None, *args: object, **kwargs: object) -> Any:
         return x
@@ -70,9 +70,9 @@ def skip_assertions() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def keep_convolutions() -> Iterator[None]:
-    """Replaces `tf.nn.convolution` of a sequence by `tf.nn.conv1d` inside a `with` block.
+    """Replaces 1D `tf.nn.convolution` by `tf.nn.conv1d` inside a `with` block.
 
-    TensorFlow would insert a reshape before and after a dilated convolution. Custom code calls
+    `tf.nn.convolution` with dilations also reshapes its input and output. Custom code calls
     `tf.nn.convolution`, and Keras calls `tf.compat.v2.nn.convolution`.
     """
     convolution = tf.nn.convolution
@@ -100,7 +100,7 @@ def keep_convolutions() -> Iterator[None]:
 
 
 class _AnyTensor(type):
-    """Metaclass of a replacement for `tf.Tensor`, with symbolic tensors as instances."""
+    """Metaclass of a class that replaces `tf.Tensor`. Symbolic tensors count as its instances."""
 
     def __instancecheck__(cls, x: object) -> bool:
         return isinstance(x, (_TENSOR, KerasTensor))
@@ -109,7 +109,7 @@ class _AnyTensor(type):
 def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
     """Makes `isinstance(x, tf.Tensor)` accept symbolic tensors inside a `with` block.
 
-    Only custom code is affected. TensorFlow and Keras import the types from other modules.
+    Only custom code is affected. TensorFlow and Keras do not look up `tf.Tensor` in `tf`.
     """
     is_tensor = tf.is_tensor
     return patch_members(
@@ -123,8 +123,8 @@ def count_symbols_as_tensors() -> contextlib.AbstractContextManager[None]:
 def draw_largest() -> Iterator[None]:
     """Makes `random` and `numpy.random` draw the largest number inside a `with` block.
 
-    Drawn numbers become constants of a trace. With the largest number, LayerDrop drops no layer:
-    `if training and np.random.uniform(0, 1) < self.layerdrop: continue`.
+    The largest number keeps layers that custom code skips at random, as in LayerDrop: `if training
+    and np.random.uniform(0, 1) < self.layerdrop: continue`.
     """
     draw = np.random.uniform
 
@@ -144,9 +144,10 @@ def draw_largest() -> Iterator[None]:
 
 @contextlib.contextmanager
 def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
-    """Makes TensorFlow's random functions depend on `x` inside a `with` block.
+    """Makes TensorFlow draw random numbers in each training step, inside a `with` block.
 
-    Otherwise, a traced `tf.random.normal((8,))` would draw only once, not in each step.
+    The shape of the numbers is computed from `x`. Otherwise, `tf.random.normal((8,))` would be a
+    constant in the trace.
     """
 
     def draw_anew(draw: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,10 +172,10 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
 
 @register
 class OwnGradient(WithModel):
-    """Returns its input. A model computes the gradient.
+    """Layer that replaces the gradient of a tensor, to record functions with `tf.custom_gradient`.
 
-    Example: `OwnGradient(model)(y, given=[x])` returns `y`. The gradient of `x` is
-    `model([x, gradient of y])`.
+    `OwnGradient(model)(y, given=[x])` returns `y`, which was computed from `x`. The gradient of `x`
+    is then `model([x, gradient of y])`.
     """
 
     def call(self, inputs: tf.Tensor, given: Any = None) -> tf.Tensor:
@@ -188,13 +189,13 @@ class OwnGradient(WithModel):
         return apply(inputs, *given)
 
     def operations(self) -> list[Any]:
-        """Returns the name of each operation in the model, and the class of each layer."""
+        """Lists the operations and the classes of layers in the model, for comparison."""
         return [name_in_tensorflow(layer) or type(layer) for layer in self.model.layers]
 
 
 @contextlib.contextmanager
 def record_custom_gradients() -> Iterator[None]:
-    """Makes functions with a custom gradient accept symbolic tensors inside a `with` block."""
+    """Makes functions with `tf.custom_gradient` accept symbolic tensors inside a `with` block."""
     module: Any = inspect.getmodule(tf.custom_gradient)
     call_eagerly = module._eager_mode_decorator
     created: list[Any] = []

@@ -47,12 +47,12 @@ class TracedLayer:
     """The result of tracing a layer: the layers and operations inside `call`.
 
     Args:
-        graph: the calls. The graph's inputs are the layer's inputs, then their masks, then the
-            layer's weights.
+        graph: the calls. The graph's inputs are the layer's inputs, followed by Keras masks of
+            inputs, followed by the layer's weights.
         weights: maps inputs of `graph` to variables.
         regularizers: maps the id of a variable to a regularizer.
-        carries_masks: True if the outputs' Keras masks come from `graph`, and False if they come
-            from `layer.compute_mask`.
+        carries_masks: True if `graph` also computes the Keras masks of the outputs. Otherwise,
+            `layer.compute_mask` computes them.
     """
 
     graph: Graph
@@ -70,13 +70,13 @@ def trace_layer(
     Args:
         call: the call.
         masks: maps inputs of `call` to Keras masks.
-        lenders: layers that share weights with this layer, and variables without a layer. Calls of
-            these layers are traced inline. The variables become constants.
+        lenders: other layers whose weights this layer may read, such as an Embedding, and
+            variables that belong to no layer. These variables become constants.
 
     Raises:
         CannotTrace: if the layer cannot be traced.
         ReadsWeights: if the layer reads weights of other layers, except `lenders`.
-        OnlyTrains: if the layer returns its input at inference, but not in training.
+        OnlyTrains: if the layer changes its input only in training.
     """
     layer = call.layer
     _check(layer)
@@ -99,7 +99,7 @@ def trace_layer(
 def _trace_phases(
     call: Call, masks: Mapping[Value, Value], has_phases: bool, lenders: Sequence[Any]
 ) -> tuple[Trace, ...]:
-    """Return a trace for both phases. If `has_phases`, also return a trace of inference."""
+    """Return a trace for training and inference. If `has_phases`, a trace of inference follows."""
     if not has_phases:
         return (Trace(call, masks, None, lenders),)
     trained, tested = (Trace(call, masks, phase, lenders) for phase in (True, False))
@@ -139,7 +139,7 @@ class Trace:
     ) -> None:
         self.call, self.layer, self.training = call, call.layer, training
         self.outside = {id(x) for x in lenders if isinstance(x, tf.Variable)}
-        """Ids of the variables in `lenders`."""
+        """Ids of the variables in `lenders` that belong to no layer."""
         self.lenders = [x for x in lenders if id(x) not in self.outside]
         owners = self.layer, *self.lenders
         self.holders = [holder for owner in owners for holder in find_weight_holders(owner)]
@@ -149,13 +149,13 @@ class Trace:
         symbols = {key: tensor for key, tensor in self.substitutes.items() if is_symbolic(tensor)}
         self.weights = [weights[key] for key in symbols]
         self.assigned: dict[int, Any] = {}
-        """Maps the id of a variable to the tensor that the layer assigns."""
+        """Maps the id of a variable to the tensor that `call` assigns to it."""
         self.inputs = {value: make_input(value.shape, value.dtype) for value in call.inputs}
         self.masks = {value: make_input(mask.shape, mask.dtype) for value, mask in masks.items()}
         for value, mask in self.masks.items():
             set_keras_mask(self.inputs[value], mask)
         self.added: list[Any] = []
-        """Functions that each add a loss or metric of the layer to a model."""
+        """Functions that take a model. Each adds a loss or metric of the layer to it."""
         self.replacements = {
             "add_loss": self._add_loss,
             "add_metric": self._add_metric,
@@ -235,11 +235,9 @@ class Trace:
 
     @property
     def nodes(self) -> list[Node]:
-        """Keras' nodes of the traced calls, in order of execution."""
         return list_nodes(self.model)
 
     def read(self) -> TracedLayer:
-        """Converts the trace to a graph."""
         results = tf.nest.flatten([node.outputs for node in self.nodes])
         not_dense = tf.SparseTensorSpec, tf.RaggedTensorSpec
         if any(isinstance(result.type_spec, not_dense) for result in results):

@@ -1,4 +1,8 @@
-"""Combines two traces of a layer, of training and of inference, into one trace."""
+"""Combines two traces of a layer, with `training=True` and `training=False`, into one trace.
+
+Variables of the first trace are called `trained` or `a`, those of the second `tested` or `b`. The
+phase is the value of `training`.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +33,22 @@ NOISE = {
     *(layers.RandomFlip, layers.RandomRotation, layers.RandomZoom, layers.RandomTranslation),
     *(layers.RandomContrast, layers.RandomBrightness),
 }
-"""Layers that return their input unchanged at inference."""
+"""Layers that change their input only in training."""
 
 _PHASE = "keras_qat: the phase"
-"""Placeholder for an argument that is True in training and False at inference."""
+"""Stands for an argument that is True in `trained` and False in `tested`."""
 
 
 def follow_training(trained: Trace, tested: Trace) -> None:
-    """Makes inner layers follow the model's phase, training or inference.
+    """Changes `trained` to compute both phases. Both traces must have the same operations.
 
-    In `trained`, a `training` argument of an inner layer becomes None if it equals the phase.
+    For example, `self.dropout(x, training=training)` was traced as `training=True`. It becomes
+    `training=None`, which means the phase of the entire model. Dropout layers may be missing in
+    `tested`.
 
     Raises:
         CannotTrace, OnlyTrains: if the layer computes differently in training.
-        MustTraceInline: if a custom inner layer receives the phase in an argument with another name
+        MustTraceInline: if a custom inner layer gets the phase in an argument with another name
             than `training`.
     """
     does_nothing = _returns_input(tested) and not trained.weights
@@ -90,13 +96,13 @@ def follow_training(trained: Trace, tested: Trace) -> None:
 
 
 def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace:
-    """Returns one trace for two different phases. Training-only operations stay in float.
+    """Returns one trace for traces with different operations, which `follow_training` rejected.
 
-    Stochastic depth is an example: training adds some operations. If a layer has no weights, its
-    phases may differ entirely. Such a layer may add noise in training, and round at inference.
+    For example, stochastic depth multiplies by a random mask in training. Such operations stay in
+    float. A layer without weights may compute something else in training.
 
     Raises:
-        CannotTrace: `refusal`, if the phases cannot be combined.
+        CannotTrace: `refusal`, if the traces cannot be combined.
     """
     if not _is_random_like_layer(trained):
         raise refusal
@@ -123,7 +129,10 @@ def _returns_input(trace: Trace) -> bool:
 
 
 def _is_random_like_layer(trained: Trace) -> bool:
-    """Return True if a layer and its trace of training are both random or both deterministic."""
+    """Return False if calls of a layer may differ, but the trace computes the same in each call.
+
+    For example, random numbers of NumPy become constants in a trace.
+    """
     if any(draws_random_numbers(node.layer) for node in trained.nodes):
         return True  # Two runs may be equal, for example if an example is rarely dropped.
     if trained.weights or trained.model.weights:
@@ -139,11 +148,12 @@ def _is_random_like_layer(trained: Trace) -> bool:
 
 
 class _TrainingSections:
-    """Finds sections of a training trace that inference skips, and moves each to a `TrainingOnly`.
+    """Finds sections of `trained` that inference skips, and moves each to a layer `TrainingOnly`.
 
-    A section computes a tensor from another tensor of the same shape, without weights. An example
-    is stochastic depth: `x / keep * mask` in training, `x` at inference. A section may read tensors
-    that inference computes: `mean + deviation * noise` in training, `mean` at inference.
+    In `x / keep * mask`, a section starts at `x` and ends at the product. `TrainingOnly` returns
+    the product in training, and `x` at inference. Start and end have equal shapes, and a section
+    has no weights. A section may read side inputs, which `tested` also computes: `mean + deviation
+    * noise` starts at `mean` and reads `deviation`.
 
     Args:
         trained, tested: traces of training and inference. The trace of training is changed.
@@ -157,21 +167,18 @@ class _TrainingSections:
             for trace in (trained, tested)
         ]
         self.starts: dict[tuple[int, int], Any] = {}
-        """Maps `(id(a), id(b))` to the start of the section that ends at `a`.
-
-        `a` is a tensor in training, and `b` a tensor at inference. The start is `a` if `a` equals
-        `b`. The start is None if `a` and `b` do not correspond.
-        """
+        """Maps `(id(a), id(b))` to `a` if the tensors are equal, to the start of a section if `b`
+        equals the start and the section ends at `a`, or to None."""
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
-        """Maps the ids of a section's start and end to its further inputs, in both traces."""
+        """Maps the ids of a section's start and end to its side inputs, as pairs `(a, b)`."""
         self.rebuilt: set[Node] = set()
         self.sections: dict[int, Any] = {}
-        """Maps the id of a section's last tensor to the output of its `TrainingOnly`."""
+        """Maps the id of a section's end to the output of its `TrainingOnly`."""
 
     def combine(self) -> Any | None:
-        """Returns the outputs in training, with a `TrainingOnly` for each section.
+        """Returns the outputs of `trained` with `TrainingOnly` layers.
 
-        Returns None if the traces do not correspond.
+        Returns None if the traces differ in other ways.
         """
         ends = [tf.nest.flatten(trace.outputs) for trace in (self.trained, self.tested)]
         if len(ends[0]) != len(ends[1]) or not all(map(self._corresponds, *ends)):
@@ -179,7 +186,7 @@ class _TrainingSections:
         return tf.nest.pack_sequence_as(self.trained.outputs, list(map(self._rebuild, *ends)))
 
     def _corresponds(self, a: KerasTensor, b: KerasTensor) -> bool:
-        """Return True if both traces compute equal tensors, except in sections."""
+        """Return True if `a` equals `b`, or ends a section that starts with the value of `b`."""
         key = id(a), id(b)
         if key not in self.starts:
             starts = (x for x in self._list_before(a) if self._is_section(x, a, b))
@@ -209,7 +216,7 @@ class _TrainingSections:
         return _is_phase(a, b) or (is_constant and _is_equal(a, b))
 
     def _list_before(self, end: KerasTensor) -> Iterator[KerasTensor]:
-        """Yield the tensors that `end` depends on, the nearest first."""
+        """Yield all tensors from which `end` is computed, the nearest first."""
         queue, seen = [end], {id(end)}
         for tensor in queue:
             for x in self._list_read(tensor):
@@ -243,7 +250,7 @@ class _TrainingSections:
         return True
 
     def _find_partner(self, a: KerasTensor) -> KerasTensor | None:
-        """Return the tensor at inference that equals `a`, a tensor in training, or None."""
+        """Return the tensor `b` of `tested` that equals `a`, or None."""
         if (index := self.inputs[0].get(id(a))) is not None:
             b = self.tested.model.inputs[index]
             self.starts[id(a), id(b)] = a
@@ -259,7 +266,7 @@ class _TrainingSections:
         return None
 
     def _rebuild(self, a: KerasTensor, b: KerasTensor) -> KerasTensor:
-        """Return `a`, or the output of a `TrainingOnly` if a section ends at `a`."""
+        """Return `a`. If a section ends at `a`, return the output of its `TrainingOnly`."""
         start = self.starts[id(a), id(b)]
         self._rebuild_node(start, b)
         if start is a:
@@ -274,7 +281,7 @@ class _TrainingSections:
         return self.sections[id(a)]
 
     def _rebuild_node(self, a: KerasTensor, b: KerasTensor) -> None:
-        """Make the node that computes `a` read rebuilt tensors and follow the model's phase."""
+        """Let the node of `a` read rebuilt tensors. Arguments that are the phase become None."""
         node = self.producers[0].get(id(a))
         if node is None or node in self.rebuilt:
             return
@@ -302,7 +309,7 @@ def _flatten_arguments(node: Node) -> list[Any]:
 def _sort_nodes(trace: Trace) -> list[Node]:
     """Return the nodes of a trace, sorted depth-first from the outputs.
 
-    More layers in one branch do not change the order of the remaining nodes.
+    An additional Dropout in one of two traces does not change the order of the other nodes.
     """
     producers = _find_producers(trace)
     order: dict[Node, None] = {}
@@ -317,7 +324,7 @@ def _sort_nodes(trace: Trace) -> list[Node]:
 
 
 def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
-    """Assign indices to tensors. Outputs of nodes in `noise` have the index of the input."""
+    """Number the tensors of a trace. Input and output of a node in `noise` have one number."""
     indices = {id(tensor): index for index, tensor in enumerate(trace.model.inputs)}
     count = len(indices)
     for node in _sort_nodes(trace):
@@ -331,10 +338,9 @@ def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
 
 
 def _identify(node: Node) -> Any:
-    """Return a key. Nodes with equal keys compute the same function.
+    """Return a key that is equal for two nodes if they compute the same function.
 
-    The key of a layer without weights is the layer's configuration. Code such as
-    `keras.layers.add` creates a new layer in each call.
+    Layers without weights are compared by configuration: `keras.layers.add` creates new layers.
     """
     layer = node.layer
     if name := name_in_tensorflow(layer):
@@ -355,5 +361,5 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def _is_phase(a: object, b: object) -> bool:
-    """Return True if an argument is True in training (`a`) and False at inference (`b`)."""
+    """Return True if an argument is True in `trained` and False in `tested`."""
     return a is True and b is False

@@ -1,4 +1,4 @@
-"""Unrolls TensorFlow's loops, and selects branches of `tf.cond`, while a layer is traced."""
+"""Unrolls TensorFlow's loops, and executes one branch of `tf.cond`, while a layer is traced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unroll_loops() -> Iterator[None]:
     """Unrolls loops with a known number of steps inside a `with` block.
 
     Loops are `tf.scan`, `tf.map_fn`, `tf.vectorized_map`, `tf.while_loop` and `K.rnn`. `tf.cond`
-    executes one branch if the condition depends only on sizes. A list replaces `tf.TensorArray`.
+    executes one branch if the condition is known. A list replaces `tf.TensorArray`.
     """
     backend: Any = inspect.getmodule(keras.backend.rnn)
     with contextlib.ExitStack() as block:
@@ -42,7 +42,7 @@ def unroll_loops() -> Iterator[None]:
 def _prefer(new: Callable[..., Any], old: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls `new`. If `new` raises `NotKnown`, it calls `old`.
 
-    Inside a graph, it always calls `old`, because inner layers are built there.
+    In graph mode, in which Keras builds inner layers, it calls only `old`.
     """
 
     def call(*args: object, **kwargs: object) -> Any:
@@ -171,4 +171,4 @@ _REPLACEMENTS: dict[str, Callable[..., Any]] = {
     ),
     "TensorArray": lambda *args, **kwargs: _Steps([]),
 }
-"""Maps the name of a function to its replacement."""
+"""Maps names of functions in `tf` to their replacements."""

@@ -1,8 +1,8 @@
 """BatchNormalization folding with correction factors, as in `tf.contrib.quantize`.
 
-The kernel is folded with the moving variance, because the kernel's range then changes smoothly.
-Until BatchNormalization is frozen, a second convolution computes the batch's statistics with the
-float kernel. The output is corrected to these statistics.
+The kernel is multiplied by `gamma / sqrt(moving variance)` and quantized, because exported files
+contain this kernel. While BatchNormalization learns, training must normalize with the batch's
+statistics. It computes them in a second convolution with the float kernel, and corrects the output.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from keras_qat.training.fake_quantization.observers import subtract_product
 from keras_qat.training.fake_quantization.phase import Phase
 
 MUCH_LESS = 0.8
-"""The covariance is used if its cost is below this share of the convolution's cost."""
+"""`is_covariance_faster` requires a cost below this share of the convolution's cost."""
 
 
 def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
-    """Returns the mean and variance of each channel. A custom gradient reads `z` fewer times."""
+    """Returns the mean and variance of each channel. The gradient is faster than TensorFlow's."""
     axes = [axis for axis in range(len(z.shape)) if axis != channel_axis]
 
     @tf.custom_gradient
@@ -51,7 +51,7 @@ def moments(z: tf.Tensor, channel_axis: int) -> tuple[Any, Any]:
 
 
 def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
-    """Returns the mean and covariance of columns. The gradient is one matrix product."""
+    """Returns the mean and covariance of a matrix' columns, with a gradient that saves memory."""
 
     @tf.custom_gradient
     def of(rows: tf.Tensor) -> Any:
@@ -72,12 +72,10 @@ def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
 
 
 def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
-    """Returns True if output statistics are faster to compute from the covariance of `inputs`.
+    """Returns True if the output's mean and variance are faster to compute without the convolution.
 
-    The covariance determines the output statistics of a 1x1 convolution. With gradients, the
-    convolution costs three products per weight and pixel. The covariance costs two products per
-    pair of input channels and pixel, and three small matrix products. A batch of unknown size
-    counts as 32 examples.
+    For a 1x1 convolution, they follow from the mean and covariance of `inputs`. Multiplications are
+    counted, with gradients. A batch of unknown size counts as 32 examples.
     """
     is_by_pixel = (
         type(layer) is backend.keras.layers.Conv2D
@@ -96,7 +94,7 @@ def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
 
 
 def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
-    """Reshapes a vector with one value per channel. The result broadcasts to `y`."""
+    """Reshapes a vector with one value per channel so that it can be added to `y`."""
     return tf.reshape(values, [-1 if axis == channel_axis else 1 for axis in range(len(y.shape))])
 
 
@@ -104,12 +102,11 @@ class CorrectedFold:
     """Computes a call of a layer and the BatchNormalization after it.
 
     `tf.contrib.quantize` folds with the batch's variance, and then corrects the kernel to the
-    moving variance. This class folds with the moving variance directly, as exported files do. With
-    frozen statistics, the output needs no correction, and one convolution is enough.
+    moving variance. This class folds with the moving variance directly. With frozen statistics, one
+    convolution is then enough.
 
-    The correction factor multiplies the kernel. In `tf.contrib.quantize`, it multiplies the output.
-    All other operations are the same, and results differ only by rounding. The moving statistics
-    are read before the step updates them.
+    The correction factor multiplies the kernel here, and the output in `tf.contrib.quantize`.
+    Results differ only by rounding. Moving statistics are read before the step updates them.
     """
 
     def __init__(self, wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> None:
@@ -127,10 +124,10 @@ class CorrectedFold:
         self.moments: Any = None
 
     def __call__(self, learning: Any) -> Any:
-        """Computes the output. If `learning`, the output is corrected to the batch's statistics.
+        """Computes the output. `learning` is a bool, or a tensor that `cond` reads.
 
-        Inference and exported files compute the uncorrected output. Branches contain only terms
-        that differ. Replicas must not wait for each other inside a branch.
+        If it is True, the output is corrected to the batch's statistics. Replicas exchange
+        statistics before the `cond`, because they must not wait for each other inside a branch.
         """
         axis, factor = self.norm.axis[0], self.gamma * self.moving_inverse
         kernel = self.quantize(scale_channels(self.kernel, self.channel_axes, factor))
@@ -144,21 +141,21 @@ class CorrectedFold:
         return y + spread(offset, y, axis)
 
     def find_correction(self) -> tuple[Any, Any]:
-        """Returns the batch's factor and offset, and updates the moving statistics."""
+        """Returns factor and offset that normalize with the batch. Updates moving statistics."""
         mean, variance, count = self.moments or self.batch_moments()
         inverse = self.inverse(variance)
         self.update(mean, variance, count)
         return inverse / self.moving_inverse, self.beta - mean * self.gamma * inverse
 
     def find_moving(self) -> tuple[Any, Any]:
-        """Returns the factor and offset of the moving statistics."""
+        """Returns factor and offset that normalize with the moving statistics."""
         offset = self.beta - self.mean * (self.gamma * self.moving_inverse)
         return tf.ones_like(offset), offset
 
     def batch_moments(self) -> tuple[Any, Any, Any]:
-        """Returns mean, variance and count of the float kernel's outputs.
+        """Returns mean, variance and number of values of each channel of the float convolution.
 
-        If statistics are `synchronized`, the outputs of all replicas are included.
+        A `synchronized` BatchNormalization includes the outputs on all replicas.
         """
         mean, variance, size = self.local_moments()
         count = tf.cast(size, mean.dtype)
@@ -167,7 +164,7 @@ class CorrectedFold:
         )
 
     def local_moments(self) -> tuple[Any, Any, Any]:
-        """Returns mean, variance and count of the outputs on this replica."""
+        """Returns the same as `batch_moments`, for the outputs on this replica."""
         if not is_covariance_faster(self.layer, self.inputs):
             z = self.convolve(self.kernel)
             mean, variance = moments(z, self.norm.axis[0])
@@ -182,7 +179,6 @@ class CorrectedFold:
         return mean, variance, tf.shape(pixels)[0]
 
     def update(self, mean: tf.Tensor, variance: tf.Tensor, count: Any) -> None:
-        """Updates the moving statistics with the batch's statistics."""
         weight = tf.constant(1.0 - self.norm.momentum)
         # Bessel's correction, for an unbiased estimate of the variance.
         variance = variance * (count / tf.maximum(count - 1, 1))
@@ -193,11 +189,10 @@ class CorrectedFold:
             subtract_product(variable, weight, moving - tf.stop_gradient(batch))
 
     def inverse(self, variance: tf.Tensor) -> Any:
-        """Returns one over the standard deviation."""
         return tf.math.rsqrt(variance + self.norm.epsilon)
 
     def convolve(self, kernel: tf.Tensor) -> Any:
-        """Calls the layer with another kernel, in the layer's precision."""
+        """Calls the layer with another kernel. The result is float32."""
         kernel = tf.cast(kernel, self.layer.compute_dtype)
         with backend.swap_attributes(self.layer, **{self.weight: kernel}):
             return tf.cast(self.layer(self.inputs), tf.float32)

@@ -1,4 +1,8 @@
-"""The factor and the bias that replace a folded BatchNormalization."""
+"""Computes the factor and the bias that replace a BatchNormalization after a layer.
+
+An affine layer multiplies each channel by a number and adds another number. Examples are
+BatchNormalization, Normalization, Rescaling and ConvNeXt's LayerScale.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,17 @@ _layers = backend.keras.layers
 
 
 def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> tuple[Any, Any]:
-    """Returns a folded wrapper's factor and bias for each output channel, at inference.
+    """Returns the factor and bias of each output channel at inference.
 
     For each channel, `BatchNorm(conv(x, W) + b)` equals `conv(x, a * W) + a * (b - mean) + beta`,
-    with `a = gamma / sqrt(variance + epsilon)`.
+    with the factor `a = gamma / sqrt(variance + epsilon)`.
 
     Args:
-        wrapper: the wrapper. If `weight_axes` is empty, the layer is affine: Normalization,
-            Rescaling, BatchNormalization or ConvNeXt's LayerScale.
+        wrapper: the layer and the BatchNormalization after it, or an affine layer.
         dtype: the type of the computation and of the results.
 
     Returns:
-        The factor and the bias, each a vector or None. The factor of an affine layer is the kernel.
+        The factor and the bias, each a vector or None. An affine layer multiplies by the factor.
     """
     layer, norm = wrapper.layer, wrapper.batch_norm
     factor, bias = None, getattr(layer, "bias", None)
@@ -62,7 +65,7 @@ def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> 
 def fold_normalization(
     bias: tf.Tensor, norm: keras.layers.Layer, dtype: tf.DType = tf.float32
 ) -> tuple[Any, Any]:
-    """Returns the factor and offset that replace a BatchNormalization of `x + bias`."""
+    """Returns `(factor, offset)` with `factor * x + offset == norm(x + bias)` at inference."""
     factor = tf.math.rsqrt(tf.cast(norm.moving_variance, dtype) + norm.epsilon)
     if norm.scale:
         factor *= tf.cast(norm.gamma, dtype)
@@ -74,27 +77,27 @@ def fold_normalization(
 
 
 def scale_channels(kernel: tf.Tensor, channel_axes: tuple[int, ...], factor: tf.Tensor) -> Any:
-    """Multiplies each output channel of a kernel by the channel's factor."""
+    """Multiplies each output channel of a kernel by its element of the vector `factor`."""
     rank = len(kernel.shape)
     shape = [kernel.shape[axis] if axis in channel_axes else 1 for axis in range(-rank, 0)]
     return kernel * tf.reshape(factor, shape)
 
 
 class Weighted(Protocol):
-    """A layer with weights, the BatchNormalization after it, and the quantizers of the weights."""
+    """What `QuantizeWrapper` has: a layer, a BatchNormalization, and quantizers of the weights."""
 
     layer: keras.layers.Layer
-    """The Keras layer, possibly affine: BatchNormalization, Normalization or Rescaling."""
+    """The Keras layer."""
     batch_norm: Any
     """The BatchNormalization after the layer, or None."""
     weight_axes: dict[str, tuple[int, ...]]
-    """Axes of the output channels, counted from the end, by weight path. Empty if affine."""
+    """Maps paths of weights, such as "kernel", to the axes of the output channels, counted from the
+    end. Empty for an affine layer."""
     weight_spec: QuantSpec | None
     weight_quantizers: Mapping[str, WeightQuantizer]
-    """Quantizers of the quantized weights, by weight path."""
+    """Maps the path of each quantized weight to its quantizer."""
     channels: int
-    """Number of channels of the layer's input."""
     state_bits: int
     """Bits of the hidden state of an LSTM between steps."""
     inner: dict[str, ActivationQuantizer]
-    """Quantizers of the tensors inside a step of a recurrent layer, by name."""
+    """Maps names of tensors inside a step of a recurrent layer to their quantizers."""

@@ -1,15 +1,17 @@
 """How training combines weight quantization with the BatchNormalization after a layer.
 
-With one scale per channel, quantization commutes with the factors of a BatchNormalization. With one
-scale per tensor, the quantized values of a channel depend on the factors of all channels. Training
-then quantizes the folded kernel `a * W` with the factors `a` of the moving statistics. It convolves
-with `Q(a * W) / a`, and applies Keras' BatchNormalization.
+`W` is the kernel, `Q` quantizes, and `a` is the factor by which BatchNormalization multiplies each
+output channel. Exported files contain `Q(a * W)`.
 
-Quantization changes the norm of a channel with few distinct values. Normalizing with the batch's
-statistics would hide this change in training. Therefore the convolution keeps the norm of `W`, and
-gamma is multiplied by the gain of the channel. The gain is the norm after quantization divided by
-the norm before quantization. A channel that is quantized to zeros has the gain 0. It keeps the
-statistics of the float kernel, and can recover.
+With one scale per channel, `Q(a * W)` equals `a * Q(W)`, so training quantizes `W`. With one scale
+per tensor, the factors of all channels determine the scale. Training then computes `a` from the
+moving statistics. It convolves with `Q(a * W) / a`, and applies Keras' BatchNormalization.
+
+Rounding changes the norm of a channel's weights, and thus the size of the channel's output.
+BatchNormalization with the batch's statistics would undo this change in training, but not in the
+file. Therefore `Q(a * W) / a` is scaled to the norm of `W`, and gamma is multiplied by the gain:
+the norm after quantization, divided by the norm before. If all weights of a channel are rounded to
+0, the gain is 0. The convolution then keeps the float weights, and the channel can recover.
 """
 
 from __future__ import annotations
@@ -37,11 +39,10 @@ from keras_qat.training.recurrent import simulate_lstm, simulate_unrolled
 
 
 def normalize_per_channel(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
-    """Quantizes the unfolded kernel, then normalizes: BatchNorm(conv(x, Q(W))).
+    """Computes `BatchNorm(conv(x, Q(W)))`.
 
-    With symmetric weights and one range per output channel, `Q(a * W)` equals `a * Q(W)` for any
-    factor `a` of a channel. The folded kernel has the same quantized values as `W`. Training
-    therefore needs only one convolution and Keras' BatchNormalization.
+    With one symmetric range per output channel, this equals a convolution with the folded kernel,
+    because `Q(a * W)` equals `a * Q(W)`.
     """
     x = apply_quantized(wrapper, inputs, phase)
     if wrapper.batch_norm is not None:
@@ -52,7 +53,7 @@ def normalize_per_channel(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) ->
 def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
     """Calls a BatchNormalization. If `phase.frozen`, it uses the moving statistics.
 
-    A `Switch` selects between the results with the batch's and with the moving statistics.
+    If `phase.frozen` is a `Switch`, both results are computed, and the `Switch` selects one.
     """
     if isinstance(phase.frozen, Switch):
         return _normalize_twice(norm, x, phase.frozen)
@@ -60,7 +61,7 @@ def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
 
 
 def _normalize_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> Any:
-    """Normalize with the batch's and with the moving statistics. Select one result."""
+    """Normalize with and without the batch's statistics. Select a result without a branch."""
     names = [name for name in ("gamma", "beta") if getattr(norm, name) is not None]
     weights = [tf.convert_to_tensor(getattr(norm, name)) for name in names]
     momentum = tf.where(frozen.on, 1.0, norm.momentum)
@@ -88,7 +89,7 @@ def _normalize_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> 
 
 
 def is_learning(phase: Phase) -> Any:
-    """Returns true if BatchNormalization uses and averages the batch's statistics."""
+    """Returns whether BatchNormalization uses the batch's statistics, as a bool or a tensor."""
     if phase.training is False or phase.frozen is True:
         return False
     if phase.training is True:
@@ -97,7 +98,7 @@ def is_learning(phase: Phase) -> Any:
 
 
 def fold_with_correction(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
-    """Folds the kernel with the moving variance and quantizes it, like `tf.contrib.quantize`."""
+    """Computes a layer and its BatchNormalization as in `tf.contrib.quantize`."""
     if wrapper.batch_norm is None:
         return apply_quantized(wrapper, inputs, phase)
     learning = wrapper.batch_norm.trainable and is_learning(phase)
@@ -105,7 +106,7 @@ def fold_with_correction(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> 
 
 
 def normalize_per_tensor(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
-    """Quantizes the folded kernel with one scale for the entire tensor."""
+    """Computes `BatchNorm(conv(x, Q(a * W) / a))` with one scale for the kernel."""
     norm, layer = wrapper.batch_norm, wrapper.layer
     if norm is None and wrapper.weight_axes:
         return apply_quantized(wrapper, inputs, phase)
@@ -123,7 +124,7 @@ def normalize_per_tensor(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> 
 
 
 def apply_quantized(wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> Any:
-    """Calls the wrapped layer with quantized weights, without folding."""
+    """Calls the layer with quantized weights. BatchNormalization is not folded."""
     layer = wrapper.layer
     quantized = {
         name: tf.cast(quantizer(get_weight(layer, name), phase), layer.compute_dtype)
@@ -144,7 +145,7 @@ FOLDS = {
     "per_tensor": normalize_per_tensor,
     "correction": fold_with_correction,
 }
-"""Functions that compute a layer and the BatchNormalization after it, by `Recipe.fold`."""
+"""Maps `Recipe.fold` to a function that computes a layer and the BatchNormalization after it."""
 
 
 _layers = backend.keras.layers
@@ -165,14 +166,13 @@ class QuantizedKernel(NamedTuple):
 
 
 def quantize_folded(wrapper: Weighted) -> QuantizedKernel:
-    """Folds and quantizes the kernel of a wrapper."""
     return _quantize(wrapper, *_get_kernel(wrapper))
 
 
 def _get_kernel(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
     """Return a wrapper's kernel, a float32 factor for each channel, and the axes of the channels.
 
-    The kernel of an affine layer is 1 for each channel. Without BatchNormalization, factors are 1.
+    Without BatchNormalization, factors are 1. An affine layer has a kernel of ones.
     """
     factor, _ = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:
@@ -185,13 +185,13 @@ def _get_kernel(wrapper: Weighted) -> tuple[Any, Any, tuple[int, ...]]:
 
 
 def fold_kernel(wrapper: Weighted) -> Any:
-    """Returns the float kernel of a wrapper with the BatchNormalization folded into the kernel."""
+    """Returns the folded kernel `a * W` of a wrapper, in float."""
     kernel, factor, axes = _get_kernel(wrapper)
     return scale_channels(kernel, axes, factor)
 
 
 def get_factors(wrapper: Weighted) -> Any:
-    """Returns the factor by which folding multiplies each weight of a wrapper."""
+    """Returns the factors `a` of a wrapper, repeated to the shape of the kernel."""
     kernel, factor, axes = _get_kernel(wrapper)
     return scale_channels(tf.ones_like(kernel), axes, factor)
 
@@ -215,10 +215,9 @@ def _quantize(
 
 
 def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
-    """Returns `(kernel, gains)`. The quantized kernel is scaled to the norm of the float kernel.
+    """Returns the kernel `Q(a * W) / a`, scaled to the norm of `W`, and the gains.
 
-    The float kernel receives the gradient unchanged. While quantization is off, the float kernel
-    is returned, and the gains are 1.
+    `W` receives the gradient unchanged. While quantization is off, `W` and gains of 1 are returned.
     """
     kernel, factor, axes = _get_kernel(wrapper)
     values, factor = tf.stop_gradient(kernel), tf.stop_gradient(factor)
@@ -235,17 +234,17 @@ def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
 
 
 def use_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
-    """Returns a context manager that multiplies gamma of a BatchNormalization by the gains."""
+    """Multiplies gamma of a BatchNormalization by the gains inside a `with` block."""
     gamma = tf.convert_to_tensor(norm.gamma) if norm.scale else tf.ones_like(gains)
     gamma = straight_through(lambda gamma: gamma * tf.cast(gains, gamma.dtype), gamma)
     return backend.swap_attributes(norm, gamma=gamma, scale=True)
 
 
 def apply_gains(wrapper: Weighted, bias: tf.Tensor, gains: tf.Tensor) -> Any:
-    """Multiplies `bias` by the gains, except for the offset that is added after the factor.
+    """Multiplies `bias` by the gains, except for beta or the offset of Rescaling.
 
-    `bias` is from `compute_factor_and_bias`, or an affine layer's output. It is returned unchanged
-    if the wrapper has no factor.
+    In a folded bias `a * (b - mean) + beta`, only the first term grows with the kernel. `bias` may
+    also be an affine layer's output.
     """
     if wrapper.batch_norm is None and wrapper.weight_axes:
         return bias

@@ -43,7 +43,7 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import clip_weights
 
 _QUICK, _LARGEST = 1 << 17, 128
-"""Default batches have at most `_QUICK` input values and `_LARGEST` examples."""
+"""A default batch has about `_QUICK` input values, but 32 to `_LARGEST` examples."""
 
 
 @one_at_a_time
@@ -83,7 +83,7 @@ def calibrate(
             are clipped. "percentile" first clips the inputs, and then computes the ranges of all
             other tensors. This reads the data twice, unless the data is a generator. Fixed ranges,
             such as the range of a softmax, do not change.
-        percentile: percentage of values that are below the upper end, and above the lower end.
+        percentile: percentage of values below the upper end of a range, and above the lower end.
         weights: how to choose the ranges of weights with one range per channel. "minmax" uses the
             extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,
             which helps with 4 bits and fewer. Do not use "mse" before `learn_rounding`, which needs
@@ -153,7 +153,7 @@ def calibrate(
 
 
 def _quick_batch(model: keras.Model) -> int | None:
-    """Return a larger batch size for small examples, or None for the default."""
+    """Return a batch size, larger than the default for small examples, or None for the default."""
     sizes = [math.prod(x.shape[1:]) for x in model.inputs if x.shape[1:].is_fully_defined()]
     if len(sizes) < len(model.inputs) or model.inputs[0].shape[0]:
         return None
@@ -166,7 +166,7 @@ def _find_input_limits(
     read: Iterator[list[np.ndarray]],
     range_of: Callable[..., Range],
 ) -> dict[int, tuple[Any, Range]]:
-    """Return {input index: (observer, range)} for each input with a separate quantizer."""
+    """Read all data. Return {input index: (observer, range)} for each input with a `Quantize`."""
     quantizers = find_input_quantizers(graph)
     tallies: dict[int, Tally] = defaultdict(Tally)
     for batch in read:
@@ -188,9 +188,10 @@ def _set_range(
     reset: bool,
     values: np.ndarray | None,
 ) -> None:
-    """Set the range of an observer. Unless `reset`, average the current and the new range.
+    """Set the range of an observer. Without `reset`, average the current range and `ends`.
 
-    The new range counts as `count` batches. It is widened to move `values` away from ties.
+    In this average, `ends` count as `count` batches. `values` are inputs to keep away from ties,
+    which are halfway between two quantized values. The range is widened slightly for this.
     """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends
@@ -208,7 +209,7 @@ def _set_range(
 def _observe_weights(
     model: keras.Model, layers: list[ScheduledLayer], example: list[np.ndarray], reset: bool
 ) -> None:
-    """Update the observers of weights by computing a training step, which folds the weights."""
+    """Set the ranges of weights by calling all layers as in training, with quantization off."""
     observers = [
         quantizer.observer
         for layer in layers

@@ -1,4 +1,4 @@
-"""Checks whether data are preprocessed as in training, and whether 8 bits are enough."""
+"""Checks whether data seem to be preprocessed as in training, and whether 8 bits represent them."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from keras_qat.training.calibration.lost_values import (
 from keras_qat.training.calibration.preparation import Sample, draw_rows, find_wrong_preparation
 
 _FIRST = 64
-"""Number of examples for checking the preprocessing."""
+"""Number of calibration examples whose preprocessing is checked."""
 FEW = 4
-"""Calibration warns about fewer examples than this."""
+"""Fewer calibration examples than this cause a warning."""
 _CHECKED = 32
-"""Number of training examples that are checked, evenly spread over the data."""
+"""Number of examples that are checked before and after `fit`, evenly spread over the data."""
 _SAMPLE = 4096
-"""Maximum number of values of an example for computing its deviation."""
+"""Standard deviations of examples are estimated from at most this many values."""
 _VALUES, _PER_BATCH = 2**17, 2**14
-"""Maximum number of stored values of an input, in total and per batch."""
+"""Maximum number of values to store per input, and per input and batch."""
 
 
 @dataclasses.dataclass
@@ -44,10 +44,10 @@ class InputData:
     Args:
         index: the position of the input in `model.inputs`.
         name: the input's name.
-        bits: bits of the input's quantizer. None if the input has no separate quantizer.
+        bits: bits of the input's `Quantize` layer. None without such a layer.
         first: the first examples.
         low, high: extremes of each feature, or of all values of an image.
-        deviations: standard deviation within each example.
+        deviations: for each batch, the standard deviation of each example.
         samples: some values of each batch.
     """
 
@@ -61,7 +61,6 @@ class InputData:
     samples: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def add(self, x: np.ndarray) -> None:
-        """Adds a batch."""
         axes = tuple(range(x.ndim - has_features(x)))
         self.low, self.high = np.minimum(self.low, x.min(axes)), np.maximum(self.high, x.max(axes))
         if x.ndim > 2 and x[0].size > 1:
@@ -72,22 +71,21 @@ class InputData:
 
     @property
     def values(self) -> np.ndarray:
-        """A sample of the values, in float32."""
+        """A sample of all values, in float32."""
         return np.concatenate(self.samples).astype(np.float32)
 
     @property
     def has_outliers(self) -> bool:
-        """True if at most 1 % of the magnitudes exceed half of the largest magnitude."""
+        """True if 99 % of the magnitudes are below half of the largest magnitude."""
         return bool(np.quantile(np.abs(self.values), 0.99) < max(map(abs, self.ends)) / 2)
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The smallest and the largest value."""
         return float(np.min(self.low)), float(np.max(self.high))
 
 
 def list_float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
-    """Returns an `InputData` for each input with float values."""
+    """Returns an `InputData` without statistics for each float input."""
     bits = {index: quantizer.spec.bits for index, quantizer in find_input_quantizers(graph).items()}
     return [
         InputData(index, value.name, bits.get(index), replace_nonfinite(x[:_FIRST]))
@@ -97,13 +95,13 @@ def list_float_inputs(graph: Graph, batch: list[np.ndarray]) -> list[InputData]:
 
 
 def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, clips: bool) -> str:
-    """Returns sentences about a problem of the calibration data and a remedy, or "".
+    """Returns a warning about the calibration data with a remedy, or "" if the data seem good.
 
     Args:
         graph: the quantization-aware model.
         inputs: the data for the float inputs.
         examples: number of calibration examples. None if ranges include earlier calls.
-        clips: True if ranges may exclude values.
+        clips: True if the calibration method may clip values.
     """
     ends = {end for data in inputs for end in data.ends}
     if len(ends) == 1:
@@ -126,7 +124,7 @@ def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, c
 
 
 def explain_array_doubt(model: keras.Model, data: object) -> str:
-    """Returns a sentence if arrays for `fit` may not fit the model, or ""."""
+    """Returns a warning if arrays for `fit` seem wrongly scaled, or too fine for 8 bits, or ""."""
     some = _select_examples(model, data)
     if not some:
         return ""
@@ -140,7 +138,7 @@ def explain_array_doubt(model: keras.Model, data: object) -> str:
 
 
 def explain_range_doubt(model: keras.Model, data: object) -> str:
-    """Returns a sentence if arrays exceed the model's ranges after `fit`, or ""."""
+    """Returns a warning if arrays for `fit` exceed the ranges that `fit` observed, or ""."""
     some = _select_examples(model, data)
     if not some:
         return ""
@@ -157,7 +155,7 @@ def explain_range_doubt(model: keras.Model, data: object) -> str:
 
 
 def _select_examples(model: keras.Model, data: Any) -> list[np.ndarray]:
-    """Return some examples for each input. Return [] unless the data are arrays for the model."""
+    """Return some examples for each input. Return [] if `data` are no arrays for the model."""
     arrays = tf.nest.flatten(data)
     if not all(isinstance(x, np.ndarray) and x.ndim and len(x) for x in arrays):
         return []
@@ -172,7 +170,7 @@ def _select_examples(model: keras.Model, data: Any) -> list[np.ndarray]:
 
 
 def _explain_unresolved(graph: Graph, data: InputData) -> str:
-    """Return a sentence if the quantization steps of an input are too coarse, or ""."""
+    """Return a warning if features or examples differ by less than a quantization step, or ""."""
     if data.bits is None:
         return ""
     ends = low, high = min(0.0, data.ends[0]), max(0.0, data.ends[1])
