@@ -8,13 +8,13 @@ from keras_qat.ops.registry import find_op
 
 
 def center_at_zero(minimum: float, maximum: float) -> tuple[float, float]:
-    """Widens a range of floats, so that its int8 zero point is 0."""
+    """Widens a range of floats until its int8 zero point is 0."""
     limit = max(-minimum, maximum * 256 / 255)
     return -limit, limit * 127 / 128
 
 
 def find_symmetric(graph: Graph) -> set[Value]:
-    """Returns the values whose zero point must be 0, such as the second factor of a matrix product.
+    """Returns the values that need zero point 0, such as the second factor of a matrix product.
 
     XNNPACK computes as if the zero point of this factor were 0. If the factor is the output of an
     operator that does not change the range, such as Reshape, the input also needs zero point 0.

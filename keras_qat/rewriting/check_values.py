@@ -72,7 +72,7 @@ def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[s
 
 
 def _find_flags(lowered: Graph) -> set[Value]:
-    """Return token ids, attention masks, and all values from which they are computed."""
+    """Return token ids, attention masks, and all values that are needed to compute them."""
     flags = [v for call in lowered.calls if type(call.layer) is MaskScores for v in call.inputs[1:]]
     flags += [
         v for call in lowered.calls if type(call.layer) is layers.Embedding for v in call.inputs

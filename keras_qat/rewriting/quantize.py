@@ -204,8 +204,8 @@ def make_exact(model: keras.Model) -> None:
     """Changes a model that was built from layers of a quantized model to a `QuantizedModel`.
 
     The model is changed in place. `predict` then returns the same values as the exported file.
-    Recipe, kernels and target are those of the quantized model. If a `Quantize` layer of that model
-    quantizes an output, the output is quantized here too.
+    Recipe, kernels and target are copied from the quantized model. If a `Quantize` layer of that
+    model quantizes an output, the output is quantized here too.
     """
     outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
     # Keras changes the bases of a class when the first functional model of the class is created.
@@ -231,7 +231,7 @@ def _quantize_output(output: tf.Tensor) -> tf.Tensor:
 
 
 def _find_owner(model: keras.Model) -> QuantizedModel | None:
-    """Return the quantized model from which the layers come. Return None if it was deleted."""
+    """Return the quantized model that contains the layers. Return None if it was deleted."""
     inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
     made_for = (layer.made_for() for layer in list_scheduled_layers(model) if layer.made_for)
     return next((owner for owner in [*inside, *made_for] if owner is not None), None)

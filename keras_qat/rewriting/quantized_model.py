@@ -234,7 +234,7 @@ class QuantizedModel(
         return inference.choose(self._runtime if is_exact(phase) else "tensorflow")
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Sets the recipe of the model and of its layers, from which users may build new models."""
+        """Sets the recipe of the model and its layers. Users may build models from the layers."""
         self.recipe = recipe
         self.set_untracked(settings=read_settings(self))
         for layer in list_scheduled_layers(self):

@@ -145,7 +145,7 @@ class Builder:
     ) -> int:
         """Returns the index of a constant tensor. Adds the tensor if no equal constant exists.
 
-        `values` are stored as they are. Packed int4 values need `dtype` and `shape`.
+        `values` are stored unchanged. Packed int4 values need `dtype` and `shape`.
         """
         values = np.asarray(values, order="C")
         dtype, shape = dtype or values.dtype.name, values.shape if shape is None else shape
@@ -198,8 +198,8 @@ class Builder:
     ) -> None:
         """Adds an operator. `code` is a name in TFLite's `BuiltinOperator`, such as "CONV_2D".
 
-        An index of -1 leaves out an optional input. `intermediates` are tensors whose scales a
-        kernel needs, such as those inside an LSTM. Missing `options` have the schema's defaults.
+        An index of -1 leaves out an optional input. `intermediates` are tensors inside an LSTM.
+        Kernels only read their scales. Missing `options` have the schema's defaults.
         """
         self.knows_sizes &= code != "SHAPE"
         number = getattr(schema.BuiltinOperator, code)
@@ -265,7 +265,7 @@ class Builder:
         self.operator("RESHAPE", inputs, [target], newShape=shape)
 
     def opcode(self, number: int, version: int, custom: str = "") -> int:
-        """Returns the index of an operator and its version in the file's list of operator codes."""
+        """Returns the index of an operator and its version in the list of operators of the file."""
         key = (number, custom, version)
         if key not in self._opcodes:
             # Old runtimes read a code up to 127 from a separate field.

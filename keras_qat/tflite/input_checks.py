@@ -1,4 +1,4 @@
-"""Checks for inputs with which TFLite kernels crash the process or read invalid memory."""
+"""Checks for inputs that would make TFLite kernels crash the process or read invalid memory."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class FileInterpreter:
         runtime: one of `RUNTIMES`. The default is the first of them that is installed.
         keeps_tensors: whether inner tensors can be read after a run.
         threads: number of threads.
-        is_checked: True if the file is known to be valid, so that `read_file` need not check it.
+        is_checked: True if the file is known to be valid. `read_file` then does not check it.
 
     Raises:
         ValueError: if this is not a TFLite file, `kernels` is unknown, or a kernel is missing.

@@ -18,7 +18,7 @@ from keras_qat.tflite.schema import read_contents
 
 
 def compute_fingerprint(model: keras.Model) -> dict[str, str]:
-    """Returns hashes of a model's weights and ranges. They tell whether a file belongs to it.
+    """Returns hashes of a model's weights and ranges, to recognize files of the model.
 
     They do not depend on names, on the order of weights, or on counters of training steps.
 

@@ -56,7 +56,7 @@ class Tensor:
         return (q.astype(np.float64) - self.zero_point) * self.scale
 
     def advise_on_sizes(self) -> str:
-        """Returns advice on how to export a file in which this input has a fixed shape."""
+        """Returns advice on how to export a file with a fixed shape of this input."""
         if -1 in self.shape[1:]:
             return "quantize keras.Model(x, model(x)), where x is a keras.Input with fixed sizes"
         return "export with batch_size=1"
@@ -179,7 +179,7 @@ class FileGraph:
         return self._copy_file({}, list(indices), {})
 
     def cut_at(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
-        """Returns a file in which given values replace the results of some operations.
+        """Returns a file that computes with given values instead of the results of some operations.
 
         Each cut tensor is an output. Operations that read it read a new input instead. Errors of
         one operation thus do not reach the next. Inputs and outputs are named by tensor indices.

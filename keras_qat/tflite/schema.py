@@ -18,19 +18,19 @@ TYPES: dict[str, int] = {
         *("float16", "float32", "float64", "complex64", "bool"),
     )
 }
-"""Maps NumPy types, such as "int8", to their codes in files."""
+"""Maps NumPy types, such as "int8", to integers in `schema.TensorType`."""
 
 TYPE_NAMES = {code: name for name, code in TYPES.items()}
 
 OPERATORS = {code: name for name, code in vars(schema.BuiltinOperator).items() if name.isupper()}
-"""Maps operator codes in files to names, such as "CONV_2D"."""
+"""Maps integers in `schema.BuiltinOperator` to names, such as "CONV_2D"."""
 
 SCOPE = "keras_qat"
 """Prefix of the names of all tensors that keras_qat writes. TFLiteConverter uses other names."""
 
 
 def new(kind: str, **fields: object) -> Any:
-    """Makes an object of the schema, such as `TensorT`. In old versions, it takes no arguments."""
+    """Makes an object of the schema, such as `TensorT`. Old versions accept no arguments."""
     item = getattr(schema, kind)()
     for name, value in fields.items():
         setattr(item, name, value)
@@ -92,7 +92,7 @@ def as_scope(name: str) -> str:
 
 
 def find_scope(name: str, scopes: Iterable[str]) -> str | None:
-    """Returns the longest of `scopes` with which the path `name` begins, or None."""
+    """Returns the longest of `scopes` that is a prefix of the path `name`, or None."""
     path = name.split(";")[0].removeprefix(f"{SCOPE}/").split("/")
     candidates = ["/".join(path[:end]) for end in range(len(path), 0, -1)]
     known = set(scopes)

@@ -32,7 +32,7 @@ class OnlyTrains(Exception):
 
 
 class MustTraceInline(BaseException):
-    """Raised for an inner layer whose `call` must be traced as if the code were in the outer layer.
+    """Raised for an inner layer that must be traced as if its code were in the outer layer.
 
     One example is a layer with weights but without inputs, such as a position embedding. Another
     example is a layer that stores a tensor in an attribute, for its next call. The base class is

@@ -20,7 +20,7 @@ HELD = "keras_qat: the number"
 
 
 class _Unknown(Exception):
-    """Raised for a symbolic tensor whose value is not a constant or a size."""
+    """Raised for a symbolic tensor without a known value."""
 
 
 def find_value(tensor: Any) -> NDArray[Any] | None:
@@ -80,7 +80,7 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
     Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`. TensorFlow
     and Keras still see symbolic tensors.
 
-    Keras reads an integer vector as a shape, and rejects negative numbers. The block permits them.
+    Keras reads an integer vector as a shape, and rejects negative sizes. The block permits them.
     """
     create = KerasTensor.from_tensor
 

@@ -35,10 +35,10 @@ def trace_inner_calls(
 ) -> Iterator[None]:
     """Records each call of an inner layer in `outer.call` as one call, inside a `with` block.
 
-    `tape` records the variables that `outer.call` reads itself, and ignores those of inner layers.
+    `tape` records the variables that `outer.call` reads itself, but not in inner layers.
 
     Some inner layers are traced inline, as if their code were in `outer.call`:
-    - `lenders`, whose weights `outer.call` reads, and layers that contain lenders.
+    - `lenders`, because `outer.call` reads their weights, and layers that contain lenders.
     - layers that `outer.call` creates, if they have no weights. `call` may read their attributes.
     - recurrent layers that `outer.call` creates, if the cell stores symbolic tensors.
 
@@ -80,12 +80,12 @@ def trace_inner_calls(
 
 
 def _restore_none(output: Any) -> Any:
-    """Return None instead of the tensor by which Keras represents None in functional models."""
+    """Return None instead of the tensor that represents None in functional models of Keras."""
     return None if "NoneTensorSpec" in type(getattr(output, "type_spec", 0)).__name__ else output
 
 
 def _is_plain_code(layer: keras.layers.Layer) -> bool:
-    """Return True for a custom layer without weights, whose `call` does the same in training."""
+    """Return True for a custom layer without weights that does the same in training."""
     kind = type(layer)
     has_build = kind.build is not keras.layers.Layer.build
     has_components = bool(layer.weights) or len(list(layer._flatten_layers())) > 1

@@ -21,7 +21,7 @@ from keras_qat.messages import LIBRARIES, get_package
 from keras_qat.tracing.concrete_sizes import HELD, is_called_by_user
 
 _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured", "_obj_ref")
-"""Prefixes of internal attributes of Keras, in which weights are not searched."""
+"""Prefixes of internal attributes of Keras. They are not searched for weights."""
 
 _NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
@@ -32,7 +32,7 @@ MASKS = -100.0
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
     """Returns pairs `(object, weights)` for a layer and for custom objects in its attributes.
 
-    For example, the object is a `tf.Module`, whose variables Keras trains too. `weights` maps names
+    For example, the object is a `tf.Module`. Keras trains its variables too. `weights` maps names
     of attributes to variables, or to lists or dicts of variables.
     """
     holders: list[tuple[Any, dict[str, Any]]] = []

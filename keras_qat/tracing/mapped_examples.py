@@ -171,7 +171,7 @@ def _transpose(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTen
 
 
 def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTensor:
-    """Convolve a batch in which each example is a list of images, or has its own kernel."""
+    """Convolve a batch. Each example is a list of images, or has its own kernel."""
     options = dict(given)
     x = options.pop("input")
     if len(x.shape) != 5 or str(options.get("data_format") or "NHWC") != "NHWC":
@@ -209,13 +209,13 @@ def _shift_axes(axes: Iterable[int]) -> list[int]:
 
 
 def _align(x: KerasTensor, rank: int) -> KerasTensor:
-    """Insert axes of size 1 after the batch axis, so that `x` broadcasts to `rank + 1` axes."""
+    """Insert axes of size 1 after the batch axis, until `x` has `rank + 1` axes."""
     missing = rank + 1 - len(x.shape)
     return tf.reshape(x, [-1, *([1] * missing), *x.shape[1:]]) if missing else x
 
 
 def _as_slice(item: Any) -> Any:
-    """Convert the dictionary in which Keras stores a slice back to a slice."""
+    """Convert a dictionary, which Keras stores for a slice, back to a slice."""
     return slice(item["start"], item["stop"], item["step"]) if isinstance(item, dict) else item
 
 

@@ -144,10 +144,10 @@ def draw_largest() -> Iterator[None]:
 
 @contextlib.contextmanager
 def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
-    """Makes TensorFlow draw random numbers in each training step, inside a `with` block.
+    """Makes TensorFlow's random functions draw in each training step, inside a `with` block.
 
-    The shape of the numbers is computed from `x`. Otherwise, `tf.random.normal((8,))` would be a
-    constant in the trace.
+    They read the batch size of `x`, and are therefore recorded as operations. Otherwise,
+    `tf.random.normal((8,))` would be a constant in the trace.
     """
 
     def draw_anew(draw: Callable[..., Any]) -> Callable[..., Any]:

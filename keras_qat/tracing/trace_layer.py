@@ -70,7 +70,7 @@ def trace_layer(
     Args:
         call: the call.
         masks: maps inputs of `call` to Keras masks.
-        lenders: other layers whose weights this layer may read, such as an Embedding, and
+        lenders: other layers, such as an Embedding, that share weights with this layer, and
             variables that belong to no layer. These variables become constants.
 
     Raises:
@@ -155,7 +155,7 @@ class Trace:
         for value, mask in self.masks.items():
             set_keras_mask(self.inputs[value], mask)
         self.added: list[Any] = []
-        """Functions that take a model. Each adds a loss or metric of the layer to it."""
+        """Functions that each add a loss or metric of the layer to the model in their argument."""
         self.replacements = {
             "add_loss": self._add_loss,
             "add_metric": self._add_metric,

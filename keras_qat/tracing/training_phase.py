@@ -1,7 +1,7 @@
 """Combines two traces of a layer, with `training=True` and `training=False`, into one trace.
 
-Variables of the first trace are called `trained` or `a`, those of the second `tested` or `b`. The
-phase is the value of `training`.
+The first trace is called `trained` and its tensors `a`. The second is called `tested` and its
+tensors `b`. The phase is the value of `training`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace
     """Returns one trace for traces with different operations, which `follow_training` rejected.
 
     For example, stochastic depth multiplies by a random mask in training. Such operations stay in
-    float. A layer without weights may compute something else in training.
+    float. A layer without weights may have entirely different phases.
 
     Raises:
         CannotTrace: `refusal`, if the traces cannot be combined.
@@ -216,7 +216,7 @@ class _TrainingSections:
         return _is_phase(a, b) or (is_constant and _is_equal(a, b))
 
     def _list_before(self, end: KerasTensor) -> Iterator[KerasTensor]:
-        """Yield all tensors from which `end` is computed, the nearest first."""
+        """Yield all tensors that are needed to compute `end`, the nearest first."""
         queue, seen = [end], {id(end)}
         for tensor in queue:
             for x in self._list_read(tensor):

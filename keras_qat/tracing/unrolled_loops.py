@@ -42,7 +42,7 @@ def unroll_loops() -> Iterator[None]:
 def _prefer(new: Callable[..., Any], old: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls `new`. If `new` raises `NotKnown`, it calls `old`.
 
-    In graph mode, in which Keras builds inner layers, it calls only `old`.
+    In graph mode, it always calls `old`, because Keras builds inner layers in graph mode.
     """
 
     def call(*args: object, **kwargs: object) -> Any:

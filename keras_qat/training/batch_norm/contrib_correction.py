@@ -94,7 +94,7 @@ def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
 
 
 def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
-    """Reshapes a vector with one value per channel so that it can be added to `y`."""
+    """Reshapes a vector with one value per channel. The result can be added to `y`."""
     return tf.reshape(values, [-1 if axis == channel_axis else 1 for axis in range(len(y.shape))])
 
 

@@ -1,7 +1,7 @@
 """How training combines weight quantization with the BatchNormalization after a layer.
 
-`W` is the kernel, `Q` quantizes, and `a` is the factor by which BatchNormalization multiplies each
-output channel. Exported files contain `Q(a * W)`.
+`W` is the kernel, and `Q` quantizes. BatchNormalization multiplies each output channel by a factor
+`a`. Exported files contain `Q(a * W)`.
 
 With one scale per channel, `Q(a * W)` equals `a * Q(W)`, so training quantizes `W`. With one scale
 per tensor, the factors of all channels determine the scale. Training then computes `a` from the

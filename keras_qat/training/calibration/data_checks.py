@@ -26,7 +26,7 @@ from keras_qat.training.calibration.lost_values import (
 from keras_qat.training.calibration.preparation import Sample, draw_rows, find_wrong_preparation
 
 _FIRST = 64
-"""Number of calibration examples whose preprocessing is checked."""
+"""Number of calibration examples for the check of the preprocessing."""
 FEW = 4
 """Fewer calibration examples than this cause a warning."""
 _CHECKED = 32
