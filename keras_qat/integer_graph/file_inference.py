@@ -38,8 +38,7 @@ MACHINES = {
 """Maps a kernel family to the processors on which TFLite's interpreter has these kernels."""
 
 TRIALS = 3
-"""Maximum number of compared batches. If the interpreter is slower each time, TensorFlow is
-used."""
+"""If the interpreter is slower in this number of batches, only TensorFlow is used."""
 
 WRITERS: list[Callable[[ResolvedGraph], bytes]] = []
 """Contains one function, which writes a resolved graph as a file. `export` adds the function."""
@@ -53,7 +52,7 @@ def check_runtime(runtime: InferenceRuntime) -> InferenceRuntime:
 
 
 def find_obstacle(graph: ResolvedGraph, family: KernelFamily) -> str:
-    """Returns the reason why a model needs TensorFlow. Returns "" if the interpreter can run it."""
+    """Returns the reason why the interpreter cannot run a model, or ""."""
     origin = graph.origin
     if platform.machine() not in MACHINES.get(family.name, ()):
         return f"the interpreter has no kernels '{family.name}' on this processor"

@@ -20,7 +20,7 @@ from keras_qat.training.fake_quantization.phase import IN_FLOAT, Phase
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FEW_RUNS = 4
-"""Number of eager runs before a function is traced. For fewer runs, tracing takes too long."""
+"""Number of eager runs before a function is traced. Tracing pays off only for more runs."""
 
 MANY_VALUES, MANY_EXAMPLES = 1 << 19, 16
 """`evaluate_all` chooses batches for which no tensor has more than `MANY_VALUES` elements. However,
@@ -107,7 +107,7 @@ def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
 
 
 def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
-    """Return True if the first rows are equal, and `second` has `share` times as many rows."""
+    """Return True if both begin with equal rows, and `second` has `share` times as many rows."""
     if not first.shape or second.shape[0] != first.shape[0] * share:
         return False
     count = min(first.shape[0], second.shape[0])

@@ -70,7 +70,7 @@ def _fold_unrolled(
     input_bias, recurrent_bias = get_biases(layer, tf.float64)
 
     def get_output_scales(prefix: str) -> tf.Tensor:
-        """Return the scales of the tensors that the columns of a weight compute."""
+        """Return the output scale of each column of a weight. Columns of a gate share a scale."""
         blocks = {
             block.start: tf.fill([1, block.stop - block.start], scales[f"{prefix}_{name}"])
             for name, part in find_weight_parts(layer).items()

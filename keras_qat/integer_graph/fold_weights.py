@@ -34,13 +34,13 @@ INT8_MAX = 127
 """Largest quantized value of a weight in TFLite. -128 is not used."""
 
 BIAS_MAX = 2.0**30
-"""Largest quantized bias: half of the int32 maximum. The kernel adds products to the bias."""
+"""Largest quantized bias. It is half of the int32 maximum, because kernels add products to it."""
 
 INT4_MAX = 7
 """Largest quantized value of a 4-bit weight. -8 is not used."""
 
 FEW = 512
-"""Up to this number of products of two 8-bit values, a float32 sum is exact."""
+"""A float32 sum of at most this number of products of two 8-bit values is exact."""
 
 LEAST_SCALE = 5e-7 / INT8_MAX
 """Smallest scale of a weight. The product of a smaller scale and an input scale could underflow in
@@ -51,7 +51,7 @@ LEAST_MULTIPLIER = 2.0**-23
 channel may exceed 32 bits."""
 
 FEW_FOR_INT32 = (2**31 - 1) // (INT8_MAX * 255)
-"""Up to this number of products of two 8-bit values, an int32 sum cannot overflow."""
+"""An int32 sum of at most this number of products of two 8-bit values cannot overflow."""
 
 LARGEST_MULTIPLIER = {8: 255.5, 16: 16000.0}
 """Maps activation bits to the largest allowed multiplier. XNNPACK supports multipliers below 256.
@@ -181,7 +181,7 @@ def quantize_parameters(layer: keras.layers.Layer, op: Op, in_graph: bool) -> We
 
 
 def _quantize_bias(bias: tf.Tensor, scale: tf.Tensor, input_scale: tf.Tensor) -> tf.Tensor:
-    """Return the bias as a multiple of input scale * weight scale, as kernels add it."""
+    """Return the quantized bias. Its unit is input scale * weight scale."""
     products = input_scale * scale
     products = tf.reshape(products, bias.shape if scale.shape.num_elements() > 1 else [])
     return tf.round(bias / products)
@@ -249,9 +249,8 @@ def make_quantize(
 ) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Returns a function that maps `(columns, channel factors)` to `(quantized values, scales)`.
 
-    The columns are a weight as a matrix with one column per channel. With `has_limits`, the
-    function has a third argument: the limit at which the values of each column are
-    clipped.
+    `columns` is a matrix with the weights of each channel in a column. With `has_limits`, the
+    function has a third argument: the clipping limit of each column.
     """
     limits_spec = [tf.TensorSpec([1, None])] if has_limits else []
     levels, divisor = 2 ** (bits - 1) - 1, find_divisor(bits)
@@ -295,7 +294,7 @@ def fit_bias(
 
 
 def _find_least_scale(end: Ends) -> tf.Tensor:
-    """Return the smallest weight scale for which the sum of the largest output fits 32 bits."""
+    """Return a weight scale. With smaller scales, sums for the largest output exceed 32 bits."""
     before, after = (params.as_tensors() for params in end)
     reach = tf.maximum(after.highest - after.zero_point, after.zero_point - after.lowest) + 1.0
     return reach * after.scale / (before.scale * 2.0**31)
@@ -309,7 +308,7 @@ def _widen(
 
 
 def _scale_and_round(q: tf.Tensor, factor: tf.Tensor, step: Any = 1) -> tf.Tensor:
-    """Multiply `q` by channel factors, and round to multiples of `step`. Skip factors of 1."""
+    """Multiply `q` by channel factors, and round to multiples of `step`."""
     return tf.cond(
         tf.reduce_all(factor == 1.0),
         lambda: tf.identity(q),
@@ -332,9 +331,9 @@ def _make_multipliers_exact(
 def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]:
     """Fold and quantize a kernel that was trained with an asymmetric range, by `recipes.contrib`.
 
-    TFLite's weights have no zero point, so quantized values of a channel can exceed 127. The
-    channel then gets a larger scale, and the values are rounded again. Returns values, scales,
-    bias, `Weights.rounding` (the largest change of a weight) and `Weights.divisor`.
+    TFLite's weights have no zero point. Without it, quantized values of a channel can exceed 127.
+    The channel then gets a larger scale, and is rounded again. Returns values, scales, bias,
+    `Weights.rounding` (the largest change of a weight) and `Weights.divisor`.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:

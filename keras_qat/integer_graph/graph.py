@@ -1,6 +1,7 @@
 """The resolved graph: the integer computation of a quantization-aware model.
 
-`resolve.resolve` creates it from a model. Export, simulation, verification and `predict` read it.
+`resolve.resolve` creates it from a model. Export, simulation, verification and `predict` read it. A
+`Value` is a symbolic tensor of the Keras model. A `Tensor` is a tensor of the resolved graph.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ class ResolvedGraph:
     def assume_fixed_batch(self) -> ResolvedGraph:
         """Returns a graph that rounds like a file with a fixed batch size.
 
-        XNNPACK computes transposed convolutions only if the file contains the output's shape.
+        Transposed convolutions differ, because XNNPACK computes them only if the output's size is
+        fixed.
         """
         nodes = tuple(dataclasses.replace(node, sized=True) for node in self.nodes)
         return dataclasses.replace(self, nodes=nodes)

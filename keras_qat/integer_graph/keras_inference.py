@@ -70,7 +70,7 @@ class Inference:
         )
         self.file = FileInference(self.graph, family, functools.partial(resolve, model))
         self._is_eager = False
-        """A copy of `model.run_eagerly`, because that property checks every layer."""
+        """A copy of `model.run_eagerly`. This property is slow, because it checks every layer."""
         self.runs_file = False
         """Whether `predict` and `evaluate` may use the interpreter when Keras traces them next."""
         self.traced: tuple[int, Any] = (0, None)
@@ -121,7 +121,7 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Calls `settle` and returns True if `compute_settled` returns the results of `predict`."""
+        """Calls `settle` and returns True if `predict` computes in integers. Else returns False."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
@@ -150,7 +150,7 @@ class Inference:
         return self.traced[1]
 
     def _infer_eagerly(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute the outputs of an eager call. Gradient tapes watch all weights that it reads."""
+        """Compute the outputs of an eager call. All weights are read, so that tapes watch them."""
         return self._get_function()(*inputs)
 
     def _check_nan(self, inputs: Sequence[tf.Tensor]) -> None:
@@ -238,7 +238,7 @@ class Inference:
     def __call__(self, x: Any, training: bool | tf.Tensor, **options: Any) -> Any:
         """Computes the outputs in integers, or calls `model.simulated(x, **options)`.
 
-        The latter uses fake quantization or float, for example if `training` is True.
+        `model.simulated` computes in float or with fake quantization, for example in training.
         """
         simulated = functools.partial(self.model.simulated, **options)
         if not self.layers or training is True or shapes_are_enough() or backend.is_building():
@@ -271,7 +271,7 @@ class Inference:
     ) -> Any:
         """Return integer results if the scalar tensor `applies` is true. Otherwise return `y`.
 
-        `y` is the result of `model.simulated`. Gradients are always computed for `y`. If `y` is
+        `y` is the result of `model.simulated`. The gradients are always those of `y`. If `y` is
         returned, the states of recurrent layers become `after`.
         """
         simulated = tf.nest.flatten(y)
@@ -290,8 +290,7 @@ class Inference:
     def _is_exact(self, training: bool | tf.Tensor) -> bool | tf.Tensor:
         """Return whether to compute in integers.
 
-        Inside a traced function, this may be a tensor. It depends on variables for the training
-        step and the calibration.
+        In a traced function, the result may be a tensor that depends on the training step.
         """
         phase: Phase | None = self.layers[0].assumed
         if phase is None and tf.executing_eagerly() and training is False:
@@ -310,7 +309,7 @@ class Inference:
 
 
 def _regularizes(call: Call) -> bool:
-    """Return whether a layer returns its input, and only adds a loss for regularization."""
+    """Return whether a layer only adds a regularization loss, like ActivityRegularization."""
     if getattr(call.layer, "activity_regularizer", None) is None:
         return False
     op = match(call).op

@@ -168,7 +168,7 @@ def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> Resol
 def _infer_shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, Shape]:
     """Infer the shapes of all tensors by tracing the graph without running it.
 
-    All kernel families have the same shapes. `XNNPACK` has the fewest operations to trace.
+    The graph is traced for `XNNPACK`, because this family has the fewest operations.
     """
     prepared = prepare(graph, XNNPACK)
     shapes: dict[Tensor, Shape] = {}

@@ -35,8 +35,7 @@ ZERO = -128
 """Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Quantized value of each constant. It is the largest value, so that scales are as small as
-possible."""
+"""Quantized value of each constant: the largest int8 value, for the smallest possible scale."""
 
 MOST = 8
 """Maximum number of channels that are rescaled one by one and concatenated. TFLite Micro
@@ -50,7 +49,7 @@ CONCATENATE_CHANNELS = dataclasses.replace(
 """Concatenates the rescaled channels of an image."""
 
 FEW = 0.6
-"""Minimum overlap of two ranges: rescaled pixels and the model's input. Less causes a warning."""
+"""Minimum share by which the ranges of rescaled pixels and of the model's input should overlap."""
 
 
 def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
@@ -115,7 +114,7 @@ def accept_pixels(
     """Replaces inputs by int8 inputs for pixels minus 128. Adds nodes that rescale the pixels.
 
     Returns:
-        The graph, and the rescalings that need more than another scale of the input.
+        The graph, and the rescalings by new nodes. Mere changes of an input's scale are omitted.
 
     Raises:
         ValueError: if an input is float, has 16 bits, or has another number of channels.
@@ -179,9 +178,9 @@ def _make_node(
 def _make_sum(
     pixels: Tensor, output: Tensor, scaled: NDArray, offset: float, expected: NDArray
 ) -> Node:
-    """Make an ADD of scaled pixels and a constant. TFLite's kernels add with 20 extra bits.
+    """Make an ADD of scaled pixels and a constant. TFLite's ADD is accurate: it has 20 extra bits.
 
-    Many constants produce the expected results. The middle one is used.
+    Of all constants that produce the expected results, the middle one is used.
     """
     params = output.params
     assert params is not None

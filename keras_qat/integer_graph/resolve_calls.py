@@ -137,7 +137,7 @@ class _Resolver:
             self._add_operator(call, call, matched, None, None)
 
     def _add_alias(self, call: Call) -> None:
-        """Reuse the input tensor as the output of a call that does nothing, such as a Dropout."""
+        """Reuse the input tensor as the output of a call that does nothing, like Dropout."""
         source, value = self.tensors.of_value[call.inputs[0]], call.output
         quantize = self.tensors.find_quantize(value)
         self.tensors.of_value[value] = source
@@ -260,7 +260,7 @@ class _Resolver:
         return None, maximum, []
 
     def _find_relu(self, value: Value) -> tuple[Call, float, Call] | None:
-        """If only a ReLU reads `value`, return its call, its maximum and its quantizer. Or None."""
+        """If only a ReLU reads `value`, return the ReLU, its maximum and its quantizer."""
         call = self.tensors.find_only_consumer(value)
         if call is None or isinstance(call.layer, (Quantize, QuantizeWrapper, QuantizeWeights)):
             return None

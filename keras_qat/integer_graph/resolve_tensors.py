@@ -1,4 +1,7 @@
-"""Creates the tensors of a resolved graph and their quantization parameters."""
+"""Creates the tensors of a resolved graph and their quantization parameters.
+
+A `Value` is a symbolic tensor of the Keras model. A `Tensor` is a tensor of the resolved graph.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,7 @@ class Ranges:
     def get_or_create(self, key: Hashable, create: Callable[[], QuantParams]) -> QuantParams:
         """Returns quantization parameters for a tensor that has no quantizer.
 
-        For example, the output of a Softmax has fixed parameters. `create` is called once per
-        `key`.
+        For example, the output of a Softmax has fixed parameters. Calls `create` once per `key`.
         """
         if key not in self.params:
             self.params[key] = create()
@@ -77,7 +79,7 @@ class Ranges:
         return self.get_or_create(key, lambda: QuantParams.from_range(low, high, bits))
 
     def are_same(self, one: QuantParams, other: QuantParams) -> bool:
-        """Returns whether parameters are equal. Tensors of a graph must be the same objects."""
+        """Returns whether parameters are equal. If values are unknown, compares objects."""
         return one is other or (not self.in_graph and one == other)
 
 
@@ -115,9 +117,9 @@ class Tensors:
         suffix: str = "",
         absorbed: Sequence[Call] = (),
     ) -> Tensor:
-        """Creates the tensor of a value.
+        """Creates the tensor of a value. `absorbed` are calls that are fused into the same node.
 
-        The tensor's label is the name of the value, or of the output of the last `absorbed` call.
+        The label of the tensor is the name of the last output.
         """
         call = value.producer
         name = as_scope(value.name) if call is None else get_scope(call, value)
@@ -142,7 +144,7 @@ class Tensors:
         return tensor
 
     def absorb(self, call: Call, tensor: Tensor) -> None:
-        """Notes that a call needs no node. Its output is `tensor`, which an earlier node has."""
+        """Marks a call as computed: its output is the existing `tensor`, so it needs no node."""
         self.absorbed.add(call)
         self.of_value[call.output] = tensor
         self.values[tensor] = call.output

@@ -10,7 +10,7 @@ import numpy as np
 def check_count(name: str, count: object, least: int = 1) -> int:
     """Returns an integer of Python, NumPy or TensorFlow as an `int`.
 
-    Raises a `ValueError` if `count` is less than `least`, or is no integer. The message has `name`.
+    Raises a `ValueError` if `count` is less than `least`, or is no integer.
     """
     number = as_integer(count)
     if number is None or number < least:

@@ -121,7 +121,6 @@ def make_input(shape: object, dtype: str | tf.DType, name: str | None = None) ->
 
 
 def is_symbolic(x: object) -> bool:
-    """Returns True if `x` is a symbolic output of a Keras layer."""
     return hasattr(x, "_keras_history")
 
 
@@ -311,7 +310,7 @@ _TURN = threading.RLock()
 
 
 def one_at_a_time(verb: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
-    """Decorator for functions that replace weights for a while. Only one thread runs at a time."""
+    """Decorator for functions that replace weights for a while. One thread at a time runs them."""
 
     @functools.wraps(verb)
     def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:

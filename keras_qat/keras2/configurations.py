@@ -87,7 +87,7 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
     Args:
         customs: custom objects. If any `has_lambda`, safe mode is off. The `Lambda` is not from a
             file, or the user has allowed it.
-        safe: Keras' safe mode without a `Lambda`. None leaves the mode unchanged.
+        safe: Keras' safe mode if there is no `Lambda`. None leaves the mode unchanged.
     """
     has_lambda = any(objects.has_lambda for objects in customs)
     with contextlib.ExitStack() as scopes:

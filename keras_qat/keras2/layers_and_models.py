@@ -58,7 +58,7 @@ def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """Returns the weights of a layer, then of inner layers. `trainable` has no influence."""
+    """Returns the weights of each layer. `layer.weights` would begin with all trainable weights."""
     layers = list_layers(layer)
     own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers]
     unique = {id(weight): weight for weights in own for weight in weights}
@@ -280,9 +280,9 @@ def accepts_training(layer: keras.layers.Layer) -> bool:
 def bind_options(
     layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Passes `training`, `mask` and all later arguments of a call by keyword. Returns args, kwargs.
+    """Passes `training`, `mask` and all later arguments of a call by keyword.
 
-    The first argument remains in `args`. If there are more `args` than parameters, nothing changes.
+    Returns the new `args` and `kwargs`. If there are more `args` than parameters, nothing changes.
     """
     parameters = inspect.signature(layer.call).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -334,7 +334,7 @@ def _name_class(layer: keras.layers.Layer) -> str:
 
 @contextlib.contextmanager
 def use_attribute_names(layer: keras.layers.Layer) -> Iterator[None]:
-    """Names inner layers of custom layers after attributes inside a `with` block.
+    """Inside a `with` block, names the inner layers of custom layers after their attributes.
 
     Keras' automatic names differ in every copy, because the names include a global counter.
     """

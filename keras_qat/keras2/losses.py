@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "sparse_categorical_crossentropy": "classes",
     "squared_hinge": "decisions",
 }
-"""Maps a Keras loss to the meaning of the output that it trains."""
+"""Maps a Keras loss to what it trains: classes, yes/no decisions, values or directions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +100,9 @@ def take_losses(layer: keras.layers.Layer) -> Iterator[list[tuple[Any, Any]]]:
 
     In a traced function, these losses are symbolic. Keras would read them outside of the function,
     which fails. The function must return the losses instead.
+
+    Yields:
+        A list. After the block, the list contains a pair (layer, loss) for each loss.
     """
     layers = list(layer._flatten_layers())
     kept = {id(loss): loss for inner in layers for loss in inner._eager_losses}

@@ -26,7 +26,7 @@ _REVIVED = {"RevivedLayer", "RevivedNetwork"}
 def check_readable(model: Any) -> None:
     """Raises a `ValueError` if the computation of a model is unknown.
 
-    For example, a Sequential model without an input shape is refused. The message has a solution.
+    For example, a Sequential model without an input shape is refused. The message says what to do.
     """
     kind = type(model).__name__
     if not isinstance(model, _Model):
@@ -142,7 +142,7 @@ def is_subclassed(model: object) -> bool:
 
 
 def as_functional(model: Any, inputs: Any = None) -> Any:
-    """Wraps a subclassed model as the only layer of a functional model, to be traced later.
+    """Wraps a subclassed model as the only layer of a functional model. Lowering traces it.
 
     Args:
         model: any model. A model that is not subclassed is returned unchanged.
@@ -179,7 +179,7 @@ def as_functional(model: Any, inputs: Any = None) -> Any:
 
 
 def defines(model_class: type, *names: str) -> bool:
-    """Returns True if a custom model class, not Keras, defines any of the methods `names`."""
+    """Returns True if users' code, not Keras, defines any of the methods `names` of a model."""
     owners = (next(c for c in model_class.__mro__ if name in vars(c)) for name in names)
     return any(get_package(owner) not in LIBRARIES for owner in owners)
 

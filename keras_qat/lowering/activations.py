@@ -71,7 +71,7 @@ def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Cal
 
 
 def make_activation(parts: PartsBuilder) -> layers.Layer:
-    """Return a new layer for the activation of the call's layer: a function, or another layer."""
+    """Return a new layer that computes the activation of the call's layer."""
     layer, inner = parts.call.layer, parts.call.layer.activation
     if isinstance(inner, layers.Layer):
         return parts.new("activation", clone, inner, weights=inner.weights)
@@ -86,7 +86,7 @@ def get_weights_without_activation(
 
 
 def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace an Activation by its expansion in `ACTIVATIONS`. It may also contain a layer."""
+    """Replace `Activation(f)` by the expansion of `f`, and `Activation(layer)` by the layer."""
     inner = call.layer.activation
     if isinstance(inner, layers.Layer):
         parts = PartsBuilder(call, context)
@@ -112,7 +112,7 @@ ACTIVATIONS: dict[Callable[..., tf.Tensor], Callable[..., tf.Tensor]] = {
     keras_3.leaky_relu: lambda x: layers.LeakyReLU(0.2)(x),
     keras_3.celu: lambda x: layers.ELU()(x),
 }
-"""Maps an activation function without an operator to a function that calls other layers."""
+"""Maps an activation function without an operator to a function that calls equivalent layers."""
 
 _X = tensor("x")
 _GATE = operation("relu6")(_X + 3.0)

@@ -24,7 +24,7 @@ from keras_qat.keras2.layers_and_models import clone
 Layer: TypeAlias = keras.layers.Layer
 
 VERIFY = "KERAS_QAT_VERIFY_PASSES"
-"""Environment variable. Set it to 1 to verify each pass and to raise errors of expansions."""
+"""Environment variable. If it is 1, each pass is verified, and errors in expansions are raised."""
 
 _PLAIN = bool, int, float, str, np.generic
 """`part_for` compares settings of these types, and ignores all other settings."""
@@ -78,7 +78,7 @@ class LoweringContext:
         return self._layers[source, part]
 
     def part_for(self, source: Layer, part: str, settings: object) -> str:
-        """Return the name of a component: `part`, or `part_variant_1` if other settings are known.
+        """Return the name of a component: `part`, or `part_variant_1` for a second set of settings.
 
         Calls of a shared layer may need different settings, for example if their inputs have other
         sizes.
@@ -97,7 +97,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return the original layers with a weight that several new layers begin with."""
+        """Return the original layers with a weight that initializes several new layers."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:

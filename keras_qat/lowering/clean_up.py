@@ -1,4 +1,4 @@
-"""Passes that fold uniform constants, merge equal calls, drop identities and rename calls."""
+"""Passes that remove tensors of equal values, equal calls and identities, and rename calls."""
 
 from __future__ import annotations
 

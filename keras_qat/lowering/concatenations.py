@@ -1,4 +1,4 @@
-"""Rewrites concatenations to preserve small values, because all tensors share one range.
+"""Rewrites concatenations. All tensors share one range, in which small values may be lost.
 
 Slices of a concatenation read the original tensors. Tensors that are concatenated before a
 normalization are scaled to similar ranges.
@@ -25,7 +25,7 @@ from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
 LEVELS = 255
-"""Number of steps of an 8-bit range. A tensor with a smaller deviation than one step is lost."""
+"""Number of steps of 8 bits. A tensor is lost if its standard deviation is below one step."""
 ALIKE = 4
 """A tensor is scaled if its range is this many times narrower or wider than that of the tensor with
 the most channels."""

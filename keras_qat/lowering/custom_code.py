@@ -34,7 +34,7 @@ ATTENTION = layers.Attention, layers.AdditiveAttention
 """Keras layers that may be traced. Errors do not suggest `register_op` for these layers."""
 
 _SEPARABLE = layers.SeparableConv1D, layers.SeparableConv2D
-"""Keras layers that have no operator, but whose activation is split off like that of others."""
+"""Keras layers without an operator. Their activation is split off nevertheless."""
 
 NORMALIZES = {
     "batch_normalization",
@@ -94,7 +94,7 @@ def has_custom_activation(layer: layers.Layer) -> bool:
 
 
 class ExpandedLayer(keras.layers.Layer):
-    """A layer that is traced as `function`. Calls on other tensors run the original layer.
+    """Calls `function` when it is traced. Otherwise, calls the original layer.
 
     Args:
         operation: the call of the original layer.
@@ -160,7 +160,7 @@ def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
 
 
 def find_traceable(call: Call, forced: bool = False, unrolls: bool = False) -> Call | None:
-    """Return a call that can be traced instead of `call`. Return None if `call` needs none.
+    """Return a call that can be traced instead of `call`. Return None if there is none.
 
     It replaces a Keras layer, or an operation on complex numbers. If TFLite has kernels for the
     complex operation, it is replaced only if `forced`. Recurrent layers with an operator are

@@ -29,8 +29,8 @@ _RANGES = np.array([[4.0], [8.0]])
 """Chains are tested on inputs from -4 to 4, and from -8 to 8."""
 
 _LOSS = 3.2
-"""A chain becomes a table if rounding after each operation has this factor more noise (5 dB).
-Chains of two or three harmless operations have up to twice the noise (3 dB)."""
+"""A chain becomes a table if rounding each operation adds this many times the noise of rounding
+once. Harmless chains of two or three operations add up to twice the noise."""
 
 _INAUDIBLE = 1e-5
 """Noise below this share of the variance (-50 dB) is ignored. 8 bits have this noise anyway."""
@@ -163,7 +163,7 @@ def _find_chain(call: Call, chains: dict[Value, _Chain]) -> _Chain | None:
 
 
 def _start_chain(x: Value) -> _Chain:
-    """Return a chain without operations. Outputs of a softmax are tested mostly near 0."""
+    """Return a chain without operations. If `x` is a softmax, most test inputs are near 0."""
     is_softmax = _find_scores(x)[0] is not None
     exact = np.exp(_RANGES * np.linspace(-1, 0, 256)) if is_softmax else _RANGES * _GRID
     return _Chain(x, "x", exact, _round(exact), False, 0)
@@ -204,7 +204,7 @@ def _needs_table(chain: _Chain) -> bool:
 
 
 def _read(call: Call) -> tuple[str, list[Any]]:
-    """Return a key of `FUNCTIONS` or "", and the arguments of a call.
+    """Return the name of a call's function in `FUNCTIONS`, or "", and the arguments.
 
     Arguments other than tensors and numbers become None.
     """
