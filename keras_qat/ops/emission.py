@@ -1,4 +1,8 @@
-"""Adds the operators of a node to a TFLite file."""
+"""Adds operators to a TFLite file. An `Emission` adds all TFLite operators for one node.
+
+A `Node` is a quantized layer or operation. A Conv1D, for example, needs RESHAPE, CONV_2D and
+RESHAPE.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +27,13 @@ Shape = tuple[int | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Emission:
-    """Adds one node to a file.
+    """Adds the TFLite operators for one node to a file.
 
     Args:
-        builder: builds the file.
-        node: the node.
-        inputs: indices of the input tensors in the file, including the call's constants.
-        outputs: indices of the output tensors. They have the parameters that the kernels require.
+        inputs: indices of the input tensors in the file. Constants that the node reads are
+            included.
+        outputs: indices of the output tensors in the file. Their quantization parameters are valid
+            for TFLite's kernel. For example, the scale of a SOFTMAX is 1/256.
     """
 
     builder: Builder
@@ -39,18 +43,18 @@ class Emission:
 
     @property
     def attributes(self) -> Attributes:
-        """The operator's options in this call."""
+        """The options of the operator, such as `axis` or `strides`."""
         return self.node.attributes
 
     @property
     def weights(self) -> Weights:
-        """The weights of a weighted operator."""
+        """The quantized weights of the node, for example of a Dense layer."""
         assert self.node.weights is not None
         return self.node.weights
 
     @property
     def params(self) -> QuantParams:
-        """The quantization parameters of the node's output, which must be quantized."""
+        """The quantization parameters of the node's first output, which must be quantized."""
         assert self.node.output.params is not None
         return self.node.output.params
 
@@ -68,27 +72,31 @@ class Emission:
 
     @property
     def source(self) -> int:
-        """The input that an operator moves: the first quantized input, or if none, the first."""
+        """The index of the first quantized input, or otherwise of the first input."""
         inputs = zip(self.inputs, self.node.inputs, strict=True)
         return next((index for index, x in inputs if x.params is not None), self.inputs[0])
 
     @property
     def wide(self) -> bool:
-        """Whether the first input has 16 bits."""
+        """Whether the first input is int16."""
         return self.builder.graph.tensors[self.inputs[0]].type == schema.TensorType.INT16
 
     @property
     def activation(self) -> int:
         """The fused activation in TFLite's schema: none, ReLU or ReLU6.
 
-        A ReLU with another maximum is a plain ReLU, because the output's range ends at the maximum.
+        A ReLU with another maximum becomes a plain ReLU. The kernel still clips at this maximum,
+        because the quantized range of the output ends there.
         """
         if self.node.maximum is None:
             return Activation.NONE
         return Activation.RELU6 if self.ends_at_6(self.node.maximum) else Activation.RELU
 
     def ends_at_6(self, maximum: float) -> bool:
-        """Returns True if `maximum` is 6 and inside the range. Far outside, kernels fail."""
+        """Returns True if `maximum` is 6, and the output's range ends above 6.
+
+        Otherwise, a plain ReLU is enough. A kernel with ReLU6 fails if the range ends far below 6.
+        """
         params = self.params
         return maximum == 6 and bool(6 / params.scale < params.highest - params.zero_point)
 
@@ -99,9 +107,10 @@ class Emission:
         outputs: list[int] | None = None,
         **options: Any,
     ) -> None:
-        """Adds an operator. By default, it has all inputs and outputs of the node.
+        """Adds a TFLite operator. By default, it has all inputs and outputs of the node.
 
-        `options` are fields of the schema, or `intermediates`. None keeps the schema's default.
+        `options` are the operator's options in TFLite's schema, such as `axis`. The option
+        `intermediates` lists the intermediate tensors of an LSTM.
         """
         self.builder.operator(
             code,
@@ -113,19 +122,16 @@ class Emission:
     def constant(
         self, name: str, values: Any, params: QuantParams | None = None, **options: Any
     ) -> int:
-        """Adds a constant, and returns its index. Python integers become int32.
-
-        `options` are arguments of `Builder.constant`.
-        """
+        """Adds a constant tensor, and returns its index. Python integers become int32."""
         if not isinstance(values, (np.ndarray, np.generic)):
             values = np.array(values, np.int32)
         return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", values, params, **options)
 
     def temporary(self, name: str, shape: Shape, like: int | str | QuantParams) -> int:
-        """Adds an intermediate tensor between operators of the node, and returns its index.
+        """Adds a tensor between two operators, and returns its index.
 
-        `like` is a type, quantization parameters, or the index of a tensor. The new tensor has the
-        same type and parameters as that tensor.
+        `like` is a type, such as "int32", quantization parameters, or the index of a tensor with
+        the same type and parameters.
         """
         name = f"{SCOPE}/{self.node.name}/{name}"
         if isinstance(like, QuantParams):
@@ -139,18 +145,17 @@ class Emission:
         return tuple(None if size < 0 else int(size) for size in self.builder.sizes(index))
 
     def dtype(self, index: int) -> str:
-        """Returns the type of a tensor."""
         return TYPE_NAMES[self.builder.graph.tensors[index].type]
 
     def cast(self, source: int, target: int) -> None:
-        """Adds a CAST of the tensor `source` to the type of the tensor `target`."""
         before, after = (self.builder.graph.tensors[end].type for end in (source, target))
         self.add("CAST", [source], [target], inDataType=before, outDataType=after)
 
     def reshape(self, source: int, target: int) -> None:
         """Adds a RESHAPE of the tensor `source` to the shape of the tensor `target`.
 
-        If several sizes are unknown, they must be the first sizes of both tensors.
+        Several sizes may be unknown if both shapes begin with them. An example is a RESHAPE from
+        [None, None, 4, 2] to [None, None, 8].
         """
         sizes = self.builder.sizes(target)
         if sizes.count(-1) > 1:
@@ -160,7 +165,10 @@ class Emission:
         self.add("RESHAPE", [source, self.constant("shape", shape)], [target], newShape=shape)
 
     def make_reshaped(self, source: int, shape: Shape, name: str) -> int:
-        """Adds a RESHAPE and returns its result. Returns `source` if the shape is unchanged."""
+        """Returns a tensor with this shape and the values of `source`.
+
+        Returns `source` itself if it has this shape. Otherwise adds a RESHAPE.
+        """
         if self.shape(source) == shape:
             return source
         target = self.temporary(name, shape, source)
@@ -173,7 +181,8 @@ class Emission:
         """Adds a TRANSPOSE that writes to `target`, which by default is a new tensor.
 
         Returns:
-            The transposed tensor. Returns `source` if the order is unchanged and `target` is None.
+            The index of the transposed tensor, or `source` if `order` changes nothing and `target`
+            is None.
         """
         if target is None:
             if list(order) == sorted(order):
@@ -184,7 +193,7 @@ class Emission:
         return target
 
     def _reshape_after_unknown(self, source: int, target: int, sizes: list[int]) -> None:
-        """Add a RESHAPE that keeps unknown first sizes. The file reads the sizes at run time."""
+        """Add a RESHAPE that copies leading sizes of `source` at run time."""
         same = 0
         for before, after in zip(self.shape(source), self.shape(target), strict=False):
             if before != after:
@@ -210,20 +219,24 @@ class Emission:
 # The inputs of convolutions are images: [batch, height, width, channels].
 
 ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}
-"""Options of a convolution with a kernel of one pixel."""
+"""Options of a convolution with a 1x1 kernel and strides of 1."""
 
 
 def as_pair(sizes: Any) -> tuple[int, int]:
-    """Returns (height, width). For example, 3 becomes (3, 3), and [3] becomes (1, 3)."""
+    """Returns a layer's size as (height, width). For example, 3 becomes (3, 3).
+
+    The size [3], for a sequence, becomes (1, 3).
+    """
     if isinstance(sizes, int):
         return sizes, sizes
     return (1, int(sizes[0])) if len(sizes) == 1 else (int(sizes[0]), int(sizes[1]))
 
 
 def _image_shape(shape: Shape) -> Shape:
-    """Return the shape of a tensor as images. A sequence becomes [batch, 1, steps, channels].
+    """Return the shape [batch, height, width, channels] for a tensor. A sequence has height 1.
 
-    Images keep their shape. In other tensors, each vector of channels becomes a one-pixel image.
+    A matrix [rows, channels] becomes [rows, 1, 1, channels]. Tensors with five axes become
+    matrices.
     """
     if len(shape) == 3:
         return shape[0], 1, *shape[1:]
@@ -234,12 +247,12 @@ def _image_shape(shape: Shape) -> Shape:
 
 
 def _has_unknown_sizes(shape: Shape) -> bool:
-    """Return True if a sequence has more unknown sizes than a RESHAPE can infer."""
+    """Return True for a sequence with several unknown sizes. RESHAPE can infer only one size."""
     return len(shape) == 3 and shape.count(None) > 1
 
 
 def as_image(e: Emission, source: int) -> int:
-    """Returns a tensor in the shape of images. Adds a RESHAPE or an EXPAND_DIMS if necessary."""
+    """Returns a tensor as images [batch, height, width, channels]. Reshapes it if necessary."""
     shape = e.shape(source)
     if not _has_unknown_sizes(shape):
         return e.make_reshaped(source, _image_shape(shape), "image")
@@ -249,7 +262,10 @@ def as_image(e: Emission, source: int) -> int:
 
 
 def make_image_output(e: Emission, target: int) -> int:
-    """Returns `target` if it is an image. Otherwise returns a new image for `emit_from_image`."""
+    """Returns a tensor of images that `emit_from_image` can reshape to `target`.
+
+    Returns `target` itself if it contains images.
+    """
     shape = e.shape(target)
     return target if len(shape) == 4 else e.temporary("image_output", _image_shape(shape), target)
 
@@ -265,9 +281,10 @@ def emit_from_image(e: Emission, image: int, target: int) -> None:
 def emit_on_images(
     e: Emission, code: str, inputs: list[int], target: int | None = None, **options: Any
 ) -> None:
-    """Adds an operator that supports only images. Converts other tensors to images and back.
+    """Adds an operator that supports only images, such as CONV_2D.
 
-    The result is reshaped to `target`, by default the output. A fused ReLU is included.
+    The first input is reshaped to images. The result is reshaped to `target`, by default the node's
+    output. A ReLU of the node is fused.
     """
     target = e.outputs[0] if target is None else target
     image = make_image_output(e, target)

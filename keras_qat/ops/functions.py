@@ -1,4 +1,4 @@
-"""Elementwise functions of one tensor, computed by lookup tables."""
+"""Elementwise functions of one tensor, such as log and sqrt, computed by lookup tables."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def _read_relu_options(call: Call) -> Attributes:
 
 
 def _accept_option(name: str, value: object, call: Call, attributes: Attributes) -> str | None:
-    """Accept layers with the option `name=value`, and all operations."""
+    """Accept a call unless its layer has another value than `value` for the option `name`.
+
+    For example, a `Logarithm` with `plus_one=True` is a log1p, so the operator "log" rejects it.
+    """
     is_other = getattr(call.layer, name, value) != value
     return "" if is_other else accept_float(call)
 
@@ -141,7 +144,7 @@ LOOKUPS: tuple[Op, ...] = (
 
 
 def _read_exponent(call: Call) -> float | None:
-    """Return the exponent of `tensor ** exponent`. Return None unless it is a constant number."""
+    """Return the exponent of `tensor ** number`. Return None for powers such as `2 ** tensor`."""
     if isinstance(call.layer, Power):
         return call.layer.exponent
     x, exponent = get_operands(call, "x", "y")
@@ -149,7 +152,7 @@ def _read_exponent(call: Call) -> float | None:
 
 
 def _read_numerator(call: Call) -> float:
-    """Return the numerator of `number / tensor`. Return NaN for other divisions."""
+    """Return the numerator of `number / tensor`. Return NaN for divisions with another dividend."""
     if isinstance(call.layer, Reciprocal):
         return call.layer.numerator
     if get_kind(call) == "reciprocal":

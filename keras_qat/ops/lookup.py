@@ -1,6 +1,6 @@
-"""Operators that look up each quantized value in a table.
+"""Operators that compute an elementwise function by a lookup table.
 
-`lookup_row` returns an operator that computes a float function by a table. If TFLite has no integer
+A table contains the function's result for each of the 256 int8 values. If TFLite has no integer
 kernel for the function, the file contains the table. CAST, ADD and GATHER look up values in it.
 """
 
@@ -24,14 +24,14 @@ from keras_qat.ops.op import Arguments, Attributes, Op, Prepare
 
 Table = Callable[[Arguments], tf.Tensor]
 """A function that computes the entries of a table in float64. In its `Arguments`, `q` holds all
-values of the input's type, relative to the zero point, and `call` is None."""
+possible values of the input, relative to the zero point. `call` is None."""
 
 
 @functools.cache
 def _make_tabulator(
     table: Table, family: KernelFamily
 ) -> Callable[[QuantParams, QuantParams, Attributes], tf.Tensor]:
-    """Return a function that computes a table from the parameters of its input and output."""
+    """Return a function that computes a table for given parameters of input and output."""
 
     @trace_once
     def compute(
@@ -53,13 +53,13 @@ def _make_tabulator(
 
 @dataclasses.dataclass(frozen=True)
 class Entries:
-    """A table for all quantized values of an input.
+    """A lookup table for all quantized values of an input.
 
     Args:
         values: the output for each quantized value of the input, from the lowest to the highest.
-        first: the index of the entry for the zero point.
-        of_eights: the table for all but the last `size % 8` values. If it is None, `values` is for
-            all values.
+        first: the index of the entry for the input's zero point.
+        of_eights: the table for complete groups of 8 elements of a tensor. `values` is then for the
+            remaining elements. If it is None, `values` is for all elements.
     """
 
     values: tf.Tensor
@@ -72,8 +72,8 @@ def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
 
     Args:
         table: computes the table.
-        of_neon: computes the table for ARM's vector instructions, which process 8 values at a time.
-            None means that both tables are the same.
+        of_neon: computes the table for ARM's vector instructions (NEON), which process 8 elements
+            of a tensor at a time. None means that both tables are the same.
     """
 
     def prepare(a: Arguments) -> Entries:
@@ -87,7 +87,6 @@ def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
 
 
 def look_up(q: tf.Tensor, entries: Entries) -> tf.Tensor:
-    """Looks up each quantized value in a table."""
     positions = tf.cast(q + entries.first, tf.int32)
     values = gather(entries.values, positions)
     if entries.of_eights is None:
@@ -103,9 +102,9 @@ def compute_by_table(a: Arguments) -> tf.Tensor:
 
 
 def compute_in_float64(function: Callable[..., tf.Tensor], a: Arguments) -> tf.Tensor:
-    """Computes the table of a float function. Halves round away from zero.
+    """Computes a table from a float function. Rounds halves away from zero.
 
-    Infinite results become an end of the output's range. NaN becomes 0.
+    Infinite results become an end of the output's range. NaN becomes the quantized value of 0.
     """
     (q,), (x,), output = a.q, a.params, a.output
     values = function(q * x.scale, **a.attributes)
@@ -117,15 +116,14 @@ def compute_in_float64(function: Callable[..., tf.Tensor], a: Arguments) -> tf.T
 def compute_in_float32(
     function: Callable[..., tf.Tensor], xnnpack: Callable[..., tf.Tensor] | None = None
 ) -> Table:
-    """Returns a function that computes a table in float32, like int8 kernels.
+    """Returns a function that computes a table in float32, with the same results as int8 kernels.
 
-    TFLite rounds halves away from zero, and then adds the zero point. XNNPACK adds the zero point
-    in float32, and then rounds halves to even.
+    If `xnnpack` is None, halves are rounded away from zero, as in TFLite. The zero point is added
+    later. XNNPACK instead adds the zero point in float32, and then rounds halves to even.
 
     Args:
-        function: computes results, given the attributes and float32 values. The values are stored
-            as float64.
-        xnnpack: the function that XNNPACK tabulates. None if XNNPACK has no kernel.
+        function: computes results from the attributes and from float32 values in a float64 tensor.
+        xnnpack: the function as XNNPACK computes it. None if XNNPACK has no kernel.
     """
 
     def table(a: Arguments) -> tf.Tensor:
@@ -150,8 +148,9 @@ class Kernel:
         table: computes the kernel's table.
         of_neon: computes the table for ARM's vector instructions. None if both tables are the same.
         fits: returns True if the kernel supports an operator's attributes.
-        fields: returns the options in the file, given the attributes.
-        supports: returns True if the kernel supports the parameters of input and output.
+        fields: returns the options in TFLite's schema, given the attributes.
+        supports: returns True if the kernel supports the quantization parameters of input and
+            output.
     """
 
     code: str
@@ -163,7 +162,7 @@ class Kernel:
 
 
 def accept_float(call: Call, attributes: Attributes | None = None) -> str | None:
-    """Accepts only calls that compute float values. Used as `Op.accepts`."""
+    """Accepts only calls with a float output in the model. Used as `Op.accepts`."""
     return None if call.output.is_float else f"computes {call.output.dtype}"
 
 

@@ -23,7 +23,7 @@ from keras_qat.ops.requantize import Multiplier
 
 @dataclasses.dataclass(frozen=True)
 class Axes:
-    """The axes of an einsum equation "first,second->output". Each axis is a letter."""
+    """The axes of an einsum equation, such as "bij,bjk->bik". Each letter is an axis."""
 
     first: str
     second: str
@@ -31,64 +31,64 @@ class Axes:
 
     @property
     def batch(self) -> str:
-        """The axes that both inputs and the output have."""
+        """The axes that both inputs and the output have: "b" in "bij,bjk->bik"."""
         return "".join(a for a in self.first if a in self.second and a in self.output)
 
     @property
     def sum_axes(self) -> str:
-        """The axes of both inputs that are summed."""
+        """The axes that both inputs have, but not the output: "j" in "bij,bjk->bik"."""
         return "".join(a for a in self.first if a in self.second and a not in self.output)
 
     @property
     def rows(self) -> str:
-        """The axes that only the first input has."""
+        """The axes that only the first input has: "i" in "bij,bjk->bik"."""
         return "".join(a for a in self.first if a not in self.second)
 
     @property
     def columns(self) -> str:
-        """The axes that only the second input has."""
+        """The axes that only the second input has: "k" in "bij,bjk->bik"."""
         return "".join(a for a in self.second if a not in self.first)
 
     @property
     def result(self) -> str:
-        """The axes of the second input that the output has, in the order of the output."""
+        """The axes of the output that the second input also has: "bk" in "bij,bjk->bik"."""
         return "".join(a for a in self.output if a in self.second)
 
     @property
     def are_matrices(self) -> bool:
-        """Whether matrix products can compute the equation."""
+        """Whether a product of matrices can compute the equation, after a transposition of axes."""
         terms = (self.first, self.second, self.output)
         stay = set(self.batch + self.rows + self.columns)
         return all(len(set(term)) == len(term) for term in terms) and stay == set(self.output)
 
 
 def parse_equation(equation: str) -> Axes:
-    """Parses an einsum equation with two inputs."""
     return Axes(*re.split(",|->", equation))
 
 
 def expand_ellipsis(terms: Sequence[str], count: int) -> list[str]:
-    """Replaces "..." in terms by letters for `count` axes."""
+    """Replaces "..." in the terms of an equation by `count` letters that the terms do not use."""
     unused = [letter for letter in string.ascii_letters if letter not in "".join(terms)]
     return [term.replace("...", "".join(unused[:count])) for term in terms]
 
 
 def find_positions(axes: str, term: str) -> tuple[int, ...]:
-    """Returns the index of each axis in `term`."""
+    """Returns the position in `term` of each letter in `axes`."""
     return tuple(map(term.index, axes))
 
 
 def emit_product(
     e: Emission, add: Callable[[int], None], shape: Shape, full: Shape, order: tuple[int, ...]
 ) -> None:
-    """Adds a matrix product, and the RESHAPE and TRANSPOSE that convert it to the output.
+    """Adds a matrix product. Then adds a RESHAPE and a TRANSPOSE to the shape of the node's output.
 
     Args:
-        e: the operator.
-        add: adds the product, given the index of the output tensor.
-        shape: the shape of the product, with axes merged to rows and columns.
-        full: the shape of the product, with separate axes.
-        order: the order of the axes of `full` in the output.
+        e: adds operators to the file.
+        add: function that adds the matrix product, given the index of the output tensor.
+        shape: the shape of the matrix product. It has one axis for all rows and one for all
+            columns.
+        full: the shape after the RESHAPE, with separate axes.
+        order: the permutation from the axes of `full` to those of the output.
     """
     (output,) = e.outputs
     stays = list(order) == sorted(order)
@@ -101,14 +101,14 @@ def emit_product(
 
 
 EXACT_DEPTH = 2**24 // 255**2
-"""How many products of two int8 values, relative to the zero points, float32 adds exactly."""
+"""The maximum number of int8 products that float32 sums exactly. Each product is at most 255^2."""
 
 MAX_AXES = 5
-"""The maximum number of axes of the TFLite kernel's inputs."""
+"""The maximum number of axes of BATCH_MATMUL's inputs."""
 
 
 def _prepare(a: Arguments) -> Multiplier:
-    """Return the ratio of the scales in fixed point, and in float32 for the family's own kernel."""
+    """Return the multiplier that rescales sums of products to the output."""
     first, second = a.params
     product = first.scale * second.scale
     ratio = (product if a.family.ratios == "float64" else single(product)) / a.output.scale
@@ -142,7 +142,7 @@ def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoin
 
 
 def _matmul_attributes(call: Call) -> Attributes:
-    """Return `transposed`, a flag for each matrix, and `depth`, the number of products per sum."""
+    """Return `transposed`, a flag for each input, and `depth`, the number of products per sum."""
     names = ("a", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
     a, *flags = get_operands(call, *names)
     flipped = tuple(bool(flags[index] or flags[index + 2]) for index in (0, 1))
@@ -193,11 +193,12 @@ ROW_PRODUCTS = dataclasses.replace(
     doc="the dot product of each row of one tensor with a row of another, in 16 bits",
     kinds=(),
 )
-"""Computes dot products inside composed operators. The vectors are matrices with one row."""
+"""Computes dot products of vectors in composed operators, such as LayerNormalization. Each vector
+is a matrix with one row."""
 
 
 def _find_equation(call: Call) -> str:
-    """Return an equation for `tf.einsum`, with letters for an ellipsis. Return "" if impossible."""
+    """Return the einsum equation of a call, without an ellipsis. Return "" if it is unknown."""
     layer = call.layer
     if len(call.inputs) != 2:
         return ""
@@ -225,7 +226,7 @@ def _find_equation(call: Call) -> str:
 
 
 def _contract_attributes(call: Call) -> Attributes:
-    """Return the `equation`, as for `tf.einsum`, and `depth`, the number of products per sum."""
+    """Return the einsum `equation` of a call, and `depth`, the number of products per sum."""
     equation, depth = _find_equation(call), None
     if equation:
         axes, (first, second) = parse_equation(equation), call.inputs
@@ -262,7 +263,7 @@ def _accepts_contract(call: Call, attributes: Attributes) -> str | None:
 
 
 def _emit_contract(e: Emission) -> None:
-    """Add TRANSPOSE and RESHAPE to get matrices, BATCH_MATMUL, then RESHAPE and TRANSPOSE back."""
+    """Add a BATCH_MATMUL. Transpose and reshape the inputs to matrices, and the output back."""
     axes, (first, second) = parse_equation(e.attributes["equation"]), e.inputs
     sizes = _find_sizes(axes, e.shape(first), e.shape(second))
     # Whether the summed axes are the last axes of the second tensor.
@@ -294,7 +295,10 @@ def _count_contract(call: Call) -> int | None:
 
 
 def _group_axes(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
-    """Return the shape of matrices. A group becomes one axis, and so do more than 3 batch axes."""
+    """Return the shape of matrices with the axes `groups` as (rows, columns).
+
+    BATCH_MATMUL supports 3 batch axes. If there are more, they are merged into one axis.
+    """
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
     return tuple(multiply_sizes([sizes[axis] for axis in group]) for group in (*lead, *groups))
 

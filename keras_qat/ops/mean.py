@@ -19,11 +19,11 @@ from keras_qat.ops.pooling import REDUCE_MAX, emit_reduce
 from keras_qat.ops.weighted_sums import EXACT
 
 MOST_WIDE = 2**16
-"""The maximum number of 16-bit values that kernels can add in 32 bits."""
+"""The maximum number of int16 values that kernels can sum in 32 bits without overflow."""
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Return the parameters for `_mean`. Float factors include the count of values, if known."""
+    """Return the parameters for `_mean`, as far as they are known without the batch."""
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)
@@ -33,21 +33,24 @@ def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
 
 
 def _find_count(a: Arguments) -> int | None:
-    """Return the number of values in one mean. Return None if it is unknown."""
     shape = a.q[0].shape
     sizes = [None] if shape.rank is None else [shape[axis] for axis in a.attributes["axes"]]
     return None if None in sizes else math.prod(sizes)  # type: ignore[arg-type]
 
 
 def _factor_and_offset(a: Arguments, prepared: Any, count: Any) -> tuple[Any, ...]:
-    """Return XNNPACK's `(factor, zeros, offset, zero_point)`. `zeros` is the sum of zero points."""
+    """Return `(factor, zeros, offset, zero_point)` for XNNPACK's formula.
+
+    The quantized mean is round((sum + zeros) * factor + offset). `sum` adds values relative to the
+    zero point. `zeros` is the zero point times `count`.
+    """
     (ratio, zero, zero_point), size = prepared, tf.cast(count, tf.float64)
     factor, zeros = single(ratio * single(1.0 / size)), size * zero
     return factor, zeros, single(zero_point - _round_summand(a, zeros * factor)), zero_point
 
 
 def _round_summand(a: Arguments, product: Any) -> Any:
-    """Round a product to float32 before an addition, unless the kernel uses fused multiply-add."""
+    """Round a product to float32. Do not round it if the kernel uses fused multiply-add."""
     return product if a.family.means == "fused" else single(product)
 
 
@@ -56,10 +59,10 @@ def _is_fixed_point(a: Arguments) -> bool:
 
 
 def _mean(a: Arguments) -> Any:
-    """Compute means along axes.
+    """Compute means along axes, like the kernels.
 
-    XNNPACK multiplies the sum, which includes zero points, by a float32 factor, and adds an offset.
-    On ARM, it rounds only once. TFLite divides a shifted 31-bit multiplier by the count.
+    XNNPACK multiplies the sum by a float32 factor, and adds an offset. On ARM, it rounds only once,
+    after the addition. TFLite divides its fixed-point multiplier by the number of values.
     """
     (x,), (params,) = a.q, a.params
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]
@@ -84,7 +87,7 @@ def _mean(a: Arguments) -> Any:
 
 
 def _has_few_values(call: Call) -> bool:
-    """Return True if one mean has at most `MOST_WIDE` values, or an unknown count of values."""
+    """Return True if one mean has at most `MOST_WIDE` values, or if the number is unknown."""
     sizes = [call.inputs[0].shape[axis] for axis in MEAN.attributes(call)["axes"]]
     return (multiply_sizes(sizes) or 0) <= MOST_WIDE
 

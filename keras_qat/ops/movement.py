@@ -1,6 +1,7 @@
-"""Helpers for operators that only move values, and operators that do nothing at inference.
+"""Helpers for operators that only move values, such as RESHAPE and GATHER.
 
-For layers without a TFLite operator, `emit_by_converter` adds operators with TFLite's converter.
+`IDENTITY` is for layers that do nothing at inference, such as Dropout. For layers without a TFLite
+operator, `emit_by_converter` adds operators with TFLite's converter.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from keras_qat.tflite.splice import splice_model
 from keras_qat.tracing.replaced_functions import OwnGradient
 
 Part = tuple[int | None, int | None, int]
-"""A slice (begin, end, step) along one axis. None stands for the axis's beginning or end."""
+"""A slice (begin, end, step) along one axis, as in `x[begin:end:step]`."""
 
 MAX_SLICED = 5
-"""The maximum number of axes of TFLite's slicing operators."""
+"""The maximum number of axes of STRIDED_SLICE in TFLite."""
 
 
 def call_on_values(a: Arguments) -> Any:
-    """Calls the layer on quantized values relative to the zero point. Used as `Op.compute`."""
+    """Calls the layer on quantized values instead of float values. Used as `Op.compute`."""
 
     def convert(value: Any) -> Any:
         return tf.cast(value, a.q[0].dtype) if value.dtype.is_floating else value
@@ -41,17 +42,19 @@ def call_on_values(a: Arguments) -> Any:
 
 
 def transpose(x: Any, order: Sequence[int]) -> Any:
-    """Transposes a tensor. Returns it unchanged if `order` is the current order."""
     return x if list(order) == sorted(order) else tf.transpose(x, order)
 
 
 def get_source(call: Call) -> Any:
-    """Returns the tensor that a call moves, which Keras passes by position."""
+    """Returns the first argument of a call: the tensor to move, or a list of tensors."""
     return call.args[0]
 
 
 def read_integers(argument: Any) -> tuple[int, ...] | None:
-    """Returns an argument as integers. Returns None if missing or known only at run time."""
+    """Returns an argument as a tuple of integers.
+
+    Returns None if the argument is None, or if it is known only at run time.
+    """
     if argument is None:
         return None
     leaves = tf.nest.flatten(argument)
@@ -68,9 +71,10 @@ def read_integer(argument: Any, default: int | None = None) -> int | None:
 
 
 def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
-    """Returns the size of a window along each of the `axes` axes between batch and channels.
+    """Returns the size or the strides of a pooling window, without batch and channels.
 
-    Returns None if the sizes are unknown, or if the batch or channel size is not 1.
+    For two axes, 2 and [1, 2, 2, 1] both become (2, 2). Returns None for unknown sizes, and for
+    windows over several examples or channels.
     """
     sizes = read_integers(option)
     if sizes is None or len(sizes) == axes:
@@ -81,12 +85,15 @@ def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
 
 
 def get_rank(call: Call) -> int:
-    """Returns the rank of the tensor that a call moves. Returns 1 if it moves several tensors."""
+    """Returns the rank of a call's first argument. Returns 1 for a list of tensors."""
     return len(getattr(get_source(call), "shape", ())) or 1
 
 
 def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
-    """Returns an argument as non-negative axes. None means all axes. Returns None if unknown."""
+    """Returns the argument `axis` of an operation as sorted, non-negative axes.
+
+    Without this argument, returns all axes. Returns None if the axes are known only at run time.
+    """
     if argument is None:
         return tuple(range(rank))
     axes = read_integers(argument)
@@ -94,7 +101,7 @@ def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
-    """Returns an `Op` that only moves values. It refuses calls with unknown options."""
+    """Returns an `Op` that only moves values. Its options must be known before run time."""
     more: Callable[..., str | None] = fields.pop("accepts", lambda call, attributes: None)
 
     def accepts(call: Call, attributes: Attributes) -> str | None:
@@ -111,7 +118,7 @@ def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
 def emit_slice(
     e: Emission, source: int, target: int, parts: Sequence[Part], dropped: Sequence[int] = ()
 ) -> None:
-    """Adds a STRIDED_SLICE. `parts` has a slice for each axis, and `dropped` axes are removed."""
+    """Adds a STRIDED_SLICE. `parts` has a slice for each axis. The axes `dropped` are removed."""
     begins, ends, steps = ([part[field] for part in parts] for field in range(3))
     for axis in dropped:
         ends[axis] = (begins[axis] or 0) + 1
@@ -141,14 +148,14 @@ MOVES = {
     *("SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE"),
     *("UNPACK", "WHILE"),
 }
-"""TFLite operators that only move, copy or select values, or return sizes."""
+"""TFLite operators that only move, copy or select values, and SHAPE and RANK."""
 
 
 def emit_by_converter(e: Emission) -> None:
     """Converts a call's layer with TFLite's converter, and adds the operators to the file.
 
     Raises:
-        ValueError: if the layer does more than move its values.
+        ValueError: if the layer computes new values.
     """
     node, params = e.node, e.node.output.params
     model = unpack(_convert(node))
@@ -185,7 +192,7 @@ def _convert(node: Node) -> bytes:
 
 
 def _quantize(model: Any, params: QuantParams, node: Node) -> None:
-    """Quantize all float tensors of a file. Raise a `ValueError` if operators change values."""
+    """Make float tensors of a file int8 or int16. All operators must be in `MOVES`."""
     dtype = TYPES[params.dtype.name]
     for graph in model.subgraphs:
         floats = {
@@ -214,7 +221,7 @@ def _make_error(node: Node, why: str) -> ValueError:
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
-    """Replace a constant by quantized zeros. Return False if it was not zero."""
+    """Replace a float constant by quantized zeros. Return False if it was not zero."""
     data = model.buffers[tensor.buffer].data
     if data is None:
         return True

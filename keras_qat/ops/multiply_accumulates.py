@@ -1,4 +1,4 @@
-"""Counts the multiply-accumulates of calls. Only shapes are read."""
+"""Counts the multiply-accumulates of calls, given only the shapes of tensors and weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from keras_qat.ops.registry import find_row, find_rows, match
 def count_products(call: Call) -> int | None:
     """Returns a call's multiply-accumulates for one example. Returns None if sizes are unknown.
 
-    A layer without an operator is assumed to use each weight matrix once per position of the
-    output.
+    For a layer without an `Op`, the function assumes that each position of the output needs all
+    weight matrices once.
     """
     layer = call.layer
     if row := match(call).op or next(iter(find_rows(call)), None) or find_row(layer):
@@ -25,7 +25,9 @@ def count_products(call: Call) -> int | None:
 
 
 def integer_share(counts: Iterable[tuple[bool, int | None]]) -> float | None:
-    """Returns the share of multiply-accumulates in integers. Returns None if unknown or all are 0.
+    """Returns the share of multiply-accumulates in integers, 0 to 1.
+
+    Returns None if a count is unknown, or if there are no multiply-accumulates.
 
     Args:
         counts: a pair (computes in integers, multiply-accumulates) for each call.
@@ -44,6 +46,6 @@ def describe_share(share: float, bits: int) -> str:
 
     Args:
         share: 0 to 1. The percentage is rounded down, so only 1 becomes 100 %.
-        bits: bits of activations. Files store activations of fewer than 8 bits as int8.
+        bits: bits of activations. Fewer than 8 bits are described as int8, as in files.
     """
     return f"{math.floor(1000 * share) / 10:g} % of the arithmetic in int{max(bits, 8)}"

@@ -1,4 +1,4 @@
-"""Nodes of a resolved graph. A node is an operator with tensors, constants and weights."""
+"""Nodes of a `ResolvedGraph`, from which files are exported: operators and float layers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from keras_qat.ops.weights import Weights
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tensor:
-    """A tensor that exists at run time.
+    """A tensor that exists when a file runs.
 
     Args:
         name: a unique name. In files, the name begins with the layer's name.
         shape: the shape. None stands for a size that is known only at run time.
-        dtype: the type in the model, e.g. "float32".
+        dtype: the type in the Keras model, e.g. "float32". In files, this tensor may be int8.
         params: the quantization parameters. None if the tensor is not quantized.
-        label: the name in the float model, for reports.
+        label: the tensor's name in the float model, for reports.
     """
 
     name: str
@@ -34,16 +34,12 @@ class Tensor:
 
     @property
     def is_float(self) -> bool:
-        """Whether the tensor holds float values in the model. Files may quantize the values."""
+        """Whether the tensor is float in the Keras model. It may be int8 in files."""
         return tf.as_dtype(self.dtype).is_floating
 
     @property
     def elements(self) -> int:
-        """The number of values in one example, or in the batch if the batch size is known.
-
-        Raises:
-            ValueError: if another size is unknown.
-        """
+        """The number of values in one example, or in the batch if the batch size is known."""
         sizes = [1 if axis == 0 and size is None else size for axis, size in enumerate(self.shape)]
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
@@ -56,7 +52,7 @@ class Constant:
     """A quantized array that is an input of a node.
 
     Args:
-        q: the quantized values, int8 or int16. If `params` holds tensors, `q` is a float64 tensor.
+        q: the quantized values, int8 or int16. In a traced graph, a float64 tensor.
         params: the quantization parameters.
     """
 
@@ -73,16 +69,16 @@ class Node:
 
     Args:
         name: the layer's path. The second and later calls of a layer have a suffix.
-        op: the operator. None if the node computes in float, between a DEQUANTIZE and a QUANTIZE.
-        attributes: the operator's options.
+        op: the operator. None for a float layer, which files run between a DEQUANTIZE and a
+            QUANTIZE.
+        attributes: the operator's options, such as `axis`.
         call: the call that the node computes. `call.layer` is the original layer, not the wrapper.
         inputs: the inputs, in the order of the call's arguments.
-        outputs: the outputs.
-        weights: the weights of a weighted operator.
-        maximum: the maximum of a fused ReLU. A plain ReLU has `inf`. None means no ReLU.
+        weights: the quantized weights, or None.
+        maximum: the maximum of a fused ReLU, `inf` for a plain ReLU. None without a fused ReLU.
         reason: the reason why the node computes in float.
-        layer: the layer in the quantization-aware model: `call.layer` or its wrapper.
-        sized: whether the file has a fixed batch size. The model's batch size may be unknown.
+        layer: the layer in the quantization-aware model. It is `call.layer` or a wrapper around it.
+        sized: whether files have a fixed batch size, even if the batch size of the model is None.
     """
 
     name: str
@@ -104,6 +100,6 @@ class Node:
 
     @property
     def computes_in_float(self) -> bool:
-        """Whether the node has no operator, and reads or returns float values."""
+        """Whether the node has no integer operator, and reads or returns float values."""
         tensors = [x for x in (*self.inputs, *self.outputs) if isinstance(x, Tensor)]
         return self.op is None and any(tensor.is_float for tensor in tensors)

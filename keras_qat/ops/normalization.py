@@ -1,11 +1,11 @@
-"""LayerNormalization and GroupNormalization of 8-bit tensors with 32-bit integers.
+"""LayerNormalization and GroupNormalization of int8 tensors, computed in 32-bit integers.
 
-For quantized values q that are normalized together, the operators compute
+For each group of quantized values q that have a common mean, the operators compute
 
     y = (q - mean) * G * gamma + beta
 
-G is the inverse of the standard deviation of q. Mean and variance have 16 bits. Only the last
-result is rounded. G does not depend on a scale, so all layers share the lookup table for G.
+G is 1 / sqrt(variance + epsilon), from a lookup table. All layers share the table, because it maps
+integers to integers. Mean and variance have 16 bits. Only y is rounded to 8 bits.
 
 By default, these layers compute in float if the target supports float.
 """
@@ -52,20 +52,21 @@ from keras_qat.ops.op import Arguments, Attributes, Op
 from keras_qat.ops.requantize import REQUANTIZE
 
 LARGEST = 2.0**31
-"""The smallest positive integer that does not fit in 32 bits."""
+"""2^31, the limit of int32 values."""
 
 FINE = 2048
-"""Each variance below this limit has a table entry. Above, 16 variances share an entry."""
+"""Up to this variance, each variance has a table entry. Beyond, 16 variances share an entry."""
 
 LEAST_WEIGHTS = 200.0
-"""Gamma spans at least this many steps. All remaining bits are fractional bits of the mean."""
+"""Gamma, as an integer, has at least this many steps. The remaining bits make the mean more
+precise."""
 
 
 def _tabulate_inverses() -> np.ndarray:
-    """Tabulate 32767 / sqrt(variance) at the indices that `_invert` computes.
+    """Tabulate 32767 / sqrt(variance).
 
-    The first entries are unused. Then each variance below `FINE` has an entry. In the remaining
-    entries, 16 variances share an entry.
+    The entry of a variance v is at min(v, FINE - 1) + max(v / 16, FINE / 16). Therefore, the first
+    FINE / 16 entries are unused.
     """
     shared = np.arange(MOST // 16 + 3)[FINE // 16 + 1 :] * 16
     variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])
@@ -79,11 +80,11 @@ class _View(NamedTuple):
     """The shapes of a tensor at each stage of its normalization.
 
     Args:
-        split: the shape with groups as a separate axis.
-        order: the transposition that moves the normalized axes to the end.
-        rows: a shape that ends with (1, number of values that are normalized together).
+        split: the input's shape, with groups of channels as a separate axis.
+        order: the permutation that moves the normalized axes to the end.
+        rows: a shape that ends with (1, n). The n values of the last axis have a common mean.
         shape: the shape for the multiplication by gamma.
-        weights: the shape of gamma and beta.
+        weights: the shape of gamma and beta, which broadcasts against `shape`.
     """
 
     split: Shape
@@ -100,7 +101,6 @@ class _View(NamedTuple):
 
     @property
     def row_shape(self) -> Shape:
-        """The shape of means and variances: `rows` with one value in the last axis."""
         return *self.rows[:-1], 1
 
 
@@ -124,14 +124,14 @@ def _arrange(shape: Any, attributes: Attributes) -> _View:
 
 @dataclasses.dataclass(frozen=True)
 class _Stages:
-    """The quantization parameters of intermediate results, and constants.
+    """The quantization parameters of intermediate results, and the constants of the formula.
 
     Args:
-        mean: parameters of negated means and of differences from the mean.
-        variance: parameters of the sums of squared differences, in 16 bits.
-        shared: parameters of variances that share table entries, with 16 times the scale.
-        epsilon: the layer's epsilon in units of `variance`, and in units of `shared`.
-        scaled: parameters of the result in 32 bits.
+        mean: parameters of negated means, and of differences from the mean.
+        variance: parameters of sums of squared differences, as int16.
+        shared: parameters of large variances, with 16 times the scale of `variance`.
+        epsilon: the layer's epsilon as an integer, with the scales of `variance` and of `shared`.
+        scaled: parameters of y in 32 bits.
         gamma, beta: the weights as integers. None if the layer does not have the weight.
     """
 
@@ -145,7 +145,7 @@ class _Stages:
 
 
 def _bits_of_mean(size: int) -> int:
-    """Return the number of fractional bits of a mean, 0 to 7."""
+    """Return the number of fractional bits of the mean of `size` values, 0 to 7."""
     most = MOST * min((1.5 * size) ** 0.5, 255.0)
     return min(max(math.floor(math.log2(LARGEST / most / LEAST_WEIGHTS)), 0), 7)
 
@@ -186,7 +186,7 @@ def _find_stages(layer: Any, view: _View, epsilon: float, x: QuantParams) -> _St
 
 
 def _invert(m: Machine, difference: Quantized, view: _View, stages: _Stages) -> Quantized:
-    """Look up 32767 / sqrt(variance + epsilon). Both are in units of the variance's scale."""
+    """Look up 32767 / sqrt(variance + epsilon), given the differences from the mean."""
 
     def run(op: Op, inputs: list[Quantized], params: QuantParams) -> Quantized:
         return m.run(op, inputs, params, shape=view.row_shape)
@@ -206,7 +206,10 @@ def _invert(m: Machine, difference: Quantized, view: _View, stages: _Stages) -> 
 
 
 def _normalize(m: Machine, x: Quantized, view: _View, stages: _Stages) -> Quantized:
-    """Run the operators that normalize `x` of shape `view.rows`. The result has 32 bits."""
+    """Run the operators of a normalization on a machine. `x` has the shape `view.rows`.
+
+    The machine prepares, computes or emits the operators. The result has 32 bits.
+    """
     of_one = QuantParams(np.float32(1 / view.size), 0, 16)
     ones = m.constant("minus_ones", np.full((1, view.size), -1.0), of_one)
     mean = m.run(
@@ -243,14 +246,7 @@ def _prepare(a: Arguments) -> list[Any]:
 def _make_function(
     view: _View, family: KernelFamily, bits: tuple[int, int], has: tuple[bool, bool]
 ) -> Callable[[Any, list[Any]], Any]:
-    """Return a function `normalize(x, prepared)` of quantized values.
-
-    Args:
-        view: the shapes.
-        family: the kernel family.
-        bits: bits of input and output.
-        has: whether the layer has gamma, and whether it has beta.
-    """
+    """Return a function that normalizes quantized values: `normalize(x, prepared)`."""
     of_x, output = (QuantParams(None, None, count) for count in bits)
     no_call: Any = None
     stages = _Stages(WIDE, WIDE, WIDE, (None, None), INTEGERS, *(one or None for one in has))

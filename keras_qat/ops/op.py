@@ -28,7 +28,8 @@ class OwnRange:
 
     Args:
         non_negative: whether all outputs are at least 0.
-        symmetric: whether the zero point is 0. Only ranges inside an operator use this option.
+        symmetric: whether the zero point is 0. Used for tensors inside an operator, such as an
+            LSTM.
     """
 
     non_negative: bool = False
@@ -37,10 +38,11 @@ class OwnRange:
 
 @dataclasses.dataclass(frozen=True)
 class SharedRange:
-    """The output and all inputs have the same quantization parameters.
+    """The output has the same quantization parameters as all inputs, for example after a Reshape.
 
     Args:
-        rounds: whether results are rounded, because they can lie between two quantized values.
+        rounds: whether results are rounded, because they can lie between two quantized values. An
+            example is average pooling.
     """
 
     rounds: bool = False
@@ -48,12 +50,12 @@ class SharedRange:
 
 @dataclasses.dataclass(frozen=True)
 class FixedRange:
-    """TFLite's kernels require certain quantization parameters of the output.
+    """The output's quantization parameters are fixed, because TFLite's kernels require them.
 
     Args:
         minimum, maximum: the float values of the lowest and the highest int8 value.
         wide: the float values of the lowest and the highest int16 value.
-        is_bound: whether all results of the function are at least `minimum`.
+        is_bound: whether results are never below `minimum`, even before clipping.
     """
 
     minimum: float
@@ -85,10 +87,10 @@ class Arguments:
             float32, or in float64 with 16 bits. Constant arguments of an operation are inputs too.
         params: the quantization parameters of each input, as float64 scalar tensors.
         output: the quantization parameters of the output.
-        call: the call. Some operators run the layer of the call on integers.
+        call: the call, for operators that run the Keras layer on integers.
         weights: the weights. None if the operator has no weights.
         merges_relu: whether the operator has a fused ReLU, which replaces negative results by 0.
-        sized: whether the file has a fixed batch size. The call's batch size may be unknown.
+        sized: whether files have a fixed batch size, even if the batch size of the call is None.
         prepared: the result of the operator's `prepare`.
     """
 
@@ -109,7 +111,7 @@ class Arguments:
         return self.params[0].bits == 16
 
     def run_layer(self, inputs: list[tf.Tensor]) -> Any:
-        """Calls the layer on `inputs`. They replace the tensors of the original call, in order."""
+        """Calls the Keras layer on `inputs` instead of the original call's tensors."""
         remaining = iter(inputs)
         args, kwargs = map_values(lambda value: next(remaining), (self.call.args, self.call.kwargs))
         if accepts_training(self.call.layer):
@@ -124,42 +126,43 @@ def get_held_dtype(params: QuantParams) -> tf.DType:
 
 
 Prepare = Callable[[Arguments], Any]
-"""A function that computes everything that depends only on ranges and weights. The result may
-have any structure. `compute` receives the result as `prepared`, but no weights or scales. The
-function runs in TensorFlow, eagerly or in a graph. In its `Arguments`, `q` holds a
-`tf.TensorSpec` for each input. Inputs that are the same tensor share one `tf.TensorSpec`."""
+"""A function that computes constants from ranges and weights, such as fixed-point multipliers. It
+runs once for many batches, in eager TensorFlow or in a graph. `compute` receives the result, of any
+structure, as `prepared`, but no weights or scales. Instead of values, `q` holds a `tf.TensorSpec`
+for each input. Inputs that are the same tensor share one `tf.TensorSpec`."""
 
 Compute = Callable[[Arguments], Any]
-"""A function that computes the quantized output relative to the zero point. Several outputs are
-returned in a structure. The caller clips the outputs to the range."""
+"""A function that computes the quantized output relative to the zero point. An operator with
+several outputs returns a structure. The caller clips the results to the output's range."""
 
 Emit = Callable[..., object]
-"""A function of an `Emission` that adds the operator to a TFLite file."""
+"""A function that adds the operator to a TFLite file, given an `Emission`."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Op:
-    """An operator.
+    """An operator: how a layer or operation is quantized, computed in integers and exported.
 
     Args:
         name: the name in plans and for `register_op`.
         doc: the description on the page of operators.
         layers: the Keras layer classes that the operator computes. Several operators may list a
             class. The first that accepts a call computes the call.
-        paths: class paths of layers that Keras does not export. `get_class_path` returns such
-            paths.
-        kinds: the kinds of operations on symbolic tensors that the operator computes.
-        functions: the activation functions that the operator computes.
-        attributes: returns the options of a call by name. All other code reads this result.
+        paths: the classes' import paths, for layers that Keras does not export. See
+            `get_class_path`.
+        kinds: the TensorFlow operations that the operator computes, such as "concat".
+        functions: the activation functions that the operator computes, such as `tf.nn.relu`.
+        attributes: returns the options of a call by name, such as `axis`. All other code reads this
+            result.
         needs: names of the attributes that `register_op` requires.
         defaults: default values of the other attributes.
         accepts: returns None if a call has an integer kernel. Otherwise returns a short reason,
-            which `plan` prints. Returns "" if another operator returns the reason.
+            which `plan` prints. Returns "" if another operator for the same layer returns a reason.
         max_axes: the maximum number of axes of an input.
         integers: the integer types of inputs that kernels support. None means all types.
         bits: the bits of activations that kernels support. 8 stands for 2 to 8.
         families: maps bits to a function that returns True if a kernel family supports the bits.
-            All families support bits without an entry.
+            Bits without an entry are supported by all families.
         accepts_wide: returns True if 16-bit kernels support a call.
         on_request: whether layers stay in float unless an override has `quantize=True`.
         output: how the output is quantized.
@@ -170,27 +173,28 @@ class Op:
         folds_batch_norm: whether a following BatchNormalization is folded into the weights.
         can_merge_relu: whether kernels can have a fused ReLU.
         clips: whether the operator is a ReLU that can be fused into the previous operator.
-        elementwise: whether all axes are treated alike. Channels can then be any axis.
-        alias: whether the output is the input. Nothing is then computed at run time.
+        elementwise: whether each value is computed separately. Channels can then be any axis.
+        alias: whether the output is the input, as in Dropout at inference.
         only_rounds: whether the operator only rounds float values.
-        is_constant: whether the output is a constant in files. The input only determines the range.
-        reads_only_weights: whether the output depends only on weights. The output's range is then
-            the current minimum and maximum.
-        has_mark: whether an outlier in the output may mark masked entries.
+        is_constant: whether the output is a constant in files. The input then only determines the
+            quantization parameters.
+        reads_only_weights: whether the output depends only on weights. Its range is then the
+            current minimum and maximum.
+        has_mark: whether the output may contain an extreme value that marks masked entries.
         is_table: whether the inputs are indices, which are not quantized. Any weights are a lookup
             table with the output's quantization parameters.
-        gates: the number of gates in the columns of the weights. Each gate has a scale. With
-            several gates, training simulates the gates and the states between steps.
+        gates: the number of gates in the columns of the weights, 4 for an LSTM. Each gate has a
+            scale. With several gates, training simulates the gates and the states between steps.
         multiplies_tensors: whether the operator sums products of two tensors.
         falls_back_to_input_range: whether an output without a quantizer has the inputs' range. An
             example is a mean in `recipes.contrib`.
-        quantizes_constants: whether constant arguments are quantized like inputs.
+        quantizes_constants: whether constants are quantized like inputs, such as 2 in `x + 2`.
         inner: returns the ranges of tensors inside the operator by name, given the attributes.
-        symmetric: indices of inputs with a preferred zero point of 0, which makes kernels faster.
-        converts: maps the index of an input to the range that the operator converts the input to.
-            A model input has this range from the start if all consumers need the range.
-        prepare: computes everything that depends only on ranges and weights, once for many batches.
-            Without `prepare`, `compute` reads ranges and weights.
+        symmetric: indices of inputs that should have zero point 0, which makes kernels faster.
+        converts: maps the index of an input to a fixed range. The operator converts the input to
+            this range. A model input has the range from the start if all consumers convert to it.
+        prepare: computes constants from ranges and weights, once for many batches. Without
+            `prepare`, `compute` reads ranges and weights.
         compute: the integer arithmetic, for every kernel family and all `bits`.
         emit: adds the operator to a TFLite file.
         products: returns the multiply-accumulates of a call for one example. Returns None if a size
@@ -241,7 +245,7 @@ class Op:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether the operator has weights that training quantizes."""
+        """Whether the operator has weights that are fake-quantized in training."""
         return bool(self.weights) and self.trains_weights
 
     @property
@@ -256,13 +260,13 @@ class Op:
         return bits in self.bits and (family is None or has_some(family))
 
     def only_families(self, bits: int) -> tuple[str, ...]:
-        """Returns the names of the families that support `bits` bits, or () if all support them."""
+        """Returns the names of the kernel families that support `bits` bits, or () if all do."""
         if bits not in self.families:
             return ()
         return tuple(name for name, family in FAMILIES.items() if self.families[bits](family))
 
     def prepare_arguments(self, a: Arguments) -> Arguments:
-        """Calls `prepare`. Returns the arguments with the result as `prepared`, without weights."""
+        """Returns the arguments with the result of `prepare`, and without weights."""
         if self.prepare is None:
             return a
         specs = {id(q): tf.TensorSpec(q.shape, q.dtype) for q in a.q}

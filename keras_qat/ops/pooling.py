@@ -22,7 +22,6 @@ PADDINGS = {"SAME": 0, "VALID": 1}
 
 
 def _pool_attributes(call: Call) -> Attributes:
-    """Return `padding`, and `pool` and `strides` along the axes between batch and channels."""
     layer, axes = call.layer, get_rank(call) - 2
     if not get_kind(call):
         pool, strides, padding = layer.pool_size, layer.strides, layer.padding
@@ -101,7 +100,6 @@ AVERAGE_POOLING = dataclasses.replace(
 
 
 def _reduce_attributes(call: Call) -> Attributes:
-    """Return the reduced `axes`. If `keepdims` is True, they stay as axes of size 1."""
     layer, rank = call.layer, get_rank(call)
     if not get_kind(call):
         start = 2 if layer.data_format == "channels_first" else 1
@@ -138,14 +136,11 @@ REDUCE_MIN = dataclasses.replace(
 
 
 _TRUTH = QuantParams(np.float32(0.5), 0, 8)
-"""Quantization parameters of booleans in 8 bits. NOT_EQUAL requires scales below 1."""
+"""Quantization parameters of booleans that are cast to int8. NOT_EQUAL requires scales below 1."""
 
 
 def _make_boolean_reduction(name: str, code: str, words: str) -> Op:
-    """Return an `Op` that casts booleans to 8 bits, reduces them, and converts them back.
-
-    TFLite Micro cannot reduce booleans.
-    """
+    """Return an `Op` that reduces booleans as int8, because TFLite Micro cannot reduce booleans."""
 
     def emit(e: Emission) -> None:
         shape, reduced = e.shape(e.source), e.shape(e.outputs[0])

@@ -29,17 +29,17 @@ class Match(NamedTuple):
 
 _BY_NAME = {op.name: op for op in ROWS}
 _BY_KEY: dict[object, list[Op]] = {}
-"""Maps a layer class, class path, kind of operation or function to the operators that list it."""
+"""Maps a layer class, class path, kind of operation or activation function to its operators."""
 for _op in ROWS:
     for _key in (*_op.layers, *_op.paths, *_op.kinds, *_op.functions):
         _BY_KEY.setdefault(_key, []).append(_op)
 
 _REGISTERED: dict[type, Op] = {}
-"""Maps a registered layer class to its operator."""
+"""Maps each class that was passed to `register_op` to its operator."""
 
 
 def match(call: Call) -> Match:
-    """Returns the operator of a call and its attributes. Without an operator, returns a reason."""
+    """Returns the operator that computes a call, and its attributes."""
     if any(x.is_complex for x in call.inputs):
         return Match(None, {}, "reads complex numbers")
     row = _REGISTERED.get(type(call.layer))
@@ -50,7 +50,10 @@ def match(call: Call) -> Match:
 
 
 def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
-    """Raise a `ValueError` if an attribute in `paths` is missing, or if `paths` lacks a weight."""
+    """Raise a `ValueError` if the user registered wrong weights.
+
+    Each attribute in `paths` must exist, and `paths` must contain all weights except `bias`.
+    """
     names = [
         name
         for name, value in vars(layer).items()
@@ -75,7 +78,7 @@ def _check_weights(layer: Layer, paths: tuple[str, ...]) -> None:
 
 
 def find_rows(call: Call) -> list[Op]:
-    """Returns the operators that list the layer, operation or function of a call."""
+    """Returns the operators that list the call's layer class, operation or activation function."""
     layer = call.layer
     if is_operation(layer):
         return _BY_KEY.get(get_kind(layer), [])
@@ -87,7 +90,7 @@ def find_rows(call: Call) -> list[Op]:
 
 
 def _match_first(rows: list[Op], call: Call) -> Match:
-    """Return the first operator that accepts a call. If none does, return the first reason."""
+    """Return the first of several operators that accepts a call. If none does, return a reason."""
     reason = ""
     for op in rows:
         attributes = op.attributes(call)
@@ -99,7 +102,7 @@ def _match_first(rows: list[Op], call: Call) -> Match:
 
 
 def _find_refusal(op: Op, call: Call) -> str | None:
-    """Return why an operator has no kernel for the inputs of a call. Return None if it has one."""
+    """Return a reason if an operator does not support the types or shapes of a call's inputs."""
     for x in call.inputs[:1]:
         same = flatten_values(call.outputs)[0].dtype == x.dtype
         if op.integers is not None and not x.is_float and not (same and x.dtype in op.integers):
@@ -109,35 +112,29 @@ def _find_refusal(op: Op, call: Call) -> str | None:
 
 
 def find_op(call: Call) -> Op | None:
-    """Returns the operator of a call. Returns None if the call stays in float."""
     return match(call).op
 
 
 def find_row(layer: Layer) -> Op | None:
-    """Returns the first operator that lists a layer's class. If none does, tries base classes."""
+    """Returns the operator that lists a layer's class, or otherwise one of the base classes."""
     own = next((op for op in ROWS if type(layer) in op.layers), None)
     return own or next((op for op in ROWS if isinstance(layer, op.layers)), None)
 
 
 def count_gates(layer: Layer) -> int:
-    """Returns the number of gates in the columns of a layer's weights. Most layers have 1."""
+    """Returns 4 for an LSTM, which has one scale for each gate. Returns 1 for other layers."""
     op = find_row(layer)
     return 1 if op is None else op.gates
 
 
 def relu_maximum(layer: Layer) -> float | None:
-    """Returns the maximum of a ReLU layer. A plain ReLU has `inf`, and other layers have None."""
+    """Returns the maximum of a ReLU layer, such as 6.0 or `inf`. Returns None for other layers."""
     value = Value("x", (None,), "float32")
     op, attributes, _ = match(Call(layer, (value,), {}, value, "x"))
     return float(attributes["maximum"]) if op is not None and op.clips else None
 
 
 def op_named(name: str) -> Op:
-    """Returns the operator with this name.
-
-    Raises:
-        ValueError: if no operator has this name. The message lists all names.
-    """
     if name not in _BY_NAME:
         raise ValueError(
             f"There is no operator {name!r}.{suggest(name, _BY_NAME)} The operators are: "
@@ -147,13 +144,12 @@ def op_named(name: str) -> Op:
 
 
 def is_listed(layer: Layer) -> bool:
-    """Returns True for Activation, for classes that operators list, and for registered classes."""
+    """Returns True for Activation, for registered classes, and for classes in `Op.layers`."""
     kind = type(layer)
     return kind.__name__ == "Activation" or kind in _REGISTERED or kind in _BY_KEY
 
 
 def is_registered(layer: Layer) -> bool:
-    """Returns True if a user registered a layer's class."""
     return type(layer) in _REGISTERED
 
 
@@ -163,12 +159,11 @@ def is_on_request(layer: Layer) -> bool:
 
 
 def is_listed_function(function: object) -> bool:
-    """Returns True if an operator lists an activation function."""
     return function in _BY_KEY
 
 
 def _list_weights(layer: Layer) -> tuple[str, ...]:
-    """Return the names of a layer's attributes that contain quantized weights."""
+    """Return the names of a layer's attributes that hold quantized weights."""
     own = _REGISTERED.get(type(layer))
     rows = _BY_KEY.get(type(layer), []) if own is None else [own]
     return tuple(name for op in rows[:1] for name in op.weights if name)
@@ -184,11 +179,12 @@ WEIGHTS_ONLY: dict[type, tuple[str, ...]] = {
     **dict.fromkeys((layers.LSTM, layers.GRU, layers.SimpleRNN), _OF_CELL),
     **dict.fromkeys((layers.ConvLSTM1D, layers.ConvLSTM2D, layers.ConvLSTM3D), _OF_CELL),
 }
-"""Maps a float layer's class to the paths of weights. Files store these weights in 8 bits."""
+"""Maps a layer class to the paths of its weights. Files store these weights as int8 even if the
+layer computes in float."""
 
 
 def weights_only(layer: Layer) -> tuple[str, ...]:
-    """Returns the paths of a float layer's weights. Files store these weights in 8 bits."""
+    """Returns the paths of weights that files store as int8 even if the layer computes in float."""
     inner: dict[str, Layer] = {}
     if isinstance(layer, layers.Bidirectional):
         inner = {name: getattr(layer, name) for name in ("forward_layer", "backward_layer")}
@@ -280,7 +276,7 @@ def _check_class(layer_class: object) -> None:
 
 
 def _check_axes(weights: dict[str, tuple[int, ...]], row: Op) -> dict[str, tuple[int, ...]]:
-    """Return axes as tuples. Raise a `ValueError` unless they are () or axes of the operator."""
+    """Return axes as tuples. Raise a `ValueError` for axes that the operator does not have."""
     for name, axes in weights.items():
         if not isinstance(axes, (tuple, list)) or not all(axis < 0 for axis in axes):
             raise ValueError(
@@ -300,8 +296,8 @@ def _add_attributes(
 ) -> Op:
     """Return an operator with the user's attributes for a custom layer.
 
-    Unknown or missing attributes raise a `ValueError`. If `source` is a function, the error is
-    raised when a call is matched.
+    Unknown or missing attributes raise a `ValueError`. If `source` is a function, it reads the
+    attributes of each layer, and the error is raised later.
     """
 
     def check(values: Mapping[str, Any]) -> Attributes:

@@ -36,7 +36,7 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _tabulate_relu(a: Arguments) -> tf.Tensor:
-    """Compute the table of a ReLU that is not fused. XNNPACK leaves it to TFLite's kernel.
+    """Compute the table of TFLite's RELU, for a ReLU that is not fused. XNNPACK has no such kernel.
 
     If the maximum is 6, the table clips at 6. Any other maximum is the end of the output's range.
     """
@@ -48,9 +48,9 @@ def _tabulate_relu(a: Arguments) -> tf.Tensor:
 
 
 def _emit_relu(e: Emission) -> None:
-    """Add a RELU. If the maximum is inside the output's range, add a MINIMUM.
+    """Add a RELU. If the maximum is 6 and inside the output's range, add a MINIMUM.
 
-    TFLite Micro's RELU6 does not convert between scales.
+    RELU6 is not used. In TFLite Micro, its input and output must have the same scale.
     """
     if not e.ends_at_6(e.attributes["maximum"]):
         e.add("RELU")
@@ -97,8 +97,8 @@ def _leaky_accepts(call: Call, attributes: Attributes) -> str | None:
 def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
     """Compute the table of a leaky ReLU: x above zero, slope * x below zero.
 
-    XNNPACK's 8-bit kernel multiplies by factors in 256ths and rounds halves up. If a slope is too
-    steep or too flat for XNNPACK, TFLite's kernel runs instead.
+    XNNPACK's 8-bit kernel multiplies by n / 256 for an integer n, and rounds halves up. If a slope
+    is too steep or too flat for XNNPACK, TFLite's kernel runs instead.
     """
     exact = _tabulate_exact_leaky_relu(a)
     if a.wide or a.family.leaky_relu != "256ths":
@@ -115,7 +115,7 @@ def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
 
 
 def _tabulate_exact_leaky_relu(a: Arguments) -> tf.Tensor:
-    """Compute the table of TFLite's kernel, with one multiplier above zero and another below."""
+    """Compute the table of TFLite's kernel. It has fixed-point multipliers above and below zero."""
     steps, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
     above = to_fixed_point(ratio(a.family, scale, by=a.output.scale))
     below = to_fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))
@@ -143,7 +143,7 @@ LEAKY_RELU = Op(
 
 
 def _prepare_prelu(a: Arguments) -> object:
-    """Return the multiplier above zero, the multiplier below zero, and the integer slopes."""
+    """Return the multipliers for values above and below zero, and the integer slopes."""
     scale = tf.reshape(tf.cast(a.weights.scale, tf.float64), [])
     before, after = a.params[0].scale, a.output.scale
     above = to_fixed_point(ratio(a.family, before, by=after))

@@ -1,4 +1,4 @@
-"""The operator QUANTIZE, for float values and for changes of quantization parameters."""
+"""The operator QUANTIZE. It quantizes float values, or changes the scale and the zero point."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_qat.ops.op import Arguments, Op, get_held_dtype
 
 
 def _multiplies_by_inverse(a: Arguments) -> bool:
-    """Return True if the kernel multiplies by the inverse scale. TFLite divides by the scale."""
+    """Return True if the kernel multiplies by 1 / scale. TFLite's kernel divides by the scale."""
     return a.family.quantize == "times_inverse" and a.output.bits != 16
 
 
@@ -29,13 +29,14 @@ def _quantize(a: Arguments) -> tf.Tensor:
 
 
 class Multiplier(NamedTuple):
-    """A ratio of scales, for TFLite's kernel and for the kernel family's own kernel.
+    """A ratio of scales, in the formats of TFLite's kernel and of another kernel such as XNNPACK's.
 
     Args:
         fixed: the ratio in fixed point, for TFLite's kernel.
-        other: the ratio in the format of the family's own kernel. None without an own kernel.
-        is_other: whether the family's own kernel is used.
-        steps: int16 steps per int8 step if int8 values become int16 first. None means 1.
+        other: the ratio in the format of the other kernel. None if there is no other kernel.
+        is_other: whether the other kernel runs.
+        steps: number of int16 steps per int8 step, if TFLite's kernel first converts int8 values to
+            int16. None means 1.
     """
 
     fixed: Any
@@ -46,12 +47,12 @@ class Multiplier(NamedTuple):
     def multiply(
         self, in_int64: Callable[[], Any], dtype: tf.DType, compute: Callable[[Any], Any]
     ) -> tf.Tensor:
-        """Multiplies integers by the ratio, with the kernel family's rounding.
+        """Multiplies integers by the ratio, and rounds like the kernel that runs.
 
         Args:
-            in_int64: returns the integers in int64, for fixed-point multiplication.
-            dtype: the type of the fixed-point result.
-            compute: returns the result of the family's own kernel, given `other`.
+            in_int64: returns the integers in int64, for TFLite's kernel.
+            dtype: the type of the result of TFLite's kernel.
+            compute: returns the result of the other kernel, given `other`.
         """
 
         def multiply_in_fixed_point() -> tf.Tensor:
@@ -64,11 +65,10 @@ class Multiplier(NamedTuple):
 def prepare_requantization(
     family: KernelFamily, params: QuantParams, output: QuantParams
 ) -> Multiplier:
-    """Returns the multiplier for `requantize` from `params` to `output`.
+    """Returns the multiplier that `requantize` needs to convert values from `params` to `output`.
 
-    XNNPACK multiplies by a factor in 256ths if the ratio of the scales is from 2^-8 to 2^7.
-    Otherwise, TFLite's kernel multiplies by a 31-bit multiplier. `Builder.quantize` adds the
-    operators to a file.
+    If the ratio of the scales is from 2^-8 to 2^7, XNNPACK multiplies by n / 256 for an integer n.
+    Otherwise, TFLite's kernel multiplies by a 31-bit multiplier.
     """
     before, after = (end.as_tensors().scale for end in (params, output))
     if max(params.bits, output.bits) > 8:
@@ -85,9 +85,9 @@ def prepare_requantization(
 
 
 def requantize(q: tf.Tensor, multiplier: Multiplier) -> tf.Tensor:
-    """Converts quantized values, relative to the zero point, to other quantization parameters.
+    """Converts quantized values, relative to the zero point, to another scale.
 
-    XNNPACK rounds products in 256ths once, halves up. TFLite's kernel rounds products twice.
+    XNNPACK rounds products once, halves up. TFLite's kernel rounds products twice.
     """
 
     def compute(factor: tf.Tensor) -> tf.Tensor:

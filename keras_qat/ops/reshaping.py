@@ -52,7 +52,7 @@ RESHAPE = make_movement(
 
 
 def _is_of_one(call: Call) -> bool:
-    """Return True if all reduced axes have size 1. The call then only reshapes its input."""
+    """Return True if a mean is along axes of size 1. It then only reshapes its input."""
     before, after = get_source(call).shape, call.output.shape
     if not before or not after or before[0] != after[0]:
         return False
@@ -101,8 +101,8 @@ def _block_attributes(call: Call) -> Attributes:
 
 
 ORDER = (0, 1, 3, 2, 4, 5)
-"""The permutation from [batch, row, column, row in block, column in block, channel] to [batch,
-row, row in block, column, column in block, channel], and back."""
+"""The permutation for DEPTH_TO_SPACE and SPACE_TO_DEPTH after a reshape. It exchanges the axes
+`column` and `row in block` of [batch, row, column, row in block, column in block, channel]."""
 
 
 def _emit_blocks(code: str, e: Emission) -> None:
@@ -162,15 +162,16 @@ SIZE = dataclasses.replace(
 # Padding with zeros or with copies of values. Every range represents zeros exactly.
 
 MODES = {"REFLECT": 0, "SYMMETRIC": 1}
-"""Maps a padding mode to its value in a file."""
+"""Maps a padding mode to its value in TFLite's schema."""
 
 Pairs = tuple[tuple[int, int], ...]
 
 
 def read_paddings(layer: Any, options: Any, rank: int) -> Pairs:
-    """Returns (before, after) for each of `rank` axes, with zeros for batch and channels.
+    """Returns a layer's padding or cropping as pairs (before, after), for each of `rank` axes.
 
-    `options` is the layer's argument. It is a list of pairs, or a single pair if there is one axis.
+    `options` is the layer's argument: a list of pairs, or one pair for a sequence. Batch and
+    channels have zeros.
     """
     if rank == 3:
         options = (options,)

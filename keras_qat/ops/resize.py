@@ -19,7 +19,7 @@ from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange
 
 
 def read_resize_options(call: Call) -> Attributes:
-    """Returns the options. Unknown `height` and `width` are 0. `crop` is applied first."""
+    """Returns the options of a layer that resizes images. Unknown `height` and `width` are 0."""
     layer, shape = call.layer, call.output.shape
     is_first = getattr(layer, "data_format", "") == "channels_first"
     crops = getattr(layer, "crop_to_aspect_ratio", False)
@@ -33,7 +33,7 @@ def read_resize_options(call: Call) -> Attributes:
 
 
 def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
-    """Return the rows and columns that Keras keeps of an image, as slices. None if unknown."""
+    """Return the slices of rows and columns that `crop_to_aspect_ratio` keeps. None if unknown."""
     if None in (*old, *new):
         return None
     (height, width), (new_height, new_width) = old, new
@@ -87,10 +87,10 @@ def _row(interpolation: str, code: str, pixels: str, **fields: Any) -> Op:
 
 
 def _bilinear(a: Arguments) -> Any:
-    """Resize an image bilinearly between pixel centers, with integer weights.
+    """Resize images bilinearly, with integer weights of neighbouring pixels.
 
-    XNNPACK computes in 2048ths and rounds once, halves up. TFLite computes in 1024ths and rounds
-    halves away from zero.
+    XNNPACK's weights are multiples of 1/2048. It rounds once, halves up. TFLite's weights are
+    multiples of 1/1024. It rounds halves away from zero.
     """
     bits = 11 if a.family.bilinear == "2048ths" and not a.wide else 10
     neighbours = _find_neighbours if bits == 11 else _find_neighbours_in_integers
@@ -109,7 +109,7 @@ def _bilinear(a: Arguments) -> Any:
 
 
 def _find_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """Return `(low, high, share)` for new pixels along an axis. `share` is the weight of `high`."""
+    """Return the indices of two old pixels for each new pixel, and the weight of the second."""
     scale = quotient(tf.cast(old, tf.float32), float(new))
     position = tf.cast(tf.range(new), tf.float32) * scale + (0.5 * scale - 0.5)
     position = tf.clip_by_value(position, 0.0, tf.cast(old - 1, tf.float32))
@@ -120,7 +120,7 @@ def _find_neighbours(old: Any, new: int) -> tuple[Any, Any, Any]:
 
 
 def _find_neighbours_in_integers(old: Any, new: int) -> tuple[Any, Any, Any]:
-    """Compute `_find_neighbours` in integers, like TFLite."""
+    """Compute the result of `_find_neighbours` in integers, as TFLite does."""
     old, count = tf.cast(old, tf.int64), tf.constant(new, tf.int64)
     scale = (shift(old, 10) + count // 2) // count
     position = tf.range(count) * scale + scale // 2 - 2**9

@@ -35,7 +35,7 @@ from keras_qat.tflite.schema import SCOPE
 
 
 def _find_common(params: Sequence[QuantParams]) -> QuantParams:
-    """Return 16-bit parameters for both tensors. Their scale is 1/128 of the larger 8-bit scale."""
+    """Return common 16-bit parameters for two tensors. The larger 8-bit scale is divided by 128."""
     first, second = (x.as_tensors().scale for x in params)
     finer = 1.0 if params[0].bits == 16 else 2.0**-7
     return wide_params(tf.maximum(first, second) * finer)
@@ -119,11 +119,12 @@ SELECT = Op(
 
 
 _INTEGERS = integer_params(16)
-"""Parameters of 32-bit integers, with the scale 1. Kernels treat them like 16-bit integers."""
+"""Quantization parameters of int32 tensors with integers. The scale is 1. They have 16 bits,
+because kernels treat int32 like int16."""
 
 
 def _find_limit(output: QuantParams) -> tf.Tensor:
-    """Return a limit for integers. It exceeds the output's range, but kernels support it."""
+    """Return a limit, above the output's range, for integers that a QUANTIZE reads."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 
@@ -140,10 +141,7 @@ def _cast(a: Arguments) -> tf.Tensor:
 
 
 def _emit_cast(e: Emission) -> None:
-    """Add a CAST to 32-bit integers with scale 1, a clip to `_find_limit`, and a QUANTIZE.
-
-    uint8 pixels need only a QUANTIZE.
-    """
+    """Add a CAST to int32, a clip to `_find_limit`, and a QUANTIZE. uint8 needs only a QUANTIZE."""
     (source,), shape = e.inputs, e.shape(e.inputs[0])
     if e.dtype(source) == "uint8" and e.params.dtype == np.int8:
         pixels = e.builder.tensor(f"{SCOPE}/{e.node.name}/pixels", shape, "uint8", _INTEGERS)
@@ -251,7 +249,7 @@ ONE_HOT = Op(
 
 
 def _prepare_masking(a: Arguments) -> tuple[Multiplier, Any]:
-    """Return the multiplier from scores to the output's scale, and the value of masked scores."""
+    """Return the multiplier that requantizes scores, and the quantized value of masked scores."""
     prepared = prepare_requantization(a.family, a.params[0], a.output)
     return prepared, tf.cast(
         _get_masked_value(a.output, a.attributes) - a.output.zero_point, a.q[0].dtype
@@ -290,7 +288,7 @@ def _emit_masking(e: Emission) -> None:
 
 
 def _emit_mask(e: Emission, index: int, rank: int) -> int:
-    """Return a boolean mask with `rank` axes. It is True for nonzero values of input `index`."""
+    """Return input `index` as a boolean mask with `rank` axes. Nonzero values become True."""
     mask, params = e.inputs[index], e.node.inputs[index].params
     sizes, dtype = e.shape(mask), e.dtype(mask)
     if dtype != "bool":

@@ -27,11 +27,11 @@ from keras_qat.ops.op import Attributes, Op, SharedRange
 from keras_qat.ops.reshaping import read_paddings
 
 FULL_SLICE = dict.fromkeys(("start", "stop", "step"))
-"""The slice of `x[:]`, as Keras represents it."""
+"""The slice of `x[:]` in the arguments of a Keras layer."""
 
 
 def items_for_axes(indices: Any, rank: int) -> list[Any]:
-    """Returns the indices of `x[indices]` as a list, with one item for each axis and new axis."""
+    """Returns the indices of `x[indices]` as a list without an ellipsis. New axes are None."""
     items = list(indices) if isinstance(indices, (list, tuple)) else [indices]
     missing = rank - sum(item is not None and item is not Ellipsis for item in items)
     position = next((i for i, item in enumerate(items) if item is Ellipsis), len(items))
@@ -40,7 +40,7 @@ def items_for_axes(indices: Any, rank: int) -> list[Any]:
 
 
 def _slice_attributes(call: Call) -> Attributes:
-    """Return `parts`, a slice for each axis, `dropped` input axes and `added` output axes."""
+    """Return `parts`, a slice for each axis, and the axes that are `dropped` or `added`."""
     x = get_source(call)
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
@@ -60,7 +60,7 @@ def _slice_attributes(call: Call) -> Attributes:
 
 
 def _read_indices(indices: Any, rank: int) -> Attributes:
-    """Return the attributes of `x[indices]`. Keras stores slices in `indices` as dictionaries."""
+    """Return the attributes of a slice `x[indices]`. In Keras, `indices` has dicts for slices."""
     items = items_for_axes(indices, rank)
     leaves = [leaf for leaf in tf.nest.flatten(items) if leaf is not None]
     if any(read_integers(leaf) is None for leaf in leaves):
@@ -170,7 +170,7 @@ GATHER_ARGUMENTS = ("params", "indices", "axis", "batch_dims", "max_norm")
 
 
 def _gather_attributes(call: Call) -> Attributes:
-    """Return the attributes. `indices` and `shape` are () unless the indices are `constant`."""
+    """Return the attributes. `indices` and `shape` are only for indices that are `constant`."""
     x, indices, axis, batch, limit = get_operands(call, *GATHER_ARGUMENTS)
     batch = read_integers(batch or 0)
     axes = read_integers(batch if axis is None else axis)
@@ -207,7 +207,7 @@ GATHER = make_movement(
 
 
 def _concatenate_attributes(call: Call) -> Attributes:
-    """Return the `axis`, and `numbers`: (position, values, shape) of each constant."""
+    """Return the `axis`, and for each constant in `numbers` a triple (position, values, shape)."""
     axis = get_argument(call, "axis") or 0 if get_kind(call) else call.layer.axis
     axes, rank = read_integers(axis), len(call.output.shape)
     parts = get_source(call)

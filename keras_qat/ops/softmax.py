@@ -1,13 +1,13 @@
-"""Softmax and L2 normalization. XNNPACK leaves both to TFLite's kernels.
+"""Softmax and L2 normalization. XNNPACK has kernels for neither, so TFLite's kernels run.
 
-TFLite has four softmax kernels. They compute exponentials from a float32 table, from a uint16
-table, in fixed point, or in int16.
+TFLite has four softmax kernels. They compute exponentials from a float32 table (x86), from a uint16
+table (64-bit ARM), in fixed point (reference kernel), or in int16.
 
 Softmax over many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its output has an observed
-range. For 512 nearly equal values, each result is 1/512, but an 8-bit step is 1/256. TFLite's 8-bit
-reference kernel also aborts if exponentials add up to 512 or more. With XNNPACK, however, 8 bits
-are five times as fast. Softmax over fewer than 512 values therefore keeps 8 bits, unless the tensor
-is small.
+range. In 8 bits, 512 nearly equal values would lose precision: each result is 1/512, but an 8-bit
+step is 1/256. TFLite's 8-bit reference kernel also aborts if exponentials add up to 512 or more.
+With XNNPACK, however, 8 bits are five times as fast. Softmax over fewer than 512 values therefore
+keeps 8 bits, unless the tensor is small.
 """
 
 from __future__ import annotations
@@ -49,22 +49,23 @@ from keras_qat.ops.op import Arguments, Attributes, FixedRange, Op
 from keras_qat.ops.requantize import REQUANTIZE, Multiplier, prepare_requantization, requantize
 
 HIGHEST = 2**15 - 1
-"""The largest int16 value, which stands for 1 in the tables."""
+"""The largest int16 value. In the tables of the int16 kernel, it represents 1."""
 
 LEAST_SCALE = 2.0**-25
-"""The smallest scale of int8 inputs. At half of this scale, TFLite's reference kernel aborts."""
+"""The smallest scale of int8 inputs in files. At half of it, TFLite's reference kernel aborts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Prepared:
-    """The prepared parameters of an 8-bit softmax.
+    """The constants of an 8-bit softmax.
 
     Args:
-        is_wider: whether inputs are requantized, because the kernel does not support small scales.
-        conversion: the multiplier from the input's scale to the smallest supported scale.
-        table: the exponentials. None for the fixed-point kernel.
+        is_wider: whether the input's scale is below `LEAST_SCALE`, so the input must be
+            requantized.
+        conversion: the multiplier for this requantization.
+        table: the exponentials of differences from the maximum. None for the fixed-point kernel.
         output: the output's scale. None for the fixed-point kernel.
-        factor: the multiplier and the shift of differences. None except for the fixed-point kernel.
+        factor: the multiplier and the shift of differences. Only for the fixed-point kernel.
     """
 
     is_wider: Predicate
@@ -114,14 +115,14 @@ def _compute(a: Arguments) -> tf.Tensor:
 
 
 MOST_ROWS = 256
-"""The maximum number of values per sum in `_add_rows`, which adds one operation per value."""
+"""The maximum number of values in a sum by `_add_rows`. Each value needs one operation."""
 
 FEW_SUMS = 16
-"""If an example has fewer sums than this, `tf.cumsum` is faster."""
+"""If an example has fewer sums than this, `tf.cumsum` is faster than `_add_rows`."""
 
 
 def _sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Sum values along an axis in order, because float32 sums depend on the order."""
+    """Sum values along an axis one after another. In another order, float32 rounds differently."""
     count, size = x.shape[axis], x.shape[1:].num_elements()
     if count and size and FEW_SUMS * count <= size and count <= MOST_ROWS and not must_not_fuse():
         return _add_rows(x, axis)
@@ -131,9 +132,9 @@ def _sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:
 
 @trace_once
 def _add_rows(x: tf.Tensor, axis: int) -> tf.Tensor:
-    """Sum values along an axis in order. For many sums, this is faster than `tf.cumsum`.
+    """Sum values along an axis one after another. For many sums, this is faster than `tf.cumsum`.
 
-    Negated values are subtracted, because TensorFlow's graph optimizer reorders additions.
+    Negated values are subtracted, because TensorFlow's graph optimizer would reorder additions.
     """
     axes = list(range(x.shape.rank))
     axes.insert(0, axes.pop(axis))
@@ -147,12 +148,8 @@ def _add_rows(x: tf.Tensor, axis: int) -> tf.Tensor:
 def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
     """Compute softmax like TFLite's reference kernel.
 
-    Integers in the format Qn have a sign, n integer bits and 31 - n fractional bits.
-
-    Args:
-        q: the quantized values.
-        factor: the multiplier and the shift that convert differences from the maximum to Q5.
-        axis: the axis of the sums.
+    Integers in the format Qn have a sign, n integer bits and 31 - n fractional bits. `factor`
+    converts differences from the maximum to Q5.
     """
     multiplier, bits = factor
     radius = shift_back(tf.constant(31 * 2**26, tf.int64), bits)
@@ -171,9 +168,9 @@ def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tens
 
 
 def _compute_int16(family: KernelFamily, q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
-    """Compute softmax like the int16 kernel, which interpolates exp and 1 / (1 + x) in tables.
+    """Compute softmax like the int16 kernels, which interpolate exp and 1 / (1 + x) in tables.
 
-    TFLite Micro computes the tables in float32.
+    In TFLite Micro, the tables have the precision of float32.
     """
     precise: Any = np.dtype(family.int16_softmax_tables).type
     below = q - tf.reduce_max(q, axis, keepdims=True)
@@ -192,7 +189,7 @@ def _compute_int16(family: KernelFamily, q: tf.Tensor, factor: FixedPoint, axis:
 
 
 def _interpolate(x: tf.Tensor, table: np.ndarray) -> tf.Tensor:
-    """Interpolate linearly in a table of 513 entries. They are 128 quantized values apart."""
+    """Look up int16 values in a table of 513 entries, with linear interpolation."""
     values = tf.constant(table, tf.int64)
     index = shift_back(x, 7) + 256
     low, high = gather(values, index), gather(values, index + 1)
@@ -207,7 +204,10 @@ def _one_over_one_plus(x: np.ndarray) -> np.ndarray:
 def _tabulate(
     function: Callable[[np.ndarray], np.ndarray], scale: float, zero_point: int, precise: Any
 ) -> np.ndarray:
-    """Tabulate a function at 513 points in 32768ths. Subtract half of the interpolation error."""
+    """Tabulate a function for `_interpolate`. Results are int16 with 15 fractional bits.
+
+    From each entry, half of the interpolation error is subtracted.
+    """
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)
     inverse = precise(65536 / (2 / 65535 * 65535))
@@ -222,7 +222,6 @@ def _tabulate(
 
 
 def _round(x: np.ndarray) -> np.ndarray:
-    """Round to integers, halves away from zero."""
     return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
 
@@ -248,7 +247,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _widen_scale(e: Emission) -> int:
-    """Return the input. Requantize it first if the kernel does not support its scale."""
+    """Return the input. If its scale is below `LEAST_SCALE`, add a QUANTIZE to `LEAST_SCALE`."""
     (source,), params = e.inputs, e.node.inputs[0].params
     assert params is not None
     if params.bits == 16 or params.scale >= LEAST_SCALE:
@@ -288,19 +287,19 @@ SOFTMAX = Op(
 
 
 MANY = 511
-"""For more values than this, the mean result of softmax is at most half an 8-bit step."""
+"""The mean result of softmax over more values than this is at most half an 8-bit step."""
 SOME, FEW_IN_ALL = 63, 2**13
-"""For more than `SOME` values, the mean result of softmax is at most four 8-bit steps. For a tensor
-of up to `FEW_IN_ALL` values, using 16 bits costs at most 0.1 ms."""
+"""The mean result of softmax over more values than `SOME` is at most four 8-bit steps. For a tensor
+of up to `FEW_IN_ALL` values, 16 bits cost at most 0.1 ms more than 8 bits."""
 
 SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
-"""Quantization parameters of the 16-bit kernel's output."""
+"""Quantization parameters of the output of the 16-bit SOFTMAX."""
 
 
 def _compute_shares(
     m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
-    """Run the operators up to the 16-bit results. 8-bit inputs are converted to 16 bits first."""
+    """Run a 16-bit softmax on a machine. An 8-bit input is first converted to 16 bits."""
     (x,) = inputs
     if x[1].bits < 16:
         is_prepared = output.scale is None
@@ -321,11 +320,11 @@ SOFTMAX_OF_MANY = Op(
 
 
 LARGEST_EPSILON = 1e-5
-"""The largest epsilon that may be omitted. Kernels have no epsilon."""
+"""The largest epsilon of a layer that L2_NORMALIZATION can compute. The operator has no epsilon."""
 
 
 def _unit_norm(a: Arguments) -> tf.Tensor:
-    """Divide vectors along the last axis by their Euclidean length. Results are in 128ths."""
+    """Divide vectors along the last axis by their Euclidean length. The result's scale is 1/128."""
     x = tf.cast(a.q[0], tf.int64)
     multiplier, exponent = inverse_square_root(tf.reduce_sum(x * x, -1, keepdims=True))
     return tf.cast(multiply(x, (multiplier, exponent + 7)), a.q[0].dtype)

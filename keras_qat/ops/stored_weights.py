@@ -1,4 +1,4 @@
-"""Operators that return stored weights or constants, such as Embedding."""
+"""Operators that return weights or constants, such as Embedding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from keras_qat.ops.op import Arguments, Attributes, Op, SharedRange, get_held_dt
 from keras_qat.ops.weights import map_rows
 
 INDICES = ("int32", "int64")
-"""Types of indices that GATHER supports. Indices of other types are converted."""
+"""Types of indices that GATHER supports. A CAST converts other types."""
 
 
 def _store(values: np.ndarray, params: QuantParams) -> np.ndarray:
@@ -26,7 +26,7 @@ def _store(values: np.ndarray, params: QuantParams) -> np.ndarray:
 
 
 def _prepare(a: Arguments) -> tuple[Any, Any]:
-    """Return the table, and the ratio of the table's scale to the output's scale."""
+    """Return the embedding table, and the ratio of its scale to the output's scale."""
     return tf.convert_to_tensor(a.weights.q), tf.reshape(
         tf.cast(a.weights.scale, tf.float64), []
     ) / a.output.scale
@@ -80,7 +80,7 @@ INDICES_OF_REALS = Op(
 
 
 def _quantize(layer: OnGrid | WeightTensor, params: QuantParams) -> tf.Tensor:
-    """Return a constant's quantized values relative to the zero point, without clipping."""
+    """Return a constant's quantized values relative to the zero point. They are not clipped."""
     return round_half_away(tf.cast(layer.value(), tf.float64) / params.scale)
 
 

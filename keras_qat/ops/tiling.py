@@ -26,11 +26,12 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes
 
 Entries = list[tuple[int, Any]]
-"""Pairs of an axis and the indices to gather, or for an unknown size, the number of copies."""
+"""Pairs (axis, indices to gather). If the size of the axis is unknown, a pair is (axis, number of
+copies to concatenate)."""
 
 
 def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
-    """Gather or concatenate copies along axes, because some runtimes have no TILE."""
+    """Copy entries along axes by GATHER or CONCATENATION, because some runtimes have no TILE."""
     shape = list(e.shape(source))
     for position, (axis, indices) in enumerate(entries):
         is_unknown, target = isinstance(indices, int), e.outputs[0]
@@ -70,14 +71,13 @@ TILE = make_movement(
 
 
 def _broadcast_attributes(call: Call) -> Attributes:
-    """Return `added`: the output's axes that the input lacks."""
     if isinstance(call.layer, layers.RepeatVector):
         return {"added": (1,)}
     return {"added": tuple(range(len(call.output.shape) - get_rank(call)))}
 
 
 def _emit_broadcast(e: Emission) -> None:
-    """Add a RESHAPE and copies. For unknown sizes, add a BROADCAST_TO or use TFLite's converter."""
+    """Add a RESHAPE, and copies along axes of size 1. Unknown sizes need other operators."""
     source, (target,) = e.source, e.outputs
     before, after = e.shape(source), e.shape(target)
     for axis in e.attributes["added"]:
@@ -107,7 +107,7 @@ BROADCAST = make_movement(
 
 
 def _repeat_attributes(call: Call) -> Attributes:
-    """Return `times`, pairs (axis, repetitions). Repetitions are one integer, or one per entry."""
+    """Return `times`, pairs (axis, repetitions). As in `tf.repeat`, each entry may have its own."""
     layer, rank = call.layer, get_rank(call)
     if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}
@@ -123,7 +123,10 @@ def _repeat_attributes(call: Call) -> Attributes:
 
 
 def _emit_entries(attribute: str, entries: Callable[[Any, Any], Any], e: Emission) -> None:
-    """For each (axis, n) in `attribute`, gather the indices `entries(np.arange(size), n)`."""
+    """Reorder or repeat entries of axes, for example by `np.repeat` or `np.roll`.
+
+    For each pair (axis, n) in `attribute`, gather the indices `entries(np.arange(size), n)`.
+    """
     source, changes = e.source, e.attributes[attribute]
     shape = e.shape(source)
     if any(shape[axis] is None for axis, _ in changes):
@@ -151,9 +154,9 @@ def _reverse_attributes(call: Call) -> Attributes:
 
 
 def _emit_reverse(e: Emission) -> None:
-    """Add a STRIDED_SLICE with steps of -1. REVERSE_V2 supports only adjacent axes.
+    """Add a STRIDED_SLICE with steps of -1, because REVERSE_V2 supports only adjacent axes.
 
-    If TFLite Micro cannot slice all axes, the last axes are merged.
+    If the tensor has too many axes for TFLite Micro, merge the last ones.
     """
     axes, source, (output,) = e.attributes["axes"], e.source, e.outputs
     shape, target = e.shape(source), output
@@ -171,7 +174,7 @@ def _emit_reverse(e: Emission) -> None:
 
 
 SLICED_ANYWHERE = 4
-"""The maximum number of axes that all runtimes can slice."""
+"""The maximum number of axes of STRIDED_SLICE in all runtimes."""
 
 
 REVERSE = make_movement(
@@ -188,7 +191,6 @@ REVERSE = make_movement(
 
 
 def _roll_attributes(call: Call) -> Attributes:
-    """Return `shifts`, pairs of an axis and the number of elements to shift by."""
     options = get_operands(call, "shift", "axis")
     if isinstance(call.layer, Roll):
         options = [call.layer.shifts, call.layer.axes]

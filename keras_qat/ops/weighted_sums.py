@@ -1,7 +1,7 @@
-"""Computes exact sums of products with quantized weights, and rescales the sums like the kernels.
+"""Computes weighted operators, such as CONV_2D and FULLY_CONNECTED, with the rounding of kernels.
 
-All weighted operators sum integer products and add a bias. Then they multiply by input scale x
-weight scale / output scale. Each kernel rounds the last product differently.
+A weighted operator sums integer products and adds a bias. It then rescales the sum: it multiplies
+by input scale x weight scale / output scale, and rounds. The kernels round differently.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from keras_qat.ops.weights import Weights, compute_reach, count_terms
 from keras_qat.tflite.weight_packing import pack_nibbles
 
 RECENT = tuple(int(part) for part in tf.__version__.split(".")[:2]) >= (2, 17)
-"""Whether all kernels of TensorFlow's runtime support one scale per channel. In older runtimes,
-FULLY_CONNECTED and XNNPACK's TRANSPOSE_CONV support only one scale."""
+"""Whether all kernels of TensorFlow's runtime support a weight scale for each output channel. In
+older versions, FULLY_CONNECTED and XNNPACK's TRANSPOSE_CONV do not."""
 
 Rounding = Literal["fixed", "double", "up", "eights"]
-"""How TFLite's kernel rescales int8 sums. Sums of int16 products always use fixed point.
+"""How TFLite's kernel rescales sums of int8 products. Sums of int16 products always use "fixed".
 
-- `fixed`: by a 31-bit multiplier, rounding twice.
-- `double`: in double precision, rounding once, halves away from zero.
+- `fixed`: multiplies by a 31-bit multiplier, and rounds twice.
+- `double`: multiplies in double precision, and rounds halves away from zero.
 - `up`: like `fixed`, but TFLite's optimized kernels round halves up.
 - `eights`: like `up`, but only complete groups of eight channels round halves up."""
 
@@ -43,19 +43,20 @@ EXACT = 2.0**24
 """Float32 represents all integers below this limit exactly."""
 
 Linear = Callable[[Any, Any], Any]
-"""A function of values and weights that returns sums. Output channels are the last axis."""
+"""A function of inputs and weights that computes the sums, for example a convolution. Output
+channels are the last axis."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-    """The prepared parameters of a weighted operator.
+    """The prepared weights of a weighted operator, with the factor that rescales its sums.
 
     Args:
-        kernel: the weights, in the dtype of the sums.
+        kernel: the weights, in float32 or float64.
         bias: one value for each output channel. None without a bias.
         channels: axes of the weights that are output channels, counted from the end.
         factor: the factor that rescales the sums, in float32, float64 or fixed point.
-        rounding: how sums are rescaled. "family" rescales in float32, like the family's kernels.
+        rounding: how sums are rescaled. "family" means in float32, like kernels of XNNPACK.
         fits: whether float32 represents all possible sums exactly.
     """
 
@@ -76,7 +77,6 @@ def prepare_sums(
     """Returns the `Sums` that `compute_weighted` needs.
 
     Args:
-        a: the arguments of a weighted operator.
         channels: axes of the weights that are output channels, counted from the end.
         rounding: how TFLite's kernel rounds. XNNPACK instead multiplies int8 sums in float32, and
             rounds halves to even.
@@ -119,16 +119,15 @@ def _largest(a: Arguments) -> int:
 
 
 def _most(a: Arguments) -> int:
-    """Return how many products of the largest values float32 can sum exactly."""
+    """Return the number of products of the largest values that float32 can sum exactly."""
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
 def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = None) -> Any:
-    """Computes a weighted operator with prepared `Sums`.
+    """Computes a weighted operator after `prepare_sums`.
 
     Args:
-        a: the arguments.
-        linear: computes the sums.
+        linear: computes the sums from inputs and weights.
         as_matrices: computes the sums as a matrix product, which is exact on GPUs. None if a matrix
             product would be slow.
     """
@@ -155,7 +154,7 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
 
 
 def _round_half_away(x: Any) -> Any:
-    """Round halves away from zero. Unlike floor(x + 0.5), it is also correct just below a half."""
+    """Round halves away from zero. Just below 0.5, floor(x + 0.5) would be wrong."""
     size = tf.abs(x)
     floor = tf.floor(size)
     return tf.sign(x) * (floor + tf.cast(size - floor >= 0.5, x.dtype))
@@ -170,9 +169,9 @@ def _sums_of_8_bits(
 ) -> Any:
     """Compute the sums of 8-bit products plus the bias, in `dtype`.
 
-    Float32 is exact if all sums are below 2^24, as in most models. Otherwise, input channels are
-    divided into groups with exact sums in float32. Then float64 adds the groups. Here and in files,
-    the bias is rounded to float32.
+    Float32 is exact if all sums are below 2^24, as in most models. Otherwise, the sums are divided
+    into groups of input channels. Each group is exact in float32, and float64 adds the groups. Here
+    and in files, the bias is rounded to float32.
     """
     x, kernel, bias = a.q[0], a.prepared.kernel, a.prepared.bias
     has_groups = len(kernel.shape) > 2 and x.shape[-1] != kernel.shape[-2]
@@ -218,11 +217,10 @@ def weight_constants(
 ) -> list[int]:
     """Adds an operator's weights and bias to a file, and returns their tensors.
 
-    A bias is always added, because XNNPACK requires a bias for convolutions. The bias's type also
-    decides whether int16 kernels sum in 64 bits.
+    A layer without bias gets zeros, because XNNPACK requires a bias for convolutions. The type of
+    the bias, int32 or int64, is also the type of the sums in int16 kernels.
 
     Args:
-        e: the operator.
         arrange: converts the weights from the layer's shape to the file's shape.
         axis: the axis of the output channels in the file.
     """

@@ -15,11 +15,7 @@ from keras_qat.io.inputs import split_rows
 
 
 def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
-    """Applies a function to a table in blocks of rows. Blocks save memory for large tables.
-
-    Returns:
-        An array, or a tensor if the table is a tensor of a graph.
-    """
+    """Applies a function to a table in blocks of rows. For large tables, this saves memory."""
     if tf.is_tensor(table) and not tf.executing_eagerly():
         return compute(table)
     values, result = np.asarray(table), np.zeros(0)
@@ -33,25 +29,29 @@ def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
-    """The folded and quantized weights of a node: arrays for files, or tensors of a graph.
+    """The quantized weights of a node, with a folded BatchNormalization.
+
+    They are arrays for files, or tensors in a traced graph.
 
     Args:
-        name: the layer's attribute that holds the weight. An affine operator has "".
+        name: the layer's attribute that holds the weight, such as "kernel". "" for an affine
+            operator.
         q: the quantized values, -127 to 127, in the layer's shape. An affine operator has a value
             for each channel. None in `Arguments` after preparation.
-        scale: the scales: float32 values in float64, with a shape that broadcasts against `q`.
+        scale: the scales, which are float32 values in float64. The shape broadcasts against `q`.
         bias: an integer for each output channel, or None. The unit is input scale x weight scale.
         bits: bits that the weights were trained with, 2 to 8.
-        reach: the result of `compute_reach`, or None if unknown. Sums of products are at most
+        reach: the result of `compute_reach`, or None if unknown. A sum of products is at most
             `reach` times the largest input.
-        rounding: the largest change of a weight after training, in steps of training. Kernels
-            require symmetric ranges, so weights change if training had an asymmetric range.
+        rounding: the largest change of a weight after training, in quantization steps of training.
+            Weights change if training had an asymmetric range, because kernels require symmetric
+            ranges.
         packed: whether files store the weights in 4 bits, two in a byte.
-        divisor: the common divisor of all values, or of each channel. None if the quotients do not
-            fit in 4 bits. Weights of few bits have a divisor, because files scale them to 8 bits.
-        gates: the number of column blocks in an LSTM. Each block has a scale.
-        inner: the quantization parameters of tensors inside the operator, by name.
-        recurrent: the weights of a recurrent operator for its previous output.
+        divisor: the common divisor of all values, or of each channel. Weights with few bits have
+            one, because files scale them up to 8 bits. None if the quotients do not fit in 4 bits.
+        gates: the number of gates with a scale, 4 in an LSTM. 0 in other layers.
+        inner: the quantization parameters of tensors inside a recurrent operator, by name.
+        recurrent: the weights that a recurrent operator multiplies by its previous output.
     """
 
     name: str
@@ -92,22 +92,15 @@ class Weights:
 def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
     """Returns the number of products that are summed for one output value.
 
-    Args:
-        shape: the shape of the weights.
-        channels: the axes of the output channels, counted from the end.
+    `channels` are the axes of the output channels in the weights' shape, counted from the end.
     """
     return math.prod(shape) // max(1, math.prod(shape[axis] for axis in channels))
 
 
 def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float | tf.Tensor:
-    """Returns the largest sum of |weight| in a channel, over weights with the same sign.
+    """Returns the largest |sum of weights with the same sign| in a channel.
 
-    Args:
-        q: the quantized weights, an array or a tensor.
-        channels: as for `count_terms`.
-
-    Returns:
-        A float, or a float64 scalar tensor.
+    For `channels`, see `count_terms`.
     """
     axes = tuple(axis for axis in range(-len(q.shape), 0) if axis not in channels)
     if isinstance(q, np.ndarray):

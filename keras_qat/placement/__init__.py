@@ -21,7 +21,7 @@ RULES: dict[str, type[Int8Placement | ContribPlacement]] = {
     "int8": Int8Placement,
     "contrib": ContribPlacement,
 }
-"""Maps `Recipe.placement` to a class of rules."""
+"""Maps `Recipe.placement` to the class that decides how tensors are quantized."""
 
 
 def lower_graph(
@@ -30,16 +30,12 @@ def lower_graph(
     is_opaque: Callable[[Call], bool] = lambda call: False,
     has_int16: bool = True,
 ) -> Graph:
-    """Lowers a graph: traces and splits layers until each call is a single operator.
+    """Lowers a graph: splits layers until each call is a single operator.
 
     Args:
-        graph: the graph of the model.
-        recipe: the recipe. Its overrides decide which layers are traced.
-        is_opaque: function that returns True for a call that stays in one piece.
-        has_int16: whether the target supports 16 bits, as in `place`.
-
-    Raises:
-        ValueError: if an override of `open` matches no layer.
+        recipe: the recipe. Its overrides decide which custom layers are traced.
+        is_opaque: function that returns True for a call that must not be split.
+        has_int16: whether the target supports int16, as in `place`.
     """
     rules = RULES[recipe.placement]
     if not rules.lowers_activations:
@@ -70,8 +66,8 @@ def place(
         file_outputs: names of the tensors that files return. None means the graph's outputs.
         has_float: whether the target supports float. Without float, normalization layers with
             integer kernels compute in integers, too.
-        has_int16: whether the target supports 16 bits. If not, layers prefer 8 bits inside. They
-            use 16 bits if 8 bits would lose all values.
+        has_int16: whether the target supports int16. If not, intermediate results inside layers
+            have 8 bits, unless 8 bits would lose all values.
 
     Raises:
         ValueError: if the scope, an override of the recipe or an output matches no layer.
@@ -99,7 +95,8 @@ def place_lowered(
 ) -> Plan:
     """Plans the quantization of every tensor of a lowered graph.
 
-    With `file_outputs`, `graph.outputs` is a pair `(model outputs, list of file outputs)`.
+    If files return other tensors than the model (`file_outputs`), `graph.outputs` is a pair: the
+    model's outputs, and a list of the tensors that files return.
     """
     ends = graph.outputs[1] if file_outputs else graph.outputs
     after_outputs = split_loss_only(graph.calls, ends)[1] if file_outputs else []

@@ -1,7 +1,8 @@
-"""Applies the placement rules of `tf.contrib.quantize` (the original) in the same order.
+"""Quantizes the same tensors as `tf.contrib.quantize` (the original), with the same rules.
 
-The original matches operations, and uses the first rule that fits. In this module, a *layer* is a
-weighted operator with its bias or its folded BatchNormalization. Code calls its output `biased`.
+A rule matches a pattern of operations, such as Conv2D, bias and ReLU. The first rule that matches
+wins. In this module, a *layer* is a Conv2D, DepthwiseConv2D or Dense with its bias or its folded
+BatchNormalization. A *bypass* is an Add after a layer, as in a residual network.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ CLIPS = {"relu", "relu6", "relu_n"}
 """Kinds of ReLU: without a maximum, with the maximum 6, with another maximum."""
 
 ACTIVATIONS = {"relu", "relu6", "linear"}
-"""Kinds of activations that rules match after a layer."""
+"""Activations that rules match after a layer."""
 
 MERGES = {"add": "AddV2", "multiply": "Mul"}
-"""Operations to quantize after a quantized input, with their names in TensorFlow 1."""
+"""Operations with two inputs that a rule quantizes, and their names in TensorFlow 1."""
 
 PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
-"""Layers that only move quantized values. `linear` activations do the same."""
+"""Layers that only move values, so a rule looks at their input instead."""
 
 
 class ContribPlacement:
-    """Decides which tensors are quantized: first for each layer, then for each Add and Multiply."""
+    """Decides which tensors are quantized: first after layers, then after Add and Multiply."""
 
     lowers_activations = False
 
@@ -60,7 +61,6 @@ class ContribPlacement:
         self.reasons: dict[Value, str] = {}
 
     def plan(self) -> Plan:
-        """Applies the rules in the original's order."""
         for rule in (
             self.match_post_activation_bypass,
             self.match_activation,
@@ -91,7 +91,7 @@ class ContribPlacement:
     # The rules, in order.
 
     def match_post_activation_bypass(self, add: Call) -> None:
-        """Matches `layer -> activation -> Add`. Quantizes the activation and the Add."""
+        """Quantizes the activation and the Add in `layer -> activation -> Add`."""
         if self.kind(add) != "add":
             return
         for value in reversed(add.inputs):  # The original looks at the second input first.
@@ -103,7 +103,7 @@ class ContribPlacement:
                     return
 
     def match_activation(self, activation: Call) -> None:
-        """Quantizes an activation after a layer, and the layer if an Add is between them."""
+        """Quantizes an activation after a layer. Also quantizes the layer if an Add follows it."""
         if self.kind(activation) not in ACTIVATIONS:
             return
         layer, bypass = self.find_layer_before(activation)
@@ -113,13 +113,13 @@ class ContribPlacement:
             self.quantize_layer(layer, activation, bypass)
 
     def match_final_layer(self, call: Call) -> None:
-        """Quantizes a layer that no rule above matched, such as the last layer of a model."""
+        """Quantizes a layer that no earlier rule matched, such as the last layer of a model."""
         layer = self.find_biased_layer(call.output) if call.outputs is not None else None
         if layer is not None:
             self.quantize_layer(layer, call)
 
     def match_stage_of_separable(self, call: Call) -> None:
-        """Quantizes a layer without bias if another layer reads the output directly."""
+        """Quantizes a layer without bias that another layer reads, as inside a SeparableConv2D."""
         if self.kind(call) != "kernel" or not call.inputs:
             return
         producer = call.inputs[0].producer
@@ -127,7 +127,7 @@ class ContribPlacement:
             self.quantize_layer(producer, producer)
 
     def match_merge(self, merge: Call) -> None:
-        """Quantizes an Add or Multiply with a quantized input."""
+        """Quantizes an Add or Multiply that reads a quantized tensor."""
         if solve(merge, self.has_quantized_input) and self.in_scope(merge):
             # The original has no symmetric range here.
             spec = dataclasses.replace(
@@ -136,7 +136,7 @@ class ContribPlacement:
             self.quantize(merge.output, spec, f"activation_{MERGES[str(self.kind(merge))]}_quant")
 
     def float_layers(self) -> dict[str, str]:
-        """Returns a dict of the layers that int8 runtimes compute in float: `{name: reason}`."""
+        """Returns the layers that int8 runtimes must compute in float, as `{name: reason}`."""
         reasons = {}
         for call in self.graph.calls:
             kind, group = self.kind(call), self.group_of.get(call)
@@ -155,7 +155,7 @@ class ContribPlacement:
     # Helpers of the rules.
 
     def has_implied_range(self, call: Call) -> bool:
-        """Returns True if the range of a call's output is known without a quantizer."""
+        """Returns True if an output needs no quantizer, for example of a Reshape or a softmax."""
         op = find_op(call)
         if op is None or (op.is_weighted and self.kind(call) != "kernel"):
             return False
@@ -163,7 +163,7 @@ class ContribPlacement:
         return is_implied or op.falls_back_to_input_range or self.kind(call) == "kernel"
 
     def kind(self, call: Call) -> str | None:
-        """Returns a call's kind, such as "kernel" or "relu6". Returns None for unknown calls."""
+        """Returns "kernel" for a layer, and a name such as "relu6" or "add" for others."""
         op, attributes, _ = match(call)
         if op is None:
             return None
@@ -176,13 +176,13 @@ class ContribPlacement:
         return op.name
 
     def is_raw(self, kernel: Call) -> bool:
-        """Returns True for a weighted layer without bias and without folded BatchNormalization."""
+        """Returns True for a layer without bias and without folded BatchNormalization."""
         return not kernel.layer.use_bias and self.group_of[kernel].batch_norm is None
 
     def find_biased_layer(self, value: Value) -> Call | None:
-        """Returns the layer that computes `value` with a bias or BatchNormalization, or None.
+        """Returns the layer that computes `value`, including its bias. Otherwise returns None.
 
-        The original treats an Add after a raw layer as a bias.
+        A folded BatchNormalization counts as bias. So does an Add after a layer without bias.
         """
         call = value.producer
         if call is None:
@@ -200,7 +200,7 @@ class ContribPlacement:
         return None
 
     def find_layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
-        """Returns `(layer, add)` before an activation. Missing calls are None."""
+        """Returns the layer before an activation, and the Add between them. Each may be None."""
         value = activation.inputs[0]
         layer, producer = self.find_biased_layer(value), value.producer
         if layer is not None or producer is None:
@@ -220,9 +220,9 @@ class ContribPlacement:
         bypass: Call | None = None,
         bypass_after: Call | None = None,
     ) -> None:
-        """Quantizes the tensors of one match, unless the layer was matched before.
+        """Quantizes the weights and the outputs of a layer, unless a rule has already matched it.
 
-        `bypass` is an Add before the activation, `bypass_after` is an Add after the activation.
+        `bypass` is an Add before the activation. `bypass_after` is an Add after the activation.
         """
         if layer in self.matched:
             return
@@ -247,7 +247,10 @@ class ContribPlacement:
     def quantize(
         self, value: Value, spec: QuantSpec, reason: str, scope: list[Call] | None = None
     ) -> None:
-        """Adds a quantizer if the user selected all calls of `scope` and no quantizer follows."""
+        """Adds a quantizer to a tensor, unless the tensor or a reshaped copy of it already has one.
+
+        Does nothing if the user excludes a call of `scope` from quantization.
+        """
         self.considered.add(value)
         starts_at_zero = spec.initial_range == (0.0, 6.0)
         if starts_at_zero and value.producer and self.kind(value.producer) in CLIPS:
@@ -260,7 +263,7 @@ class ContribPlacement:
         return any(self.kind(reader) in kinds for reader in self.consumers[call.output])
 
     def is_followed(self, value: Value) -> bool:
-        """Returns whether a tensor is quantized, directly or after a reshape."""
+        """Returns whether a tensor has a quantizer, directly or after a reshape."""
         return value in self.specs or any(
             self.is_followed(reader.output)
             for reader in self.consumers[value]
@@ -269,7 +272,7 @@ class ContribPlacement:
         )
 
     def has_quantized_input(self, merge: Call) -> Generator[Call, Any, bool]:
-        """Returns True if an Add or Multiply has a quantized input, but no decision yet."""
+        """Returns True if an unmatched Add or Multiply reads a quantized tensor."""
         if self.kind(merge) not in MERGES or merge.output in self.considered:
             return False
         readers = self.consumers[merge.output]
@@ -286,7 +289,7 @@ class ContribPlacement:
         return False
 
     def trace_back(self, value: Value) -> Value:
-        """Follows a tensor upstream through layers that only move values."""
+        """Follows a tensor back through layers that only move values, such as a Reshape."""
         while value not in self.specs and (call := value.producer):
             if type(call.layer).__name__ not in PASSES and self.kind(call) != "linear":
                 break

@@ -18,7 +18,7 @@ FINDS_NUMBER = (
     "compares with its mask_value before rounding, unless recipe.override('Masking', open=True) "
     "asks for integers"
 )
-"""The reason why all calls of a Masking stay in float."""
+"""The reason why a Masking stays in float."""
 
 
 def find_index_calls(
@@ -28,19 +28,17 @@ def find_index_calls(
     get_op: Callable[[Call], Op | None],
     without_float: bool = False,
 ) -> set[Call]:
-    """Returns the calls that compute indices. These calls must stay in float.
+    """Returns the calls that must stay in float because they compute indices.
 
-    Rounding `x` can change the index `tf.cast(tf.floor(16.0 * x), tf.int32)`. The new index selects
-    an unrelated entry. An argmax may read quantized values. If rounding changes its index, the old
-    and the new entry are almost equal. The result also includes all calls of a Masking with a
+    For example, `tf.cast(tf.floor(16.0 * x), tf.int32)` is an index. Rounding `x` to int8 could
+    change it, and select an unrelated entry. An argmax may read int8 values, because it can only
+    confuse entries that are almost equal. The result also includes all calls of a Masking with a
     nonzero mask value.
 
     Args:
-        calls: the calls of a graph, in the order of computation.
-        consumers: the calls that read each value.
-        kept: values that are quantized for other reasons, such as the model's outputs.
+        kept: values that must be quantized for other reasons, such as the model's outputs.
         get_op: function that returns the operator of an integer call, or None for a float call.
-        without_float: whether comparisons before indices may be computed in integers.
+        without_float: whether the target lacks float. Comparisons may then be computed in integers.
     """
     found: set[Call] = set()
     maskings = {call.layer for call in calls if masks_nonzero(call)}
@@ -61,32 +59,31 @@ def find_index_calls(
 
 
 def converts_in_float(call: Call, op: Op | None) -> bool:
-    """Returns True if a call without an integer `op` converts float values to integers."""
+    """Returns True if a call converts float values to integers and has no integer operator."""
     return makes_integers(call) and op is None and find_op(call) is None
 
 
 def makes_integers(call: Call) -> bool:
-    """Returns whether a call computes integers from float values. Booleans are no integers."""
+    """Returns whether a call computes integers from float values. Booleans do not count."""
     types = [tf.as_dtype(value.dtype) for value in flatten_values(call.outputs)]
     return any(value.is_float for value in call.inputs) and all(t.is_integer for t in types)
 
 
 def makes_bools(call: Call) -> bool:
-    """Returns whether all outputs of a call are booleans."""
     return all(tf.as_dtype(value.dtype).is_bool for value in flatten_values(call.outputs))
 
 
 def is_table(call: Call) -> bool:
-    """Returns whether a layer's weights are a lookup table. The call may lack an integer kernel."""
+    """Returns whether a layer looks up rows of its weights, as Embedding does."""
     row = find_row(call.layer)
     return row is not None and row.is_table
 
 
 def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None]) -> bool:
-    """Returns True if only float layers use `value`, but integer layers use another input.
+    """Returns True if an input may contain labels. Labels must not be rounded.
 
-    Such an input may be labels. An opaque layer compares labels with predictions, so labels must
-    not be rounded. `get_op` returns the operator of an integer call, or None for a float call.
+    An input may contain labels if only float layers use it, but integer layers use another input.
+    For example, a custom loss layer compares labels with predictions.
     """
     consumers = graph.consumers(losses=False)
 

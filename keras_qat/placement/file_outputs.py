@@ -1,4 +1,7 @@
-"""Makes tensors inside a model the outputs of files, and finds concatenated outputs."""
+"""Implements `quantize_model(model, outputs=...)`, and finds outputs that concatenate tensors.
+
+Exported files then return tensors inside the model, for example before a concatenation.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,7 @@ from keras_qat.ops.registry import match
 
 @dataclasses.dataclass(frozen=True)
 class JoinedOutput:
-    """An output that concatenates tensors along the last axis. The tensors share one range.
-
-    Args:
-        output: name of the output.
-        parts: names of the concatenated tensors.
-    """
+    """A model output that concatenates tensors with the names `parts`. They share one range."""
 
     output: str
     parts: tuple[str, ...]
@@ -41,7 +39,7 @@ def find_joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
 
 
 def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
-    """Returns the names of concatenated tensors. Reshapes may follow the concatenation."""
+    """Returns the names of the tensors that `value` concatenates, also before a Reshape."""
     call = value.producer
     if call is None:
         return []
@@ -65,11 +63,7 @@ def _undo_lowering(value: Value, call: Call) -> Value:
 
 
 def check_names(names: Iterable[str]) -> list[str]:
-    """Returns the names of outputs as a list.
-
-    Raises:
-        ValueError: if there are no names, or if a name occurs twice.
-    """
+    """Returns the user's names of outputs as a list. Raises a `ValueError` for repeated names."""
     listed = [names] if isinstance(names, str) else list(names)
     if not listed or not all(isinstance(name, str) for name in listed):
         raise ValueError(
@@ -82,11 +76,7 @@ def check_names(names: Iterable[str]) -> list[str]:
 
 
 def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
-    """Returns a copy of the graph with the outputs `(original outputs, named tensors)`.
-
-    Raises:
-        ValueError: if the recipe does not support outputs inside the model.
-    """
+    """Adds outputs to a graph before lowering: `(original outputs, named tensors)`."""
     if recipe.placement != "int8":
         raise ValueError(
             f"Recipe {recipe.name!r} does not support outputs=. Use another recipe, such as 'int8'."
@@ -97,12 +87,10 @@ def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
 
 
 def replace_outputs(lowered: Graph, read: Graph, names: list[str]) -> Graph:
-    """Returns the lowered result of `add_outputs` with all named tensors as file outputs.
+    """Chooses the outputs of files after lowering of a graph from `add_outputs`.
 
-    Names may be names of calls inside custom layers, which exist only after lowering.
-
-    Raises:
-        ValueError: if a name is unknown, or is the name of an input or of an integer tensor.
+    `read` is the graph before lowering. Names may be names of calls inside custom layers, which
+    exist only in `lowered`.
     """
     outputs, of_layers = lowered.outputs
     known = [value.name for value in read.values()]

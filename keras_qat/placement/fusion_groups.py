@@ -13,9 +13,10 @@ from keras_qat.ops.registry import find_op
 
 @dataclasses.dataclass(eq=False)
 class Group:
-    """A weighted layer, its BatchNormalization and its activation. One wrapper replaces them.
+    """A weighted layer with its BatchNormalization and its activation. One wrapper replaces them.
 
-    `shared` is True if the layer has several calls. Each call then has a separate range.
+    `shared` is True if the layer is called several times. Each call is then a group with its own
+    range.
     """
 
     kernel: Call
@@ -25,7 +26,6 @@ class Group:
 
     @property
     def calls(self) -> list[Call]:
-        """The calls, in order."""
         return [call for call in (self.kernel, self.batch_norm, self.activation) if call]
 
     @property
@@ -36,20 +36,19 @@ class Group:
 
     @property
     def output(self) -> Value:
-        """The output of the last call."""
         return self.calls[-1].output
 
 
 def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
     """Finds weighted layers, with the BatchNormalization and the activation after each.
 
-    A group ends at a value with several consumers. If a layer is called several times, each call
-    has a group without an activation. A BatchNormalization is included if all calls share it.
+    If another call also reads a tensor, the group ends there. If a layer is called several times,
+    its groups have no activation. They have a BatchNormalization if all calls share it.
 
     Args:
         graph: a lowered graph.
         folds_bias: whether a BatchNormalization is folded into a layer that has a bias.
-        affine: whether an affine layer that is not folded, such as BatchNormalization, is a group.
+        affine: whether a BatchNormalization that is not folded forms a group of its own.
     """
     consumers, counts = graph.find_single_consumers(), graph.count_calls()
 
@@ -89,7 +88,7 @@ def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> l
 
 
 def _is_per_channel(norm: Call, kernel: Call) -> bool:
-    """Return whether a BatchNormalization has a scale and an offset per output channel."""
+    """Return whether a BatchNormalization normalizes the channels, not another axis."""
     rank = len(norm.output.shape)
     channels_first = getattr(kernel.layer, "data_format", None) == "channels_first"
     channel_axis = 1 if channels_first else rank - 1

@@ -1,4 +1,7 @@
-"""Decides how tensors are quantized for TFLite's int8 kernels."""
+"""Decides how tensors are quantized for TFLite's int8 and int16 kernels.
+
+An *integer call* is quantized and runs an integer kernel. All other calls are *float calls*.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from keras_qat.placement.symmetric_ranges import center_at_zero, find_symmetric
 
 
 class Decision(NamedTuple):
-    """How a tensor is quantized, and the reason. `spec` is None without quantization."""
+    """How a tensor is quantized, and the reason. `spec` is None if it is not quantized."""
 
     spec: Spec | None
     reason: str
@@ -75,7 +78,6 @@ class Int8Placement:
         self.unrounded: set[Value] = set()  # Only an `output_dtype` rounds these outputs.
 
     def plan(self) -> Plan:
-        """Returns the plan of the graph."""
         self.record_float_calls()
         reasons: dict[Value, str] = {}
         for value in self.graph.values():
@@ -101,10 +103,10 @@ class Int8Placement:
         )
 
     def find_inner_ranges(self, group: Group) -> dict[str, QuantSpec]:
-        """Returns the specifications of tensors inside an operator. Ranges are never learned.
+        """Returns the specifications of tensors inside an operator, such as the sums in a GRU.
 
-        If the call reads initial states, ranges include negative values. Initial states may be
-        negative, even for a layer with a ReLU.
+        An initial state may be negative. If the call reads one, the ranges include negative values,
+        even for a ReLU.
         """
         op, attributes, _ = match(group.kernel)
         has_state = any(value.dtype != "bool" for value in group.kernel.inputs[1:])
@@ -122,11 +124,11 @@ class Int8Placement:
     # Which calls compute in integers
 
     def has_kernel(self, op: Op | None) -> bool:
-        """Returns whether the kernel family supports an operator with the recipe's bits."""
+        """Returns whether the kernel family has a kernel with the recipe's bits."""
         return op is not None and op.has_kernel_for(self.bits, self.settings.family)
 
     def get_op(self, call: Call) -> Op | None:
-        """Returns the operator of an integer call, or None for a float call."""
+        """Returns the operator of an integer call. Returns None for a float call."""
         op = find_op(call)
         if op is None or not self.has_kernel(op) or call in self.index_calls:
             return None
@@ -138,7 +140,7 @@ class Int8Placement:
         return op if is_integer else None
 
     def record_float_calls(self) -> None:
-        """Records the calls that compute in float, and the int8 weights of these calls."""
+        """Records the float calls and the reasons. Files may store their weights as int8."""
         for call in self.graph.calls:
             outputs = flatten_values(call.outputs)
             values = [*outputs, *call.inputs]
@@ -152,7 +154,6 @@ class Int8Placement:
                 self.float_layers[call.name] += "; its weights are int8"
 
     def explain_float(self, call: Call) -> str:
-        """Returns the reason why a call computes in float."""
         reason = self.settings.find_reason(call)
         if reason is not None:
             return reason
@@ -175,7 +176,7 @@ class Int8Placement:
     # How each tensor is quantized
 
     def decide(self, value: Value) -> Decision:
-        """Decides how a tensor is quantized, given the decisions about all tensors upstream."""
+        """Decides how a tensor is quantized. Tensors upstream must be decided first."""
         if not value.is_float:
             return Decision(None, f"holds {value.dtype}")
         if self.is_index(value):
@@ -191,7 +192,6 @@ class Int8Placement:
         return self.decide_integer_result(value, own, call, op)
 
     def decide_input(self, value: Value, own: QuantSpec) -> Decision:
-        """Decides how an input of the model is quantized."""
         if known := self.find_conversion(value):
             fixed = FixedSpec(known.minimum, known.maximum, own.bits)
             return Decision(fixed, "input of the model, converted to a fixed range")
@@ -207,7 +207,11 @@ class Int8Placement:
         return Decision(dataclasses.replace(own, off_ties=off_ties), "input of the model")
 
     def decide_float_result(self, value: Value, own: QuantSpec, reason: str) -> Decision:
-        """Decides how the output of a float call is quantized for integer consumers or files."""
+        """Decides how the output of a float call is quantized.
+
+        It is quantized if integer calls read it or files return it. `own` is the recipe's
+        specification.
+        """
         if not self.is_read_by_int8(value):
             return Decision(None, reason)
         if reason == BY_RECIPE and self.only_reaches_outputs(value):
@@ -217,14 +221,17 @@ class Int8Placement:
         return Decision(own, f"{role}; {reason}")
 
     def decide_unrounded(self, value: Value, own: QuantSpec, reason: str) -> Decision:
-        """Observes the range of an output in float, because an integer `output_dtype` needs it."""
+        """Decides about an output that stays in float, but may be exported as int8.
+
+        Training does not round the output of the model. It only observes a range, for exports with
+        an integer `output_dtype`.
+        """
         if value not in self.outputs or self.settings.in_scope is not None:
             return Decision(None, reason)
         self.unrounded.add(value)
         return Decision(own, f"output of the model, quantized only on request; {reason}")
 
     def decide_integer_result(self, value: Value, own: QuantSpec, call: Call, op: Op) -> Decision:
-        """Decides how the output of an integer call is quantized."""
         group = self.group_of.get(call)
         if group and value is not group.output:
             return Decision(None, f"inside {group.kernel.name}")
@@ -258,7 +265,7 @@ class Int8Placement:
     def is_index(self, value: Value) -> bool:
         """Returns whether a float tensor contains indices, such as token ids.
 
-        Each consumer of indices converts them to integers, or compares them to compute a mask.
+        An Embedding reads it, or it is an input that is only converted to integers or compared.
         """
         readers = [call for call in self.consumers[value] if type(call.layer) is not WeightTensor]
         if any(map(is_table, readers)):
@@ -272,7 +279,7 @@ class Int8Placement:
         return is_input and len(others) < len(readers) and all(map(makes_bools, others))
 
     def explain_exact_input(self, value: Value) -> str | None:
-        """Returns the reason if all consumers of an input need exact values, else None."""
+        """Returns a reason if all consumers need an input that is not rounded, otherwise None."""
         reasons = [
             self.graph.in_float.get(call.name)
             for call in self.consumers[value]
@@ -281,7 +288,10 @@ class Int8Placement:
         return reasons[0] if reasons and all(reasons) else None
 
     def find_conversion(self, value: Value) -> FixedRange | None:
-        """Returns a fixed range if all consumers convert a tensor to this range, or None."""
+        """Returns the fixed range to which all consumers convert a tensor, or None.
+
+        An example is the range of a GRU's initial state.
+        """
         ranges = {
             op.converts.get(call.inputs.index(value)) if op else None
             for call in self.consumers[value]
@@ -290,7 +300,7 @@ class Int8Placement:
         return ranges.pop() if len(ranges) == 1 else None
 
     def only_reaches_outputs(self, value: Value) -> bool:
-        """Returns whether all integer operators downstream of a tensor only move values."""
+        """Returns whether integer calls only move a tensor's values, for example to an output."""
         return all(
             isinstance(op.output, SharedRange)
             and all(map(self.only_reaches_outputs, flatten_values(call.outputs)))
@@ -299,22 +309,22 @@ class Int8Placement:
         )
 
     def is_read_by_int8(self, value: Value) -> bool:
-        """Returns whether an input or the output of a float call must be quantized."""
+        """Returns whether an integer call reads the tensor, or files read or return it."""
         is_input = value.producer is None and self.is_read_by_file(value)
         is_end = value in self.outputs or is_input
         readers = self.consumers[value]
         return any(map(self.get_op, readers)) or (is_end and self.settings.in_scope is None)
 
     def is_read_by_file(self, value: Value) -> bool:
-        """Returns True if a tensor has a consumer in the file, or no consumer at all.
+        """Returns True if a tensor is used by exported files, or not used at all.
 
-        Labels and sample weights have consumers, but not in the file. They are not rounded.
+        Labels and sample weights are used only by losses, which files do not contain.
         """
         readers = self.consumers[value]
         return not readers or not self.settings.not_in_file.issuperset(readers)
 
     def merges_into_activation(self, value: Value, op: Op) -> bool:
-        """Returns whether the next activation is fused into `op`, which computes `value`."""
+        """Returns whether `value` is followed by a ReLU that is fused into `op`."""
         if not op.can_merge_relu or isinstance(op.output, SharedRange):
             return False
         reader = self.single_consumers.get(value)
@@ -322,7 +332,7 @@ class Int8Placement:
         return reader_op is not None and reader_op.clips
 
     def follows_pooling(self, call: Call) -> bool:
-        """Returns whether an activation is fused into pooling. Both then share a range."""
+        """Returns whether an activation is fused into a pooling, so both share a range."""
         (value,) = call.inputs
         op = self.get_op(value.producer) if value.producer is not None else None
         if op is None or not op.can_merge_relu or not isinstance(op.output, SharedRange):
@@ -332,7 +342,7 @@ class Int8Placement:
     # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
-        """Follows shared ranges upstream, and returns the specifications where they start."""
+        """Returns the specifications upstream that a tensor with a `SharedSpec` shares."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
             return frozenset({spec})
@@ -344,7 +354,7 @@ class Int8Placement:
         return roots
 
     def collect_ranges(self) -> list[Range]:
-        """Returns one range for each set of tensors that `SharedSpec`s connect."""
+        """Returns the model's ranges. Tensors that `SharedSpec`s connect have one range."""
         range_of: dict[Value, Range] = {}
         for value, spec in self.specs.items():
             if not isinstance(spec, SharedSpec):
@@ -374,7 +384,10 @@ class Int8Placement:
 
 
 def _get_sources(call: Call) -> list[Value]:
-    """Return the inputs that share a range with the output. Only training reads other inputs."""
+    """Return the inputs that share a range with the output.
+
+    An operator that does nothing at inference returns its first input.
+    """
     op = find_op(call)
     return call.inputs[:1] if op is not None and op.alias else call.inputs
 

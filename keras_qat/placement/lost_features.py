@@ -1,4 +1,8 @@
-"""Warns of features that are too small for the common range of all features of an input."""
+"""Warns of lost features in the model's inputs.
+
+All features of an input share one range. If the range is 0 to 1000, the values of a feature from 0
+to 1 are all quantized to the same integer. The feature is lost.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +19,22 @@ from keras_qat.keras2.backend import keras
 Ends = tuple[float, float]
 
 LEVELS, FAR = 4, 32
-"""A lost feature spans fewer than `LEVELS` quantized values, and the range is at least `FAR` times
-as wide as the feature. The same holds for a lost tensor of a concatenation."""
+"""A feature is lost if it spans fewer than `LEVELS` quantized values, and the range is at least
+`FAR` times as wide. The same holds for a tensor that is concatenated with others."""
 SHOWN = 5
-"""Maximum number of features in a sentence."""
+"""Maximum number of features in a warning."""
 UNVARIED = 2e-6
 """A feature with at most this standard deviation counts as constant in the training data."""
 
 
 def compute_lost_span(shared: Ends, bits: int) -> float:
-    """Returns the width below which a feature is lost in the range `shared`."""
+    """Returns the minimum width of a feature's range that is not lost in the range `shared`."""
     width = shared[1] - shared[0]
     return min(LEVELS * width / (2**bits - 1), width / FAR)
 
 
 def predict_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
-    """Yields warnings about lost features, according to the statistics of normalization layers."""
+    """Yields warnings about lost features of inputs that a normalization layer reads."""
     readers = graph.consumers()
     for value in flatten_values(graph.inputs):
         spec = specs.get(value)
@@ -40,21 +44,17 @@ def predict_losses(graph: Graph, specs: Mapping[Value, Any]) -> Iterator[str]:
 
 
 def has_statistics(layer: keras.layers.Layer) -> bool:
-    """Returns whether a layer stores the mean and the deviation of its input."""
+    """Returns whether a layer knows the mean and deviation of its input, like Normalization."""
     return bool(layer.built) and find_statistics(layer) is not None
 
 
 def describe_small_features(
     value: Value, norm: keras.layers.Layer, ends: Ends | None, bits: int, name: str
 ) -> Iterator[str]:
-    """Yields a warning if features vary too little for the range of an input.
+    """Yields a warning if features of an input are lost, according to its normalization layer.
 
-    Args:
-        value: the input.
-        norm: the normalization layer that reads the input.
-        ends: the range of the input. If None, statistics of `norm` determine the range.
-        bits: bits of the quantized input.
-        name: the name of `norm` in the float model.
+    `ends` is the input's range. If it is None, the layer's statistics determine the range. `name`
+    is the layer's name in the float model.
     """
     mean, deviation = find_statistics(norm) or (np.empty(0), np.empty(0))
     if deviation.size != value.shape[-1] or deviation.size < 2:
@@ -71,14 +71,10 @@ def describe_small_features(
 def describe_lost_features(
     name: str, lost: dict[int, float], count: int, ends: Ends, norm: str = ""
 ) -> str:
-    """Returns a warning about lost features of an input, with advice.
+    """Returns a warning about lost features of the input `name`, with advice.
 
-    Args:
-        name: the input's name.
-        lost: maps the index of each lost feature to the width of the feature's range.
-        count: number of features of the input.
-        ends: the range of the input.
-        norm: the name of the layer that normalizes the input, or "".
+    `lost` maps the index of a lost feature to the width of its range. `count` is the number of all
+    features. `norm` is the name of a layer that normalizes the input, or "".
     """
     advice = (
         f" '{norm}' can normalize them before rounding if it stays in float: quantize_model(model, "

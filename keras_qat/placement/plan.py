@@ -23,12 +23,12 @@ from keras_qat.placement.settings import NOT_IN_FILE, REQUESTED
 INSIDE = "inside, one range for all steps"
 
 MUCH_MEMORY = 1024
-"""Plans mention the memory of scales if the scales have at least this number of bytes."""
+"""Plans mention the memory of per-channel scales if it is at least this number of bytes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PerGate(QuantSpec):
-    """Specification of an LSTM's weights, with a scale per gate."""
+    """Specification of an LSTM's weights. It prints as "per gate" instead of "per channel"."""
 
     def __str__(self) -> str:
         return super().__str__().rsplit(" ", 1)[0] + " gate"
@@ -55,14 +55,15 @@ class Row:
 
 @dataclasses.dataclass(eq=False)
 class Range:
-    """A range and the tensors that share it.
+    """A quantization range and the tensors that share it.
 
     Args:
         spec: the specification.
         observed: the tensors that determine the range.
-        rounded: tensors that are rounded with the range, but do not affect the range.
-        rounds: whether training rounds the tensors. False for an output in float, because only
-            files with an integer `output_dtype` round it.
+        rounded: tensors that are rounded to the range, but do not determine it. An example is the
+            output of average pooling.
+        rounds: whether training rounds the tensors. False for a float output that only files with
+            an integer `output_dtype` round.
     """
 
     spec: QuantSpec | FixedSpec
@@ -72,7 +73,10 @@ class Range:
 
 
 def join_ranges(ranges: list[Range]) -> Range:
-    """Merges ranges. The result has a lower bound if all `ranges` have lower bounds."""
+    """Merges the ranges of tensors that must share a range, for example before a concatenation.
+
+    The result has a lower bound only if all `ranges` have one.
+    """
     first, *rest = ranges
     if not rest:
         return first
@@ -114,7 +118,7 @@ class Plan:
         channel_bytes: bytes that the per-channel scales of dense layers need on the target.
         file_outputs: names of the tensors that files return. Empty for the model's outputs.
             Otherwise `graph.outputs` is a pair `(model outputs, list of file outputs)`.
-        joined_outputs: outputs that concatenate tensors.
+        joined_outputs: outputs that concatenate tensors, which then share a range.
         lost_features: warnings about features that are too small for the range of an input.
     """
 
@@ -248,12 +252,8 @@ def report_float_layers(
 ) -> None:
     """Logs how many layers of each class compute in float. Logs the same text only once.
 
-    Layers that the user's recipe or scope leaves in float are not counted.
-
-    Args:
-        layers: pairs of a user's layer and the reason for float. A repeated layer counts once.
-        start: beginning of the sentence.
-        advice: text after the sentence.
+    Layers that the user's recipe or scope leaves in float are not counted. `layers` has pairs of a
+    layer and the reason for float. The sentence begins with `start`. `advice` is the next sentence.
     """
     unrequested = [(layer, reason) for layer, reason in layers if not reason.startswith(REQUESTED)]
     if not unrequested:
@@ -268,7 +268,6 @@ def report_float_layers(
 
 
 def describe_layer(layer: keras.layers.Layer) -> str:
-    """Returns a layer's class name, or the name of an activation or operation."""
     if is_operation(layer):
         return f"tf.{name_in_tensorflow(layer)}"
     if type(layer) is keras.layers.Activation:

@@ -1,4 +1,7 @@
-"""Matches layers with scopes, and finds the settings of each call in a recipe."""
+"""Finds the settings of each call: the recipe's, changed by its overrides and the user's scope.
+
+A scope selects layers, for example by their names. Each override has a scope, too.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ OUT_OF_SCOPE = "outside the scope"
 BY_RECIPE = "left in float by the recipe"
 NOT_IN_FILE = "after the outputs of exported files"
 REQUESTED = (OUT_OF_SCOPE, BY_RECIPE, NOT_IN_FILE)
-"""Reasons of layers that the user wants in float."""
+"""Reasons for float that the user requested."""
 
 
 Scope = str | Iterable[str] | Callable[[Any], bool]
@@ -31,10 +34,7 @@ function of a layer. The prefix "a" selects names such as `a_1`, `a/b`, `a.b` an
 def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -> None:
     """Raises a `ValueError` if an entry of a scope matches no layer, for example a misspelled name.
 
-    Args:
-        scope: the user's scope.
-        calls: the calls of the model before lowering.
-        inputs: names of the model's inputs. A scope may contain them.
+    `calls` are the calls before lowering. A scope may also contain names of `inputs`.
     """
     if scope is None:
         return
@@ -54,7 +54,6 @@ def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -
 
 
 def check_entries(scope: object) -> None:
-    """Raises a `ValueError` if an entry of a scope has an unsupported type."""
     entries: Iterable[object] = (
         scope if isinstance(scope, (list, tuple, set, frozenset)) else [scope]
     )
@@ -91,8 +90,7 @@ def _explain_no_match(patterns: Iterable[object], calls: list[Call]) -> str:
 def make_matcher(scope: Scope, calls: list[Call], required: bool = True) -> Callable[[Call], bool]:
     """Returns a function that returns True for calls in a scope.
 
-    Raises:
-        ValueError: if `required` is True and the scope matches no call.
+    If `required` is True and the scope matches no call, raises a `ValueError`.
     """
     names = {call.origin for call in calls}
     patterns = [scope] if isinstance(scope, str) or callable(scope) else list(scope)
@@ -123,11 +121,7 @@ def _matches(call: Call, pattern: str, is_name: bool) -> bool:
 
 
 def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], bool | None]:
-    """Returns a function that decides whether to trace a call. None means no preference.
-
-    Raises:
-        ValueError: if an override of `open` matches no layer.
-    """
+    """Returns a function that returns whether to trace a call. None means no preference."""
     overrides = [o for o in recipe.overrides if o.open is not None or o.quantize]
     default = True if recipe.without_float else None
     matchers = [(o.open, make_matcher(o.layers, calls, o.open is not None)) for o in overrides]
@@ -144,14 +138,14 @@ def make_trace_filter(recipe: Recipe, calls: list[Call]) -> Callable[[Call], boo
 
 
 def find_ends(calls: list[Call]) -> set[Call]:
-    """Returns the first and the last weighted calls on each path through the graph."""
+    """Returns the weighted calls that are the first or the last on a path through the graph."""
     steps = [(call, set(call.inputs), set(flatten_values(call.outputs))) for call in calls]
     backwards = [(call, after, before) for call, before, after in reversed(steps)]
     return _find_first(steps) | _find_first(backwards)
 
 
 def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
-    """Return the first weighted calls. A step is a triple (call, inputs, outputs)."""
+    """Return the weighted calls without an earlier one. Steps are (call, inputs, outputs)."""
     first: set[Call] = set()
     reached: set[Value] = set()
     for call, before, after in steps:
@@ -164,9 +158,10 @@ def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
 
 
 def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
-    """Returns the inputs of matrix products and of weighted calls that are not in `ends`.
+    """Returns the tensors that are multiplied: inputs of matrix products and of weighted calls.
 
-    Tensors that share a range with such an input are included.
+    Weighted calls in `ends` do not count. Tensors that share a range with such an input are
+    included.
     """
     values: set[Value] = set()
     for call in calls:
@@ -188,17 +183,13 @@ def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
 
 
 def _has_weights(call: Call) -> bool:
-    """Return whether a call has quantized weights. Affine layers and tables do not count."""
+    """Return whether a call multiplies by quantized weights, as Dense and Conv2D do."""
     op = find_op(call)
     return op is not None and op.is_weighted and not (op.is_affine or op.is_table)
 
 
 class Settings:
-    """Finds the settings of each call in a recipe, in overrides and in a scope.
-
-    Raises:
-        ValueError: if the scope or an override matches no layer.
-    """
+    """Finds the settings of each call in the recipe, its overrides and the scope."""
 
     def __init__(
         self,
@@ -215,7 +206,7 @@ class Settings:
         self.multiplied = set() if recipe.end_bits is None else find_multiplied(calls, self.ends)
 
     def find_reason(self, call: Call) -> str | None:
-        """Returns the reason why a call stays in float, or None if the call is quantized."""
+        """Returns the reason why a call stays in float. Returns None if it is quantized."""
         if call in self.not_in_file:
             return NOT_IN_FILE
         if self.in_scope is not None and not self.in_scope(call):
@@ -229,16 +220,15 @@ class Settings:
         return None
 
     def _override(self, call: Call, name: str) -> Any:
-        """Return a setting of the last matching override that has this setting, or None."""
+        """Return the setting `name` of the last override that has it for this call, or None."""
         settings = [getattr(item, name) for item, matches in self.overrides if matches(call)]
         return next((setting for setting in reversed(settings) if setting is not None), None)
 
     def quantizes(self, call: Call) -> bool:
-        """Returns whether a call is quantized."""
         return self.find_reason(call) is None
 
     def weights(self, call: Call, folded: bool = False) -> QuantSpec:
-        """Returns the specification of weights, into which a BatchNormalization may be `folded`."""
+        """Returns how weights are quantized. A BatchNormalization may be `folded` into them."""
         spec = (folded and self.recipe.folded_weights) or self.recipe.weights
         bits, op = self._override(call, "weight_bits"), find_op(call)
         if bits is None and op is not None and not op.supports_int4:
@@ -248,7 +238,7 @@ class Settings:
         return spec if bits is None else dataclasses.replace(spec, bits=bits)
 
     def activations(self, value: Value) -> QuantSpec:
-        """Returns the specification of a model input or of a call's output."""
+        """Returns how a model input or a call's output is quantized."""
         spec, end_bits, call = self.recipe.activations, self.recipe.end_bits, value.producer
         if end_bits is not None and value not in self.multiplied:
             spec = dataclasses.replace(spec, bits=max(spec.bits, end_bits))

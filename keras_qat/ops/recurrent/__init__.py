@@ -1,1 +1,1 @@
-"""Operators of recurrent layers. An LSTM is one TFLite operator. All others are unrolled."""
+"""Operators of recurrent layers. LSTM is one operator. The steps of other layers are unrolled."""

@@ -1,4 +1,4 @@
-"""Reads and writes the states that a stateful layer keeps between calls.
+"""Reads and writes the states that a stateful layer keeps from one call to the next.
 
 The states are float variables of the layer. Training and `reset_states` use them too.
 """
@@ -17,7 +17,7 @@ from keras_qat.ops.emission import Emission
 
 
 def read_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
-    """Returns the quantized states of a layer relative to their zero points, in int64."""
+    """Quantizes a layer's states. Returns values relative to the zero points, in int64."""
     quantized = []
     for state, own in zip(layer.states, params, strict=True):
         q = tf.cast(tf.round(tf.cast(state, tf.float64) / own.scale), tf.int64)
@@ -29,7 +29,10 @@ def read_states(layer: Any, params: Sequence[QuantParams]) -> list[Any]:
 def store_states(
     layer: Any, params: Sequence[QuantParams], states: Sequence[Any], result: Any
 ) -> Any:
-    """Assigns quantized states to the layer's variables. Returns `result` unchanged."""
+    """Converts quantized states to float, and assigns them to the layer's variables.
+
+    Returns `result` with the assignments as control dependencies.
+    """
     done = [
         variable.assign(
             tf.cast(tf.cast(q, tf.float64) * own.scale, variable.dtype), read_value=False
@@ -41,13 +44,7 @@ def store_states(
 
 
 class StateVariable:
-    """A 16-bit variable in a file. It keeps the state of operators that have no variables.
-
-    Args:
-        e: adds operators to the file.
-        shape: the state's shape, without unknown sizes.
-        params: the quantization parameters of the state.
-    """
+    """A 16-bit variable in a file, which keeps the state of an unrolled layer between runs."""
 
     def __init__(self, e: Emission, shape: tuple[int | None, ...], params: QuantParams) -> None:
         self.e, self.shape, self.params = e, shape, params
@@ -56,18 +53,17 @@ class StateVariable:
         self.variable = e.builder.variable(e.temporary("kept", column, wide))
 
     def read(self) -> int:
-        """Adds operators that read the state of the previous run. The first run reads 0."""
+        """Adds operators that read the variable. It is 0 in the first run."""
         column = self.e.temporary("before", self.e.shape(self.variable), self.params)
         self.e.add("QUANTIZE", [self.variable], [column])
         return self.e.make_reshaped(column, self.shape, "begun")
 
     def write(self, state: int) -> int:
-        """Adds an SVDF that writes `state` to the variable, and returns the SVDF's output.
+        """Adds an SVDF that writes `state` to the variable. Returns the SVDF's output.
 
-        The SVDF has weights of 1 and a memory of one step. It updates its variable in place. If an
-        operator returned the variable, `read` and `write` would form a cycle. LiteRT would then not
-        delegate them to XNNPACK. The SVDF's output must be used. Otherwise, compilers remove the
-        SVDF.
+        The SVDF has weights of 1 and a memory of one step. Its output must be used. Otherwise,
+        compilers remove the SVDF. The variable itself must not be an output of an operator. LiteRT
+        would see a cycle from `read` to `write`, and would not delegate the operators to XNNPACK.
         """
         e, scale = self.e, self.params.scale
         column = e.make_reshaped(state, e.shape(self.variable), "column")

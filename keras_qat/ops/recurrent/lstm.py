@@ -6,8 +6,8 @@ int16 with 11 fractional bits, so its values are below 16. The hidden state and 
 from -1 to 127/128. TFLite Micro also has a kernel with int16 for the input, the hidden state and
 the output.
 
-The operator keeps its states from one run of a file to the next, like a `stateful` layer. For all
-other layers, the file first writes zeros into the states.
+TFLite's operator keeps its states from one run of a file to the next. If the layer is not
+`stateful`, the file first writes zeros into the states.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from keras_qat.ops.recurrent.step_math import count_steps
 from keras_qat.ops.weights import Weights
 
 HIDDEN = FixedRange(-1.0, 127 / 128)
-"""The range of the hidden state and the output."""
+"""The range of the hidden state, which is also the output."""
 
 CELL = QuantParams(np.float32(2.0**-11), 0, 16)
 """Quantization parameters of the cell state."""
 
 BITS = 15
-"""Fractional bits of the results of sigmoids and hyperbolic tangents."""
+"""Fractional bits of sigmoid and tanh."""
 
 TANH = (keras.activations.tanh, tf.tanh)
 _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
 def read_form(call: Call) -> Attributes:
-    """Returns `backwards`, `sequences` (return all steps) and `keeps` (keep the states)."""
+    """Returns `backwards`, `sequences` (return all steps) and `keeps` (the layer is stateful)."""
     return {
         "backwards": bool(call.layer.go_backwards),
         "sequences": bool(call.layer.return_sequences),
@@ -69,7 +69,7 @@ def _accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def explain_form(call: Call, axes: int = 3) -> str | None:
-    """Returns why the inputs of a call are not supported. Returns None if they are supported."""
+    """Returns a reason if a recurrent layer's inputs are not supported, otherwise None."""
     layer = call.layer
     is_masked = any(value.masked for value in call.inputs) or call.kwargs.get("mask") is not None
     if is_masked and not has_mask_input(layer):
@@ -86,8 +86,8 @@ class _Prepared:
     """The prepared parameters of an LSTM.
 
     Args:
-        of_input, of_hidden: parameters of the products of inputs and of hidden states.
-        tables: sigmoid of gates, tanh of gates and tanh of cell states, for all int16 values.
+        of_input, of_hidden: the weights for inputs and for hidden states, with their multipliers.
+        tables: tables of sigmoid(gate), tanh(gate) and tanh(cell state), for all int16 values.
     """
 
     of_input: Products
@@ -166,7 +166,7 @@ def _divide(a: Arguments, x: Any, bits: int) -> Any:
 
 
 def _divide_twice(x: Any, bits: int) -> Any:
-    """Compute x / 2^bits and round twice, like a 31-bit multiplier followed by a shift."""
+    """Compute x / 2^bits. Round x / 2 first, and then the quotient, as 31-bit multipliers do."""
     return divide_floats(tf.floor(x * 0.5 + 0.5), bits - 1)
 
 
@@ -242,7 +242,7 @@ def _emit(e: Emission) -> None:
 
 
 def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], list[np.float32]]:
-    """Add the weights of each gate as [output, input]. Return the tensors and the scales."""
+    """Add the weights of each gate, transposed for TFLite. Return the tensors and the scales."""
     parts = np.split(np.asarray(weights.q).astype(np.int8), 4, -1)
     scales = [np.float32(part.flat[0]) for part in np.split(np.asarray(weights.scale), 4, -1)]
     tensors = [
@@ -253,7 +253,10 @@ def _emit_gates(e: Emission, weights: Weights, name: str) -> tuple[list[int], li
 
 
 def _count_sequences(e: Emission, x: int) -> int:
-    """Return the number of sequences per example. Folding time into the batch makes several."""
+    """Return the number of sequences in one example of the file's input, usually 1.
+
+    A TimeDistributed(LSTM) is lowered to an LSTM with several sequences per example.
+    """
     sequences, examples = e.shape(x)[0], e.shape(FIRST)[0]
     if sequences and examples:
         return sequences // examples
@@ -281,9 +284,10 @@ def _count_sequences(e: Emission, x: int) -> int:
 def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
     """Add operators that write zeros into the states.
 
-    Zeros are multiplied by one value of each example, because the product has the batch size. The
-    value is from `x`. If operators determine sizes at run time, the value is from the file's first
-    input. Interpreters must allocate the memory of states before operators that determine sizes.
+    States have a row for each example. To get the number of rows, the operators multiply zeros by
+    one value of each example. The value is from `x`. If operators determine sizes at run time, the
+    value is from the file's first input. Interpreters must allocate the states before they run such
+    operators.
     """
     hidden, cell = states
     batch, units = e.shape(cell)
@@ -317,7 +321,7 @@ def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> Non
 
 
 FIRST = 0
-"""Index of the tensor that is a file's first input."""
+"""Index of a file's first tensor, which is its first input."""
 
 
 def _cast_to_int16(e: Emission, source: int) -> int:
@@ -329,7 +333,7 @@ def _cast_to_int16(e: Emission, source: int) -> int:
 
 
 def _emit_first_values(e: Emission, source: int, batch: int | None) -> int:
-    """Add operators that slice the first value of each example. Return the slice, [batch, 1]."""
+    """Slice the first value of each example. Return a tensor [batch, 1]."""
     rank = len(e.shape(source))
     if rank == 1:
         return e.make_reshaped(source, (batch, 1), "some")

@@ -16,18 +16,18 @@ from keras_qat.ops.op import Arguments
 from keras_qat.ops.weights import Weights, compute_reach
 
 GATE = QuantParams(np.float32(2.0**-12), 0, 16)
-"""Quantization parameters of gates before their sigmoid or tanh."""
+"""Quantization parameters of gates, before sigmoid or tanh."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """The prepared parameters of products of weights with inputs or with hidden states.
+    """The weights for the inputs or for the hidden state, and the multipliers for their products.
 
     Args:
         kernel, bias: the quantized weights.
-        factor: fixed-point multipliers that convert sums of products to the scale of the gates.
-        in_float: the same multipliers for `fixed_point.multiply_floats`.
-        is_small: whether sums are small enough for `in_float` to be exact.
+        factor: fixed-point multipliers that convert sums of products to the scale of `GATE`.
+        in_float: the same multipliers in the format of `fixed_point.multiply_floats`.
+        is_small: whether all sums are small enough for exact results with `in_float`.
     """
 
     kernel: Any
@@ -38,7 +38,7 @@ class Products:
 
     @classmethod
     def prepare(cls, a: Arguments, weights: Weights, of_input: Any, largest: int) -> Products:
-        """Returns the parameters for inputs with scale `of_input` and values up to `largest`."""
+        """Returns the `Products` for an input, given its scale and its largest quantized value."""
         scale = tf.reshape(tf.cast(weights.scale, tf.float64), [-1])
         factor = to_fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
         # Float32 sums of few 8-bit products are exact.
@@ -58,7 +58,7 @@ class Products:
         )
 
     def multiply(self, a: Arguments, x: Any) -> Any:
-        """Returns `x` times the weights plus the bias, in float64 and in the scale of the gates."""
+        """Returns `x` times the weights plus the bias, in float64 with the scale of `GATE`."""
         sums = tf.cast(tf.matmul(tf.cast(x, self.kernel.dtype), self.kernel), tf.float64)
         if self.bias is not None:
             sums += self.bias

@@ -1,4 +1,8 @@
-"""The steps of recurrent layers. Training and integer inference share this code."""
+"""Defines one step of a recurrent layer. Training and integer inference share this code.
+
+The columns of a layer's weights are divided into *sections*. Those of LSTM and GRU are "gates",
+with sigmoid, and "candidate", with tanh. SimpleRNN has only one section, "sum".
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,13 @@ CONV_LSTMS = (layers.ConvLSTM1D, layers.ConvLSTM2D)
 
 
 class Arithmetic(Protocol):
-    """The operations of a step, in float or in integers. `name` is the name of a result's range."""
+    """The operations of a step. Training implements them in float, `step_ops` in integers.
+
+    `part` is the name of a section. `name` is the name of the result's quantization range.
+    """
 
     def product(self, part: str, hidden: Any) -> Any:
-        """Multiplies a hidden state by a section of the recurrent weights, and adds the bias."""
+        """Multiplies a hidden state by the recurrent weights of a section, and adds the bias."""
 
     def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
         """Adds two values. If `maximum` is not None, a ReLU with this maximum follows."""
@@ -28,25 +35,24 @@ class Arithmetic(Protocol):
     def multiply(self, first: Any, second: Any, name: str) -> Any: ...
     def sigmoid(self, x: Any, name: str) -> Any: ...
     def tanh(self, x: Any, name: str) -> Any: ...
-    def subtract_from_one(self, x: Any) -> Any:
-        """Computes 1 - x."""
+    def subtract_from_one(self, x: Any) -> Any: ...
 
     def split(self, x: Any, count: int) -> list[Any]:
         """Splits `x` into `count` blocks of channels."""
 
 
 States = tuple[Any, ...]
-"""The states after a step. The first is the layer's output."""
+"""The states after a step, (hidden,) or (hidden, cell). The hidden state is also the output."""
 
 Step = Callable[[Arithmetic, Mapping[str, Any], States], States]
-"""A function of an `Arithmetic`, the products of the step's inputs by section, and the states.
-It returns the next states."""
+"""A function that computes the states after a step from the states before it. The second argument
+maps each section to the product of the step's input and the weights."""
 
 
 def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
-    """Compute the gates: a sigmoid of the sum of input and state products.
+    """Compute the gates: sigmoid(input product + state product).
 
-    A hard sigmoid only clips the sum. The weights include the slope and the offset.
+    A hard sigmoid only clips the sum, because its slope and offset are part of the weights.
     """
     fed_back = m.product("gates", hidden)
     if hard:
@@ -57,7 +63,7 @@ def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, na
 def gru_step(
     m: Arithmetic, inputs: Mapping[str, Any], states: States, reset_after: bool, hard: bool
 ) -> States:
-    """Computes gates z and r and the candidate. Returns z * hidden + (1 - z) * candidate."""
+    """Computes a step of a GRU: z * hidden + (1 - z) * candidate, with gates z and r."""
     (hidden,) = states
     keeps, resets = m.split(_gates(m, inputs, hidden, hard, "sigmoid"), 2)
     if reset_after:
@@ -70,10 +76,9 @@ def gru_step(
 
 
 def lstm_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, hard: bool) -> States:
-    """Computes gates i, f and o and the candidate. Returns o * tanh(c) and c.
+    """Computes a step of an LSTM. Returns (o * tanh(c), c), with c = f * c + i * candidate.
 
-    The new cell state is c = f * c + i * candidate. As in TFLite's LSTM, values between the
-    products and the hidden state have 16 bits.
+    As in TFLite's LSTM, intermediate results have 16 bits.
     """
     hidden, cell = states
     accepts, keeps, outputs = m.split(_gates(m, inputs, hidden, hard, "unit"), 3)
@@ -84,7 +89,7 @@ def lstm_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, hard: bo
 
 
 def simple_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, relu: bool) -> States:
-    """Computes the tanh or ReLU of the sum of input and state products."""
+    """Computes a step of a SimpleRNN: tanh or ReLU of (input product + state product)."""
     fed_back = m.product("sum", *states)
     if relu:
         return (m.add(inputs["sum"], fed_back, "hidden", maximum=np.inf),)
@@ -92,7 +97,7 @@ def simple_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, relu: 
 
 
 def make_step(attributes: Attributes) -> Step:
-    """Returns the step function of a layer with these attributes."""
+    """Returns the step function of a layer with these options."""
     if "relu" in attributes:
         return partial(simple_step, relu=attributes["relu"])
     hard = attributes.get("hard", False)
@@ -102,17 +107,16 @@ def make_step(attributes: Attributes) -> Step:
 
 
 def names_of_states(attributes: Attributes) -> tuple[str, ...]:
-    """Returns the names of the states' ranges."""
     return ("hidden", "cell") if has_cell(attributes) else ("hidden",)
 
 
 def has_cell(attributes: Attributes) -> bool:
-    """Returns True if a layer with these attributes has a cell state, like an LSTM."""
+    """Returns True for layers with a cell state: LSTM and ConvLSTM."""
     return "relu" not in attributes and "reset_after" not in attributes
 
 
 def convolves(attributes: Attributes) -> bool:
-    """Returns True if a layer with these attributes convolves images, like a ConvLSTM."""
+    """Returns True for ConvLSTM."""
     return "padding" in attributes
 
 
@@ -121,10 +125,10 @@ HARD_SIGMOID = keras.activations.hard_sigmoid
 
 
 class Part(NamedTuple):
-    """Columns of a layer's weights with the same activation function.
+    """A section of a layer's weights: blocks of columns with the same activation function.
 
-    A hard sigmoid clips slope * (product + offset). The weights' scales include the slope. The bias
-    of the inputs includes the offset.
+    A hard sigmoid clips slope * (product + offset). The slope is multiplied into the weights'
+    scales. The offset is added to the bias.
     """
 
     blocks: tuple[slice, ...]
@@ -147,7 +151,7 @@ def find_weight_parts(layer: Any) -> dict[str, Part]:
 
 
 def compute_offsets(layer: Any) -> np.ndarray:
-    """Returns the offset of each column of a layer's weights."""
+    """Returns the `offset` of each column of a layer's weights."""
     blocks = {
         block.start: (block, part.offset)
         for part in find_weight_parts(layer).values()
@@ -159,7 +163,7 @@ def compute_offsets(layer: Any) -> np.ndarray:
 
 
 def select_columns(x: Any, part: Part) -> Any:
-    """Returns the columns of `x` that belong to a part. `x` is an array or a tensor."""
+    """Returns the columns of an array or a tensor that belong to a section."""
     blocks = [x[..., block] for block in part.blocks]
     if len(blocks) == 1:
         return blocks[0]
@@ -167,9 +171,10 @@ def select_columns(x: Any, part: Part) -> Any:
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """Returns the ranges of products and sums that are observed inside a step, by name.
+    """Returns the ranges of products and sums inside a step that must be observed, by name.
 
-    16-bit sums have fixed ranges. Products that become 16-bit have the zero point 0.
+    Sums in 16 bits are missing, because their ranges are fixed. Products that are added in 16 bits
+    have zero point 0.
     """
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}

@@ -24,11 +24,11 @@ SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in (
 assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
-"""16-bit parameters for values up to 1, 10 and 20. Some kernels compute sigmoid and tanh
-differently if the input's scale is a power of two."""
+"""16-bit parameters for values up to 1, 10 and 20. The last two scales are no powers of two,
+because some kernels compute sigmoid and tanh differently for powers of two."""
 
 NEVER_CLIPPED = (UNIT, SUM)
-"""Parameters that never clip, because their ranges contain all values."""
+"""Parameters of tensors that never exceed the range, so clipping is not necessary."""
 
 FIXED: dict[str, FixedRange | QuantParams] = {
     "hidden": HIDDEN,
@@ -37,33 +37,33 @@ FIXED: dict[str, FixedRange | QuantParams] = {
     **dict.fromkeys(("addend", "cell"), CELL),
     **dict.fromkeys(("gates", "candidate"), SUM),
 }
-"""Maps a tensor inside a step to its fixed range. `Weights.inner` may replace the range."""
+"""Maps a tensor inside a step to its fixed range. A range in `Weights.inner` has priority."""
 
 ONE = QuantParams(np.float32(1 / 128), -128, 8)
-"""Quantization parameters of the constant 1. Its quantized value is 0."""
+"""Quantization parameters of a constant 1, which is stored as 0: (0 + 128) / 128."""
 
 
 def get_fixed_params(name: str) -> QuantParams:
-    """Returns the quantization parameters of a tensor inside a step, from `FIXED`."""
+    """Returns the quantization parameters of a tensor in `FIXED`, such as "cell"."""
     fixed = FIXED[name]
     return fixed.params(8) if isinstance(fixed, FixedRange) else fixed
 
 
 def get_inner_params(weights: Weights, name: str) -> QuantParams:
-    """Returns the quantization parameters of a tensor inside a step."""
+    """Returns the quantization parameters of a tensor inside a step, observed or from `FIXED`."""
     return weights.inner[name] if name in weights.inner else get_fixed_params(name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """A `step_math.Arithmetic` that computes each operation by an operator on a machine.
+    """Implements `step_math.Arithmetic` in integers. Each operation runs an operator on a machine.
 
     Args:
         machine: prepares, computes or emits the operators.
         parts: sections of the weights, by name.
-        attributes: attributes of the layer's operator.
-        weights: the weights for inputs. `weights.recurrent` has the weights for states. After
-            preparation, both have only inner ranges.
+        attributes: options of the recurrent layer.
+        weights: the weights for inputs. `weights.recurrent` has the weights for hidden states.
+            After preparation, both contain only `inner`.
     """
 
     machine: Machine
@@ -72,11 +72,10 @@ class Steps:
     weights: Weights
 
     def get_params(self, name: str) -> QuantParams:
-        """Returns the parameters of a tensor inside a step."""
         return get_inner_params(self.weights, name)
 
     def multiply_input(self, part: str, x: Quantized) -> Quantized:
-        """Multiplies the inputs `x` by the section `part` of their weights."""
+        """Multiplies the layer's inputs by the weights in the section `part`."""
         options = {name: self.attributes[name] for name in CONV.defaults if name in self.attributes}
         return self._multiply_weights(x, self.weights, part, f"input_{part}", options)
 
@@ -133,17 +132,17 @@ class Steps:
         return self.machine.split(x, count)
 
     def _add_zero(self, params: QuantParams) -> Quantized:
-        """Add a constant with the quantized value 0."""
+        """Add a constant that is stored as 0."""
         return self.machine.constant("constant", np.zeros([]), params)
 
     def zeros(self, like: Quantized, name: str) -> Quantized:
-        """Returns zeros with the shape of `like`, by multiplying `like` by zero."""
+        """Returns zeros with the shape of `like`, even if sizes are known only at run time."""
         zero = QuantParams(np.float32(1.0), 0, self.get_params(name).bits)
         return self.multiply(self._add_zero(zero), like, name)
 
 
 def _select_part(weights: Weights, part: Part) -> Weights:
-    """Return the weights, scales and biases in the columns of a part. Scales include its slope."""
+    """Return the columns of a section of the weights. A hard sigmoid's slope changes the scales."""
     if weights.q is None:  # After preparation.
         return weights
     bias = None if weights.bias is None else select_columns(weights.bias, part)
@@ -155,12 +154,10 @@ def _select_part(weights: Weights, part: Part) -> Weights:
 
 
 def make_steps(a: Arguments, machine: Machine, weights: Weights) -> Steps:
-    """Returns the `Steps` that prepare or compute operators on `machine`."""
     return Steps(machine, find_weight_parts(a.call.layer), a.attributes, weights)
 
 
 def make_emitting_steps(e: Emission) -> Steps:
-    """Returns the `Steps` that add operators to a file."""
     image: Shape = ()
     if convolves(e.attributes):
         image = e.shape(e.outputs[0])[2 if e.attributes["sequences"] else 1 : -1]

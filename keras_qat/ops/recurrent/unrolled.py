@@ -1,9 +1,9 @@
-"""Unrolls GRU, SimpleRNN, ConvLSTM, and LSTM with a mask. TFLite has no operators for them.
+"""Unrolls GRU, SimpleRNN, ConvLSTM, and LSTM with a mask, because TFLite has no operators for them.
 
-The products of the inputs of all steps are computed at once. After that, a step only multiplies the
-hidden state and computes elementwise operations. All steps share weights and ranges. `step_math`
-defines a step. `step_ops` computes the step in integers, and emits it. Training computes the step
-in float.
+Each step adds operators to the file. First, one operator multiplies the inputs of all steps by the
+weights. A step then only multiplies the hidden state and computes elementwise operations. All steps
+share weights and ranges. `step_math` defines a step and the sections of the weights. `step_ops`
+computes the step in integers, and emits it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from keras_qat.ops.recurrent.step_ops import SIGMOID, Steps, make_emitting_steps
 from keras_qat.ops.weights import Weights
 
 MOST_STEPS = 64
-"""The maximum number of steps. A step of a SimpleRNN adds 3 operators to the file. A step of a
-GRU adds 13, and a step of a ConvLSTM adds 18."""
+"""The maximum number of steps. Each step of a SimpleRNN adds 3 operators to the file. A GRU adds 13
+for each step, and a ConvLSTM adds 18."""
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
-    """Prepare the operators of the input products, the initial state, a step and the output.
+    """Prepare the operators of the input products, the initial state, one step and the output.
 
-    Return the prepared parameters of all four by name, and the weights without values.
+    Return four lists of prepared parameters by name, and `weights`, which then contains only
+    ranges.
     """
     weights: Weights = a.weights
     prepared: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
@@ -118,13 +119,13 @@ _MASK = "mask"
 
 
 def has_initial_state(a: Arguments | Emission) -> bool:
-    """Returns True if the second input is the initial state. With a mask, it is the mask."""
+    """Returns True if the second input is the initial state, and not a mask."""
     count = len(a.inputs) if isinstance(a, Emission) else len(a.q)
     return count > 1 and not a.attributes["masked"]
 
 
 def _multiply_inputs(m: Steps, part: str, x: Quantized) -> Quantized:
-    """Multiply the inputs of all steps, as one batch, by one section of the weights."""
+    """Multiply the inputs of all steps by one section of the weights."""
     q, params = x
     if not convolves(m.attributes):
         return m.multiply_input(part, x)
@@ -164,7 +165,7 @@ def _emit(e: Emission) -> None:
 def _emit_first_states(
     e: Emission, m: Steps, like: Quantized
 ) -> tuple[States, StateVariable | None]:
-    """Add the initial states: zeros, an input, or a state that the file keeps between runs."""
+    """Add the first states: zeros, an input, or the last states of the file's previous run."""
     hidden = m.get_params("hidden")
     if e.attributes["keeps"]:
         stored = StateVariable(e, e.shape(like[0]), hidden)
@@ -176,7 +177,7 @@ def _emit_first_states(
 
 
 def _emit_masks(e: Emission, steps: int) -> list[int]:
-    """Add operators that split the mask. Return the mask of each step, [batch, 1]."""
+    """Split the mask into a mask [batch, 1] for each step."""
     mask, (batch, _) = e.inputs[1], e.shape(e.inputs[1])
     masks = [e.temporary(f"mask/{step}", (batch, 1), "bool") for step in range(steps)]
     for step, target in enumerate(masks):
@@ -185,7 +186,7 @@ def _emit_masks(e: Emission, steps: int) -> list[int]:
 
 
 def _emit_selection(e: Emission, mask: int, after: States, before: States) -> States:
-    """Select the states after a step if the mask is True. Otherwise select the states before it."""
+    """Select the states `after` a step if the mask is True, otherwise those `before` it."""
     states = list[Quantized]()
     for (new, params), (old, _) in zip(after, before, strict=True):
         chosen = e.temporary("state", e.shape(new), new)
@@ -195,10 +196,10 @@ def _emit_selection(e: Emission, mask: int, after: States, before: States) -> St
 
 
 def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
-    """Return a function that returns the products of a step's input, given the step's index.
+    """Return a function that returns the products of the input and the weights at a step.
 
-    One operator computes the products of all steps. For images, this would need too much memory, so
-    each step has its own operator.
+    One operator computes the products of all steps. In a ConvLSTM, this would need too much memory.
+    Each of its steps therefore has its own operator.
     """
     source: Any = e.inputs[0], e.node.inputs[0].params
     if not convolves(e.attributes):
@@ -276,11 +277,12 @@ def _accepts(
 
 
 def _read_attributes(call: Call) -> Attributes:
-    """Return the attributes from `read_form`, and `masked`, `zeroes` and `hard`.
+    """Return the options from `read_form`, and `masked`, `zeroes` and `hard`.
 
-    With `zeroes`, masked steps return zeros, as inside Bidirectional. Otherwise, they repeat the
-    previous output. With `hard`, gates are hard sigmoids. A GRU also has `reset_after`. A SimpleRNN
-    has `relu` instead of `hard`. A ConvLSTM also has the attributes of a convolution.
+    With `masked`, the second input is a mask. Masked steps return zeros if `zeroes` is True, as
+    inside Bidirectional. Otherwise, they repeat the previous output. With `hard`, gates are hard
+    sigmoids. GRU also has `reset_after`, SimpleRNN has `relu`, and ConvLSTM has the options of a
+    convolution.
     """
     layer, masked = call.layer, keras_variants.has_mask_input(call.layer)
     form = {
