@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 KERAS = frozenset(("keras", "tf_keras"))
 KNOWN = KERAS | {"keras_qat"}
-"""Packages without user code. Their layers are read without tracing."""
+"""Packages without custom layers."""
 LIBRARIES = KNOWN | {"tensorflow", "builtins"}
-"""Packages that never change counters or frozen ranges during a training step. Their callbacks and
-models may do so when training or an epoch begins or ends."""
+"""Packages without user code. During a training step, their models and callbacks change neither
+counters nor frozen ranges.
+"""
 
 Value = TypeVar("Value")
 

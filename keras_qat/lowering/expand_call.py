@@ -1,4 +1,9 @@
-"""Expands a call: traces a TensorFlow function that computes the call with simpler operations."""
+"""Replaces a call by the calls of an expansion, such as `1.0 - tf.math.erf(x)` for `tf.math.erfc`.
+
+An expansion is a TensorFlow function that computes an operation or a layer with operations that
+have integer kernels. It runs on symbolic Keras tensors. The operations that Keras records become
+calls of the graph.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +32,10 @@ from keras_qat.tracing.check_trace import draw_like
 Known = TypeVar("Known")
 
 Expansion = Callable[..., Any]
-"""A function that computes an operation with simpler operations.
+"""A function that computes an operation with other operations, and has the same parameters.
 
-The function has the arguments of the operation. For a Keras layer, the first argument is the layer.
-If the function does not support the arguments, it raises `CannotExpand`. The call then stays
-unchanged.
+An expansion of a Keras layer has the layer as its first parameter. It raises `CannotExpand` for
+arguments that it does not support. The original call then stays in the graph.
 """
 
 
@@ -40,13 +44,12 @@ class CannotExpand(NotImplementedError):
 
 
 def require(condition: object) -> None:
-    """Raise `CannotExpand` if `condition` is false."""
     if not condition:
         raise CannotExpand
 
 
 def try_each(*expansions: Expansion) -> Expansion:
-    """Return an expansion that tries several expansions in order."""
+    """Return an expansion that calls several expansions until one supports the arguments."""
 
     def expand(*args: Any, **kwargs: Any) -> Any:
         for expansion in expansions:
@@ -58,33 +61,28 @@ def try_each(*expansions: Expansion) -> Expansion:
 
 
 def unwrap(result: Known | None) -> Known:
-    """Return `result`, or raise `CannotExpand` if `result` is None."""
     if result is None:
         raise CannotExpand
     return result
 
 
 def make_symbol(value: Value, call: Call | None = None) -> tf.Tensor:
-    """Return a symbolic tensor that stands for a value of the graph.
-
-    Args:
-        value: the value.
-        call: the expanded call, if it reads the value.
-    """
+    """Return a symbolic Keras tensor for a value of the graph. `get_call` returns its `call`."""
     tensor = KerasTensor(tf.TensorSpec(value.shape, value.dtype))
     tensor.graph_value, tensor.expanded_call = value, call
     return tensor
 
 
 def is_tensor(argument: object) -> bool:
-    """Return True if an argument of an expansion is a tensor, and False for a constant."""
+    """Return True for a symbolic tensor, and False for a constant such as a NumPy array."""
     return isinstance(argument, KerasTensor)
 
 
 def get_value(argument: Any) -> Any:
     """Return the value of the graph for a symbolic tensor. Return a constant unchanged.
 
-    The calling expansion then depends on the graph. It is not tested on random inputs.
+    An expansion can then see how the tensor was computed. Random inputs do not show whether such an
+    expansion is right, so it is not tested on them.
     """
     if not hasattr(argument, "graph_value"):
         return argument
@@ -93,34 +91,33 @@ def get_value(argument: Any) -> Any:
 
 
 def get_call(tensor: tf.Tensor) -> Call:
-    """Return the expanded call that reads a symbolic tensor. The expansion is then not tested."""
+    """Return the call that is being expanded. Its expansion is then not tested on random inputs."""
     tensor.is_known = True
     call: Call = tensor.expanded_call
     return call
 
 
 def copy_outputs(call: Call) -> Any:
-    """Return new values with the names, shapes and types of a call's outputs."""
     return map_values(lambda value: Value(value.name, value.shape, value.dtype), call.outputs)
 
 
 def expand_call(
     call: Call, function: Expansion, context: LoweringContext, inside: bool = False
 ) -> list[Call]:
-    """Trace an expansion of a call, and compare the results for random inputs.
+    """Run an expansion on symbolic tensors, and return the recorded operations as calls.
 
-    The last new call has the name of the original call, such as `norm`. The other new calls append
-    a name: `tf.reduce_mean(x, name="mean")` becomes `norm_mean`.
+    The last new call keeps the name of the original call, such as `norm`. The other new calls have
+    longer names: `tf.reduce_mean(x, name="mean")` becomes `norm_mean`.
 
     Args:
         call: the call of an operation or a layer.
         function: the expansion.
         context: stores the new layers. All calls of a shared layer use the same new layers.
-        inside: whether to name calls `norm/mean`, as inside a traced layer, instead of `norm_mean`.
+        inside: whether to join names with a slash, `norm/mean`, as in a traced layer.
 
     Returns:
-        The new calls. The list is empty if the function does not support the arguments, or if the
-        results differ.
+        The new calls. The list is empty if the expansion does not support the arguments, or if it
+        computes other results than `call` for random inputs.
     """
     stand_ins = {value: make_symbol(value, call) for value in call.inputs}
     given = bind_arguments(call) if is_operation(call.layer) else (call.args, dict(call.kwargs))
@@ -133,19 +130,18 @@ def expand_call(
 
 
 def trace_in_place(call: Call, compute: Callable[[], Any], context: LoweringContext) -> list[Call]:
-    """Trace a function that replaces a call. The function reads tensors with `make_symbol`."""
+    """Return the operations of `compute` as calls. Its inputs come from `make_symbol`."""
     return _expand(call, compute, context)
 
 
 class _Traced(NamedTuple):
-    """A call, and the operations that its expansion ran on symbolic tensors."""
+    """A call, and Keras' record of its expansion."""
 
     call: Call
     outputs: list[tf.Tensor]
     nodes: list[Any]
-    """Keras' records of the operations, in order."""
+    """Keras' `Node`s of the recorded operations, in order."""
     stand_ins: dict[Value, tf.Tensor]
-    """Maps a value that the call reads to its symbolic tensor."""
 
 
 def _expand(
@@ -169,7 +165,7 @@ def _expand(
 
 
 def _is_from_library(traceback: TracebackType | None) -> bool:
-    """Return True if TensorFlow or Keras raised an error. Return False if the expansion did."""
+    """Return True if an error was raised by another package, such as TensorFlow or Keras."""
     while traceback and traceback.tb_next:
         traceback = traceback.tb_next
     module = traceback.tb_frame.f_globals.get("__name__", "") if traceback else ""
@@ -179,8 +175,7 @@ def _is_from_library(traceback: TracebackType | None) -> bool:
 def _is_right(traced: _Traced, context: LoweringContext) -> bool:
     """Return True if a call and its expansion return almost equal results for random inputs.
 
-    Equal calls are compared once. An expansion that cannot be compared counts as right. For
-    example, the expansion may read weights of other layers.
+    Return True without a comparison if the expansion reads weights of other layers, for example.
     """
     call, outputs, nodes, stand_ins = traced
     arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])
@@ -201,7 +196,7 @@ def _is_right(traced: _Traced, context: LoweringContext) -> bool:
 
 
 def _compare(traced: _Traced) -> bool:
-    """Compare a call with its expansion on 2 random examples. Unknown sizes are 8."""
+    """Compare a call with its expansion on 2 random examples. Unknown sizes are set to 8."""
     call, stand_ins = traced.call, traced.stand_ins
     drawn = draw_like(stand_ins.values())
     tensors = dict(zip(map(id, stand_ins.values()), drawn, strict=True))
@@ -229,7 +224,7 @@ def _compare(traced: _Traced) -> bool:
 
 
 def _is_close(expected: tf.Tensor, computed: tf.Tensor) -> bool:
-    """Return True if two tensors are close. Infinite elements of `expected` are ignored."""
+    """Return True if all elements are close where `expected` is finite."""
     first, second = (np.asarray(tf.cast(x, tf.float32)) for x in (expected, computed))
     if first.shape != second.shape:
         return False
@@ -241,7 +236,7 @@ def _is_close(expected: tf.Tensor, computed: tf.Tensor) -> bool:
 
 
 def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list[Call]:
-    """Convert the traced nodes to calls that compute the outputs of the expanded call."""
+    """Convert the recorded operations to calls that compute the outputs of the expanded call."""
     call, outputs, nodes, _ = traced
     names, calls = set[str](), list[Call]()
     pairs = list(zip(outputs, flatten_values(call.outputs), strict=True))
@@ -254,7 +249,6 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
         return getattr(leaf, "graph_value", values.get(id(leaf), leaf))
 
     def keep(layer: keras.layers.Layer, part: str) -> tuple[keras.layers.Layer, str]:
-        """Store a new layer. Return the stored layer, and the name of its call."""
         settings = name_in_tensorflow(layer) or {**layer.get_config(), "name": ""}
         part = context.part_for(call.layer, part, settings)
         end = f"{'/' if inside else '_'}{part}" if part else ""
@@ -294,7 +288,7 @@ def _make_calls(traced: _Traced, context: LoweringContext, inside: bool) -> list
 
 
 def _is_copy(layer: keras.layers.Layer, original: keras.layers.Layer) -> bool:
-    """Return True if a layer is a clone of the expanded layer. The clone receives its weights."""
+    """Return True if the expansion made `layer` as a clone of the expanded layer, `original`."""
     is_similar = type(layer) is type(original) and layer.name == original.name
     return is_similar and layer is not original and not is_operation(layer)
 
@@ -307,7 +301,7 @@ def _shorten_name(layer: keras.layers.Layer) -> str:
 
 
 def _find_unused(name: str, used: set[str]) -> str:
-    """Return an unused name: `name`, `name_1` and so on. Add the name to `used`."""
+    """Return `name`, or `name_1` and so on if `name` is used. Add the result to `used`."""
     numbered = (f"{name}_{count}" for count in itertools.count(1))
     name = next(each for each in itertools.chain([name], numbered) if each not in used)
     used.add(name)

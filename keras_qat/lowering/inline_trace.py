@@ -1,4 +1,8 @@
-"""Replaces the call of a traced layer by the calls inside the layer."""
+"""Replaces the call of a traced layer by the calls inside the layer.
+
+A trace is a graph of these calls. Its inputs are the layer's inputs, their Keras masks, and the
+layer's weights. In the graph of the model, a `WeightTensor` layer returns each weight.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ class TracedCall:
         call: the call.
         trace: the trace.
         read: the tensors and masks that the call reads. All other inputs of the trace are weights.
-        keeps_weights: whether to quantize weights before anything is computed from them.
+        keeps_weights: whether to quantize `kernel` itself, and not `kernel * 2.0`, for example.
 
     Raises:
         CannotTrace: if the layer has complex weights.
@@ -48,7 +52,7 @@ class TracedCall:
         if any(weight.is_complex for weight in trace.weights):
             raise CannotTrace("its weights are complex numbers")
         self.of_weights = set(trace.weights)
-        """The weights, and the tensors that `find_computed_weights` finds."""
+        """The weights, and all tensors that `WeightTensor` layers compute from them."""
         if not keeps_weights:
             self.of_weights = find_computed_weights(graph, trace.weights)
         self.facts = Facts()
@@ -60,7 +64,7 @@ class TracedCall:
         return variable.name.split(":")[0].rsplit("/", 1)[-1] + suffix
 
     def find_weights(self, value: Value) -> Generator[Value, Any, list[Value]]:
-        """Return the weights that a value depends on. A rule for `self.facts`."""
+        """Return the weights that a value depends on. Called by `Facts.find`."""
         if value in self.trace.weights:
             return [value]
         assert value.producer is not None
@@ -70,7 +74,7 @@ class TracedCall:
         return list(weights)
 
     def hash_expression(self, value: Value) -> Generator[Value, Any, str]:
-        """Return a hash of the computation of a value from weights. A rule for `self.facts`."""
+        """Return a hash of how a value is computed from weights. Called by `Facts.find`."""
         if value in self.trace.weights:
             return f"weight {id(self.trace.weights[value])}"
         call = value.producer
@@ -85,13 +89,14 @@ class TracedCall:
 
 
 class Inliner:
-    """Inlines traced calls. All calls of a layer have the same inner names and inner layers.
+    """Replaces calls of traced layers by the calls inside the layers.
+
+    If a model calls a layer twice, both calls have the same inner layers.
 
     Args:
         context: stores the layers.
-        anchor: an input of the model. Layers that return a weight read this input, because every
-            call needs an input.
-        owners: maps the id of a shared variable to the layer that owns the variable.
+        anchor: an input of the model. `WeightTensor` layers read it, because calls need inputs.
+        owners: maps the id of a variable that several layers read to the layer that owns it.
     """
 
     def __init__(
@@ -101,15 +106,14 @@ class Inliner:
         self.losses: list[Call] = []
         """Calls that compute only losses and metrics of traced layers."""
         self.counts: Counter[layers.Layer] = Counter()
-        """Counts the inlined calls of each layer."""
         self.named: dict[layers.Layer, dict[str, object]] = {}
-        """Maps a layer and an inner name to a key of the operation, layer or weight."""
+        """For each layer, maps a name inside the layer to the key of a call or weight."""
         self._labels: dict[int, list[str]] = {}
 
     def inline(self, traced: TracedCall, prefix: str, taken: set[str]) -> list[Call]:
         """Return the calls inside a layer. They compute the outputs of the layer's call.
 
-        All names begin with `prefix`. `taken` has the names of other calls, without `prefix`.
+        All names begin with `prefix`, such as "block/". The names in `taken` are not used after it.
         """
         self.counts[traced.call.layer] += 1
         within = (*traced.call.within, traced.call.layer)
@@ -117,7 +121,7 @@ class Inliner:
         return [call.replace(within=within) for call in calls]
 
     def label_shared(self, variable: int, name: str) -> tuple[str, str]:
-        """Return the name of a shared weight, and a new name for its tensor, such as `kernel#2`."""
+        """Return the name of a shared weight, and of its next tensor, such as `kernel#2`."""
         labels = self._labels.setdefault(variable, [])
         first = labels[0] if labels else name
         labels.append(f"{first}#{len(labels) + 1}" if labels else first)
@@ -125,7 +129,7 @@ class Inliner:
 
 
 class _Inlined:
-    """A call to inline, and unique names for its inner calls and weights."""
+    """Inlines one call."""
 
     def __init__(self, inliner: Inliner, traced: TracedCall, prefix: str, taken: set[str]) -> None:
         self.inliner, self.traced, self.prefix, self.taken = inliner, traced, prefix, taken
@@ -136,11 +140,10 @@ class _Inlined:
         self.named = inliner.named.setdefault(call.layer, {})
         self.inside = name_inner_calls(call.layer)
         self.names: dict[layers.Layer, str] = {}
-        """Maps an inner layer to its name."""
         self.has_output = False
-        """Whether an inner call already has the name of the layer's call."""
+        """Whether a call inside the layer already has the name of the layer's call."""
         self.tensors = dict(zip(flatten_values(graph.inputs), traced.read, strict=False))
-        """Maps a value of the trace to a tensor of the graph."""
+        """Maps a tensor inside the layer to a tensor of the model."""
         self.ends = list(
             zip(flatten_values(graph.outputs), flatten_values(call.outputs), strict=False)
         )
@@ -186,9 +189,10 @@ class _Inlined:
         calls.append(Call(layer, args, kwargs, outputs, name, source=source))
 
     def _name_call(self, inner: Call, arguments: Any) -> str:
-        """Return the name of an inner call. Calls that read different weights get different names.
+        """Return a name for a call inside the layer.
 
-        The first operation that computes an output gets the name of the layer's call.
+        Operations that read different weights get different names. The first operation that
+        computes an output of the layer gets the name of the layer's call.
         """
         layer = inner.layer
         if is_operation(layer):
@@ -214,7 +218,7 @@ class _Inlined:
         return self.prefix + name
 
     def _find_tensor(self, value: Value) -> Value:
-        """Return the tensor of the graph for a value of the trace. Create it for a new weight."""
+        """Return the model's tensor for a tensor in the layer. Add a `WeightTensor` if needed."""
         if value in self.tensors:
             return self.tensors[value]
         traced = self.traced
@@ -241,7 +245,7 @@ class _Inlined:
 
 
 def identify_weights(arguments: Any) -> list[int | bytes]:
-    """Return keys of the weights and of the constant arrays among `arguments`."""
+    """Return a list that is equal for arguments with the same weights and constant arrays."""
     leaves = tf.nest.flatten(arguments)
     producers = [leaf.producer for leaf in leaves if isinstance(leaf, Value)]
     weights = [id(call.layer) for call in producers if call and type(call.layer) is WeightTensor]
@@ -250,10 +254,11 @@ def identify_weights(arguments: Any) -> list[int | bytes]:
 
 
 def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) -> set[Value]:
-    """Return the weights, and the tensors that are computed from weights before quantization.
+    """Return the weights, and all tensors that a `WeightTensor` can compute from them.
 
-    For each weight, the remaining calls read only one of these tensors. Masks are excluded, and so
-    are layers with weights or noise.
+    For example, only `kernel * 2.0` is quantized if no other call reads `kernel`. Other calls read
+    only one such tensor for each weight. Layers with weights or noise are excluded, and so are
+    constant attention masks.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:
@@ -288,9 +293,9 @@ def _make_weight_tensor(
     name: str,
     owner: layers.Layer | None,
 ) -> layers.Layer:
-    """Return the shared `WeightTensor` for a weight, or for a tensor computed from weights.
+    """Return the `WeightTensor` layer for a weight, or for a tensor computed from weights.
 
-    `owner` is the owner of a weight that several layers read.
+    `owner` is the layer that owns a weight which several layers read. Otherwise, it is None.
     """
     trace, owner = traced.trace, traced.call.layer if owner is None else owner
     inside = [inner for inner in list_layers(owner)[1:] if not inner.trainable]

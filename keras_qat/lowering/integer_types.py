@@ -1,6 +1,6 @@
 """Converts float token ids and int64 constants to int32.
 
-Token ids are floats if their `Input` has no dtype. NumPy's integers are int64.
+Token ids are the input of an Embedding. They are floats if the model's `Input` has no dtype.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ TYPED = {
     "fill": ("value",),
     "where": ("x", "y"),
 }
-"""Maps an operation to the names of arguments that have the type of the result."""
+"""Maps an operation to the names of arguments that have the same dtype as the result."""
 
 
 def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
-    """Replace `tf.split` by slices if only some outputs are token ids. Also round token ids.
+    """Separate token ids from other values in the same input of the model.
 
-    All outputs of one call must have the same type, but slices may have different types. An input
-    with token ids and other values is quantized, so token ids from this input must be rounded.
+    A `tf.split` becomes slices, because slices may have different types. Such an input is
+    quantized, so its token ids are rounded to integers again.
     """
     consumers, facts = graph.consumers(), Facts()
 
@@ -92,7 +92,7 @@ def _slice_outputs(call: Call, value: tf.Tensor, *_: object, **__: object) -> li
 
 
 def _round_first(call: Call, x: tf.Tensor, *_: object, **__: object) -> tf.Tensor:
-    """Round token ids to integers before an Embedding or a cast to integers."""
+    """Round token ids to integers before `call`, an Embedding or a cast to integers."""
     get_value(x)  # No test on random inputs, which are not near integers.
     rounded = tf.round(x, name="rounded")
     if is_operation(call.layer):
@@ -101,7 +101,7 @@ def _round_first(call: Call, x: tf.Tensor, *_: object, **__: object) -> tf.Tenso
 
 
 def is_cut_from_input(value: Value) -> Generator[Value, Any, bool]:
-    """Return True if a tensor is a slice of a model's input. A rule for `Facts.find`."""
+    """Return True if a tensor is a slice of a model's input. Called by `Facts.find`."""
     call = value.producer
     if call is None or len(call.inputs) != 1 or get_kind(call) not in (*CUTS, *_RESHAPES):
         return False
@@ -110,10 +110,9 @@ def is_cut_from_input(value: Value) -> Generator[Value, Any, bool]:
 
 
 def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
-    """Cast inputs to integers if all of their consumers are embeddings or casts to integers.
+    """Cast float inputs to int32 if all of their consumers are embeddings or casts to integers.
 
-    Operations in between may move or shift the token ids. These operations then compute in
-    integers.
+    In between, there may be operations such as a reshape or `x + 1`. They then compute in integers.
     """
     consumers, integers = graph.consumers(), dict[Value, Value]()
     tokens, calls = _find_token_ids(graph), list[Call]()
@@ -141,11 +140,11 @@ def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _find_token_ids(graph: Graph) -> set[Value]:
-    """Return all float tensors that hold token ids, from the inputs to the embeddings."""
+    """Return the float inputs that are token ids, and all tensors between them and embeddings."""
     consumers, ends = graph.consumers(), set(flatten_values(graph.outputs))
 
     def find_moved(value: Value) -> list[Value]:
-        """Return adjacent tensors that must have the type of `value`."""
+        """Return the inputs and outputs of each call in `_moves` that reads or computes `value`."""
         calls = [call for call in [value.producer, *consumers[value]] if call and _moves(call)]
         return [x for call in calls for x in [*call.inputs, *flatten_values(call.outputs)]]
 
@@ -162,14 +161,13 @@ def _find_token_ids(graph: Graph) -> set[Value]:
 
 
 def _moves(call: Call) -> bool:
-    """Return True if a call rearranges values, or combines values with one integer."""
+    """Return True for calls such as `tf.reshape(x, [-1])` or `x + 1`."""
     if get_kind(call) in SHIFTS:
         return _reads_one_integer(call)
     return moves_elements(call)
 
 
 def _reads_token_ids(call: Call) -> bool:
-    """Return True for an Embedding and for a cast to integers."""
     layer = call.layer
     if is_operation(layer):
         return get_kind(layer) == "cast" and call.output.dtype in ("int32", "int64")
@@ -187,14 +185,13 @@ def _keeps_result(call: Call) -> bool:
 
 
 def _reads_one_integer(call: Call) -> bool:
-    """Return True if a call reads one tensor and one constant integer."""
+    """Return True for a call such as `x + 1`, with one tensor and one constant integer."""
     given = [x for x in [*call.args, *call.kwargs.values()] if not isinstance(x, Value)]
     constants = [x for x in map(read_scalar, given) if x is not None]
     return len(call.inputs) == len(constants) == 1 and constants[0].is_integer()
 
 
 def _to_integer(leaf: object) -> object:
-    """Convert a float constant to an integer. Other arguments stay unchanged."""
     values = read_array(leaf)
     if values is None or values.dtype.kind != "f":
         return leaf
@@ -204,7 +201,7 @@ def _to_integer(leaf: object) -> object:
 def narrow_constants(call: Call, context: LoweringContext) -> list[Call]:
     """Compute an operation on int64 constants in int32, and cast the result to int64.
 
-    Keras saves NumPy constants without their dtype, and loads integers as int32.
+    Keras saves NumPy constants without their dtype. A loaded model would return int32.
     """
     typed = TYPED.get(get_kind(call), ())
     if not typed or call.output.dtype != "int64":

@@ -31,14 +31,13 @@ from keras_qat.tracing.cannot_trace import CannotTrace
 from keras_qat.tracing.trace_layer import TracedLayer, trace_layer
 
 RECURRENT = layers.RNN, layers.Bidirectional
-"""Layers that have a mask argument, but do not pass it on to their inner layers."""
 
 _TRACED = layers.Attention, layers.AdditiveAttention, layers.GlobalAveragePooling1D, layers.Softmax
 """Keras' layers that are traced only if they read a mask."""
 
 
 class _Symbols(dict[Value, Any]):
-    """A dict from values to symbolic tensors, which are created on first use."""
+    """Maps a value to a symbolic Keras tensor, which is created on first use."""
 
     def __missing__(self, value: Value) -> tf.Tensor:
         symbol = self[value] = make_input(value.shape, value.dtype)
@@ -46,15 +45,16 @@ class _Symbols(dict[Value, Any]):
 
 
 class MaskTensors:
-    """Stores the masks of a graph's values as values of the graph, and their calls.
+    """Computes the Keras masks of a graph's tensors as tensors of the graph.
 
-    Tracing replaces the calls that set Keras masks. Therefore `note` is called before tracing.
+    The mask of a tensor depends on the layers that compute the tensor. Tracing replaces these
+    layers. Therefore `note` is called before tracing.
     """
 
     def __init__(self, context: LoweringContext) -> None:
         self.context = context
         self.calls: list[Call] = []
-        """Calls that compute masks, but are not in the graph yet."""
+        """Calls that compute masks, until `take_calls` returns them."""
         self._made_by: dict[Value, Call] = {}
         self._symbols = _Symbols()
         self._masks = KerasMasks(self._symbols.__getitem__, self._made_by.get, self._keep)
@@ -62,17 +62,17 @@ class MaskTensors:
         self._count = 0
 
     def note(self, call: Call) -> None:
-        """Record that a call computes its outputs, before the call is replaced."""
+        """Remember the first call that computes a tensor. `find` reads the mask of this call."""
         for value in flatten_values(call.outputs):
             self._made_by.setdefault(value, call)
 
     def hand_over(self, values: list[Value]) -> None:
-        """Forget which calls compute the values. The next `note` then determines their masks."""
+        """Let the next call in `note` that computes one of `values` determine its mask."""
         for value in values:
             self._made_by.pop(value, None)
 
     def take_calls(self) -> list[Call]:
-        """Return the calls that compute masks and are not in the graph yet."""
+        """Return the calls that compute masks. The caller adds them to the graph."""
         calls, self.calls = self.calls, []
         return calls
 
@@ -83,11 +83,12 @@ class MaskTensors:
 
         Args:
             call: the call.
-            expansion: an equivalent call to trace instead, or None.
-            lenders: other layers whose weights the layer reads, and variables without a layer.
+            expansion: a call to trace instead, such as an unrolled LSTM. Or None.
+            lenders: other layers with weights that the layer reads, and variables without a layer.
 
         Raises:
-            CannotTrace, OnlyTrains: if it cannot be traced.
+            CannotTrace: if the layer or a mask cannot be traced.
+            OnlyTrains: if the layer changes its input only in training.
         """
         inputs = list(dict.fromkeys((expansion or call).inputs))
         try:
@@ -109,7 +110,7 @@ class MaskTensors:
         return traced, [*inputs, *masks.values()]
 
     def _trace_alone(self, call: Call) -> TracedLayer:
-        """Trace a layer that reads no masks, once for all calls of equal shapes and weights."""
+        """Trace a layer without masks. Calls with equal shapes and weights have the same trace."""
         leaves = tf.nest.flatten((call.args, call.kwargs))
         if not all(leaf is None or isinstance(leaf, (Value, bool)) for leaf in leaves):
             return trace_layer(call)
@@ -123,7 +124,7 @@ class MaskTensors:
         return self._traced[key]
 
     def find(self, values: list[Value]) -> dict[Value, Value]:
-        """Return a dict: value -> its mask, for all values that have a mask.
+        """Return a dictionary from values to their masks. Values without a mask are left out.
 
         Raises:
             CannotTrace: if a mask cannot be traced.
@@ -142,7 +143,7 @@ class MaskTensors:
         return symbols.get(id(symbol))
 
     def _keep(self, symbol: tf.Tensor, call: Call) -> tf.Tensor:
-        """Add the calls that compute a mask, and return the symbolic tensor that represents it."""
+        """Store the calls that compute a mask. Return the mask as a symbolic tensor."""
         if any(symbol is known for known in self._symbols.values()):
             return symbol
         if not keras.backend.is_keras_tensor(symbol):
@@ -152,9 +153,9 @@ class MaskTensors:
     def make_attention_mask(
         self, call: Call, inputs: list[Value], given: Value | None
     ) -> Value | None:
-        """Return the attention mask, [batch, queries, keys], that Keras computes.
+        """Return the mask that MultiHeadAttention computes. Its shape is [batch, queries, keys].
 
-        It combines the masks of the inputs (queries, values, keys) and the argument `given`.
+        It combines the masks of `inputs` (queries, values, keys) and the argument `given`.
         """
         masks, (query, *others) = self.find(inputs), inputs
         symbols = _Symbols()
@@ -168,15 +169,15 @@ class MaskTensors:
         return self._add(symbols, functools.reduce(tf.logical_and, terms), call)
 
     def make_full_mask(self, sequence: Value, call: Call) -> Value:
-        """Return a mask that is True for all steps of a sequence, the input of a call."""
+        """Return a mask that is True for all steps of a sequence, which is an input of `call`."""
         symbols = _Symbols()
         first = symbols[sequence][..., 0]
         return self._add(symbols, tf.equal(first, first), call)
 
     def _add(self, symbols: dict[Value, tf.Tensor], result: tf.Tensor, maker: Call) -> Value:
-        """Add the calls that compute a symbolic tensor, and return its value.
+        """Store the calls from symbolic inputs, `symbols`, to `result`. Return the result's value.
 
-        `symbols` maps values to symbolic tensors. The calls are named after `maker`.
+        The names of the calls begin with the name of `maker`.
         """
         try:
             graph = read_model(keras.Model(list(symbols.values()), result))
@@ -197,9 +198,9 @@ class MaskTensors:
         return current[flatten_values(graph.outputs)[0]]
 
     def attach(self, graph: Graph) -> Graph:
-        """Attach Keras masks to operation results that opaque layers read or the model returns.
+        """Attach Keras masks again to tensors that are now computed by operations.
 
-        Losses and metrics read the masks of outputs.
+        Losses, metrics and layers that are not traced may still read these masks.
         """
         lost = {
             value
@@ -241,7 +242,6 @@ class MaskTensors:
 
 
 def _sort(calls: list[Call]) -> list[Call]:
-    """Sort calls topologically, and keep their order otherwise."""
     among, done, facts = set(calls), dict[Call, None](), Facts()
 
     def visit(call: Call) -> Generator[Call, Any, None]:
@@ -261,14 +261,14 @@ def is_recurrent(layer: layers.Layer) -> bool:
 
 
 def reads_mask(call: Call) -> bool:
-    """Return whether a call of a Keras layer reads a mask that can be a tensor."""
+    """Return whether a call of a recurrent layer, or of a layer in `_TRACED`, reads a mask."""
     is_given = bool(flatten_values(call.kwargs.get("mask")))
     is_masked = is_given or any(value.masked for value in call.inputs)
     return is_masked and (type(call.layer) in _TRACED or isinstance(call.layer, RECURRENT))
 
 
 def _may_read_masks(call: Call) -> bool:
-    """Return whether an opaque layer or its inner layers may read masks."""
+    """Return whether a layer that is not traced may read the Keras masks of its inputs."""
     is_given = isinstance(call.layer, RECURRENT) and call.kwargs.get("mask") is not None
     if is_operation(call.layer) or is_given:
         return False
@@ -278,16 +278,16 @@ def _may_read_masks(call: Call) -> bool:
 
 
 def masks_nonzero(call: Call) -> bool:
-    """Return whether a call is a Masking with a nonzero `mask_value`, which may be rounded."""
+    """Return whether a call is a Masking with a nonzero `mask_value`. Quantization may round it."""
     return type(call.layer) is layers.Masking and call.layer.mask_value != 0
 
 
 def reads_floats(
     call: Call, readers: Mapping[Value, list[Call]], outputs: Collection[Value]
 ) -> bool:
-    """Return whether a Masking is the only call that reads its inputs.
+    """Return whether a Masking can compare floats, before its inputs are quantized.
 
-    If so, the Masking can compare float values, before the quantizer.
+    No other call may read the inputs, or the tensors that they are computed from.
     """
 
     def find_sources(value: Value) -> list[Value]:
@@ -306,11 +306,7 @@ def reads_floats(
 
 
 def split_masking(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
-    """Replace a Masking: compare the input with the mask value, and select the input or 0.
-
-    Raises:
-        CannotTrace: if its mask cannot be traced.
-    """
+    """Replace a Masking by `tf.where(mask, x, 0.0)`. Raise `CannotTrace` if this is impossible."""
     (x,), mask = call.inputs, masks.find([call.output])[call.output]
 
     def compute() -> tf.Tensor:

@@ -1,4 +1,9 @@
-"""Computes how low masked scores must be for their consumers to ignore them."""
+"""Computes which values can replace masked scores, which usually are about -1e9.
+
+A softmax, for example, ignores scores that are 12 below the others, because exp(-12) is 6e-6. The
+argument `side` is 1 if masked scores are far below all others. It is -1 if they are far above, such
+as 1e9 before a minimum.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +19,18 @@ from keras_qat.ops.registry import find_op
 
 
 class Distance(NamedTuple):
-    """How far masked scores must be from all other scores."""
+    """How far masked scores must be from other scores for an operator to ignore them."""
 
     beyond: float = 0.0
-    """The distance below the smallest other score, or above the largest."""
+    """The distance below the lowest other score, or above the highest."""
     limit: float | None = None
-    """A fixed value that masked scores must reach, whatever the other scores are."""
+    """A value that masked scores must also reach, such as -8 before a sigmoid."""
 
 
 Steps = Generator[tuple[Value, int], Any, Distance | None]
-"""A rule: a generator that yields tensors, receives the distance of each, and returns a
-distance."""
+"""A generator that `Facts.find` runs: it yields (tensor, side), receives the tensor's distance, and
+returns a distance.
+"""
 
 BELOW = {
     "softmax": Distance(12.0),
@@ -35,27 +41,27 @@ BELOW = {
     "relu": Distance(0.0, 0.0),
     **dict.fromkeys(("reduce_max", "max_pooling", "argmax", "top_k"), Distance()),
 }
-"""Operator that ignores values far below all others -> the required distance."""
+"""Maps an operator that ignores values far below all others to the required distance."""
 
 ABOVE = {
     "sigmoid": Distance(0.0, 8.0),
     **dict.fromkeys(("tanh", "erf"), Distance(0.0, 4.0)),
     **dict.fromkeys(("reduce_min", "argmin"), Distance()),
 }
-"""Operator that ignores values far above all others -> the required distance."""
+"""Maps an operator that ignores values far above all others to the required distance."""
 
 PASSES_ON = ("reshape", "transpose", "identity", "linear", "slice", "gather")
 LIMITS = {1: "maximum", -1: "minimum"}
 
 
 class ScoreLimits:
-    """Finds how far masked scores must be from other scores, given the consumers.
+    """Finds how far masked scores must be from other scores for all calls to ignore them.
 
     Args:
-        readers: value -> calls that read it.
+        readers: maps a tensor to the calls that read it.
         outputs: outputs of the model.
-        masked: call that masks scores -> the scores, and `side` as in `find`.
-        mask: the mask; None if the mask is constant, or is moved to other axes first.
+        masked: maps each call that masks scores to the scores and `side`.
+        mask: the mask. None if it is constant, or is reshaped before it masks scores.
         where_true: whether scores are masked where the mask is True.
     """
 
@@ -72,9 +78,9 @@ class ScoreLimits:
         self._mask = mask and self._facts.find(find_mask, (mask, where_true))
 
     def find(self, value: Value, side: int) -> Distance | None:
-        """Return how far masked scores must be from other scores; None if a consumer uses them.
+        """Return the distance that makes all calls that read `value` ignore masked scores.
 
-        `side` is 1 if masked scores are far below all other scores, and -1 if they are above.
+        Return None if a call never ignores them.
         """
         return self._facts.find(self._find_distance, (value, side))
 
@@ -129,7 +135,7 @@ class ScoreLimits:
         return Distance() if name == "multiply" and is_share else None
 
     def _ask_difference(self, call: Call, other: Value, side: int) -> Steps:
-        """Return the required distance if a call subtracts one value per row from scores."""
+        """Return the distance for `scores - tf.reduce_max(scores, -1, keepdims=True)` and such."""
         sizes = zip(other.shape[1:], call.output.shape[1:], strict=False)
         if len(other.shape) != len(call.output.shape) or all(a == b for a, b in sizes):
             return None
@@ -142,7 +148,7 @@ class ScoreLimits:
         return Distance(max(after.beyond, abs(after.limit))) if is_largest else None
 
     def _replaces_masked(self, call: Call, value: Value) -> bool:
-        """Return whether a call replaces the same masked scores by other values."""
+        """Return whether a call is a `tf.where` that replaces the masked scores once more."""
         if get_kind(call) != "where":
             return False
         condition, first, second = get_operands(call, "condition", "x", "y")
@@ -163,10 +169,10 @@ Question = tuple[Value, bool]
 
 
 def find_mask(question: Question) -> Generator[Question, Any, Question]:
-    """Find the mask before a negation or a cast.
+    """Find the mask that a tensor was computed from by negations and casts. Called by `Facts.find`.
 
-    The question is a tensor and one of its values. The answer is the mask, and the mask's value
-    where the tensor has that value.
+    The question (x, True) means "where x is True". The answer may be (mask, False), which means
+    "where the mask is False".
     """
     mask, where = question
     call = mask.producer
@@ -177,13 +183,12 @@ def find_mask(question: Question) -> Generator[Question, Any, Question]:
 
 
 def _find_name(call: Call | None) -> str:
-    """Return the name of a call's operator; "" if it has none."""
     op = None if call is None else find_op(call)
     return "" if op is None else op.name
 
 
 def find_line(call: Call) -> tuple[float, float] | None:
-    """Return `(a, b)` if a call computes `a * x + b` with constants; None for other calls."""
+    """Return `(a, b)` if a call computes `a * x + b` with constants. Otherwise, return None."""
     if type(call.layer) is layers.Rescaling:
         scale, offset = read_scalar(call.layer.scale), read_scalar(call.layer.offset)
         return (scale, offset) if scale and offset is not None else None

@@ -1,11 +1,12 @@
 """Recognizes masked scores: `tf.where(mask, scores, -1e9)` and `scores + mask * -1e9`.
 
-A range down to -1e9 would have a scale of 4e6, so 8 bits would lose all scores. A softmax, for
-example, ignores masked scores. If all consumers do, the operations become `MaskScores`, which
+A range down to -1e9 would have a scale of 4e6, so 8 bits would lose all scores. A softmax ignores
+masked scores. If all calls that read the scores do so, the operations become `MaskScores`. It
 returns the lowest quantized value instead of -1e9. Scores of 1e9 before a minimum are replaced too.
 
-`PATTERNS` lists operations that mask scores. `masked_score_limits.py` computes how low masked
-scores must be. `mask_tensors.py` handles Keras masks.
+Scores that are not masked are called visible. `PATTERNS` lists operations that mask scores.
+`masked_score_limits.py` computes how low masked scores must be. `mask_tensors.py` handles Keras
+masks.
 """
 
 from __future__ import annotations
@@ -43,32 +44,32 @@ from keras_qat.lowering.patterns import (
 from keras_qat.lowering.read_operations import HIDES, read_operation
 
 CONSTANT_HIDES = -1e2
-"""Entries of a constant mask up to this value mask scores. Other entries are 10 times smaller."""
+"""In a constant mask, values up to this mask scores. Others are 10 times closer to 0."""
 
 COPIES = ("tile", "broadcast_to", "cast")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Mask:
-    """A mask of scores: a tensor, a constant, or both."""
+    """Scores and their mask: a tensor, a constant, or both."""
 
     scores: Value
     side: int
     """1 if masked scores are far below all others, -1 if far above."""
     tensor: Value | None = None
     is_hiding: bool = True
-    """Whether scores are masked where the tensor is nonzero, not where it is 0."""
+    """Whether scores are masked where `tensor` is nonzero. If False, they are where it is 0."""
     visible: NDArray[np.bool_] | None = None
-    """False for scores that the constant masks."""
+    """A constant array that is False for masked scores."""
     sum: Call | None = None
-    """A sum that is computed with changed terms, and is then masked instead of `scores`."""
+    """A sum to mask instead of `scores`, such as `scores + bias`."""
     replace: Callable[[Any], Any] = lambda term: term
-    """Function that returns the new term for each term of that sum."""
+    """Returns the new term for each term of `sum`: `bias` for `bias + mask * -1e9`, for example."""
     moves: tuple[Call, ...] = ()
-    """Operations that move the tensor to the axes of the scores."""
+    """Operations that reshape or transpose `tensor` to the axes of the scores."""
 
     def compute(self, beyond: float, limit: float | None) -> tf.Tensor:
-        """Compute the scores. Masked scores are `beyond` away from the others, and pass `limit`."""
+        """Call `MaskScores`. `beyond` and `limit` are the fields of a `Distance`."""
         scores = make_symbol(self.scores)
         if self.sum is not None:
             name = {"name": "unmasked"} if is_operation(self.sum.layer) else {}
@@ -86,7 +87,7 @@ class _Mask:
 
 
 def recognize_masks(graph: Graph, context: LoweringContext) -> Graph:
-    """Replace masked scores by `MaskScores` if all their consumers ignore them."""
+    """Replace masked scores by `MaskScores` if all calls that read them ignore masked scores."""
     matcher, masks = Matcher(), dict[Call, _Mask]()
     for call in graph.calls:
         found = (read(match, masks) for p, read in PATTERNS for match in matcher.find(p, call))
@@ -157,7 +158,7 @@ def _read_added(match: Match, _: object = None) -> _Mask | None:
 
 
 def _read_constant(match: Match, _: object = None) -> _Mask | None:
-    """Read `scores + constant`. The constant may also be a bias for visible scores."""
+    """Read `scores + constant`. Small values in the constant are a bias for visible scores."""
     scores, total = match.found["scores"], match.call
     constant, is_difference = _find_constant(match.found["constant"]), "difference" in match.found
     if constant is None:
@@ -175,9 +176,9 @@ def _read_constant(match: Match, _: object = None) -> _Mask | None:
 
 
 def _read_beside(match: Match, _: object) -> _Mask | None:
-    """Read `scores + (bias + mask * -1e9)`. In T5, the bias depends on relative positions.
+    """Read `scores + (bias + mask * -1e9)`. T5 has a bias that depends on relative positions.
 
-    In BART and OPT, the bias is a mask of later steps.
+    In BART and OPT, the bias is itself a mask, which hides later steps.
     """
     found = match.found
     bias = found["bias"]
@@ -195,13 +196,13 @@ def _read_beside(match: Match, _: object) -> _Mask | None:
 
 
 def _read_alone(match: Match, constant: Any) -> _Mask | None:
-    """Read a constant mask that is 0 for visible scores."""
+    """Read `scores + constant` if the constant only masks, without a bias."""
     mask = _read_constant(match._replace(found={**match.found, "constant": constant}))
     return None if mask is None or mask.sum else mask
 
 
 def _read_later(match: Match, masks: Mapping[Call, _Mask]) -> _Mask | None:
-    """Read `tf.where(mask, scores, -1e9) + bias` as a mask of `scores + bias`."""
+    """Read `tf.where(mask, scores, -1e9) + bias`. The result masks `scores + bias`."""
     masked, total = match.found["masked"], match.call
     mask = masks.get(masked.producer)
     if mask is None or mask.sum or mask.moves or masked.shape != total.output.shape:
@@ -248,7 +249,7 @@ def _swap(old: Any, new: Any) -> Callable[[Any], Any]:
 
 
 def _compute_with(call: Call, replace: Callable[[Any], Any], **options: str) -> tf.Tensor:
-    """Compute a call with other arguments."""
+    """Repeat a call with other arguments. `replace` returns the new argument for each old one."""
 
     def swap(argument: Any) -> Any:
         argument = replace(argument)
@@ -265,7 +266,7 @@ def _compute_with(call: Call, replace: Callable[[Any], Any], **options: str) -> 
 
 
 def _find_constant(term: Any) -> NDArray[np.floating] | None:
-    """Return a constant, even if the graph copies it for each example; None for other tensors."""
+    """Return a constant, which `tf.tile` may copy for each example. Return None for tensors."""
     if not isinstance(term, Value):
         return read_array(term)
     is_copy = term.producer is not None and term.shape and get_kind(term.producer) in COPIES
@@ -282,7 +283,7 @@ def has_constant_mask(call: Call) -> bool:
 
 
 def _find_visible(term: NDArray[np.floating]) -> NDArray[np.bool_] | None:
-    """Return which elements of a constant mask do not mask scores; None for other constants."""
+    """Return an array that is False where `term` masks scores. Return None if `term` is no mask."""
     is_masked: NDArray[np.bool_] = term <= CONSTANT_HIDES
     if not is_masked.any() or is_masked.all():
         return None
@@ -291,7 +292,7 @@ def _find_visible(term: NDArray[np.floating]) -> NDArray[np.bool_] | None:
 
 
 def _make_constant(scores: Value, side: int, visible: NDArray[np.bool_]) -> _Mask | None:
-    """Return a constant mask with the axes of the scores; None if it differs between examples."""
+    """Return the mask of a constant array. Return None if the array differs between examples."""
     visible = np.atleast_2d(visible)
     while visible.ndim > 2 and visible.shape[0] == 1:
         visible = visible[0]

@@ -36,12 +36,12 @@ from keras_qat.messages import set_within
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """One step of lowering.
+    """A step that rewrites the graph.
 
     Args:
         name: a short description.
         run: a function that returns the new graph.
-        after: a property of every graph that the pass returns.
+        after: a fact about the new graph, such as "equal calls are one call".
         always: whether to run the pass for all recipes. `recipes.contrib` skips all other passes.
     """
 
@@ -80,7 +80,7 @@ _shows = contextvars.ContextVar("shows passes", default=bool(os.environ.get(SHOW
 
 
 def showing_passes(shows: bool = True) -> AbstractContextManager[None]:
-    """Return a context in which `lower` prints the changes of each pass if `shows` is True."""
+    """Return a context that makes `lower` print the changes of each pass if `shows` is True."""
     return set_within(_shows, shows or _shows.get())
 
 
@@ -90,11 +90,7 @@ def fold_sizes(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def check_weights(graph: Graph, context: LoweringContext) -> Graph:
-    """Raise an error if an operation still reads a layer's weight.
-
-    Raises:
-        ValueError: for the first operation that reads a weight.
-    """
+    """Raise a ValueError if an operation still reads a layer's weight."""
     for call in graph.calls:
         if isinstance(call.layer, ReadsWeight):
             raise ValueError(call.layer.reason)
@@ -102,7 +98,7 @@ def check_weights(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
-    """Mark calls that replace NaN. Marked calls stay in float."""
+    """Keep calls that replace NaN in float, because integers cannot be NaN."""
     if not context.has_float:
         return graph
     calls = [call for calls in find_nan_handling(graph).values() for call in calls]
@@ -142,4 +138,3 @@ PASSES = (
     Pass("merge common subexpressions", merge_common_subexpressions, "equal calls are one call"),
     Pass("drop identities", drop_identities, "no identity is before a norm to fold", always=True),
 )
-"""All passes, in order."""

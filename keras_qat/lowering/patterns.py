@@ -75,7 +75,7 @@ class Pattern:
 
 
 def tensor(name: str) -> Pattern:
-    """Return a pattern that matches any tensor."""
+    """Return a pattern that matches any tensor. `Match.found` then has it under `name`."""
     return Pattern(("tensor",), name=name)
 
 
@@ -90,12 +90,12 @@ def constant(name: str) -> Pattern:
 
 
 def between(low: float, high: float, name: str = "") -> Pattern:
-    """Return a pattern that matches a uniform constant from `low` to `high`."""
+    """Return a pattern for a constant from `low` to `high`. Its elements must be equal."""
     return Pattern(("constant",), name=name, limits=(low, high))
 
 
 def _as_pattern(term: Pattern | float) -> Pattern:
-    """Convert a number to a pattern that matches similar constants. Patterns stay unchanged."""
+    """Convert a number such as 6.0 to a pattern that also matches 6.00001."""
     if isinstance(term, Pattern):
         return term
     return between(term - TOLERANCE * abs(term), term + TOLERANCE * abs(term))
@@ -133,7 +133,6 @@ class Match(NamedTuple):
 
     @property
     def call(self) -> Call:
-        """The last call, which computes the matching tensor."""
         return self.calls[0]
 
 
@@ -202,7 +201,7 @@ class Matcher:
             match = match._replace(calls=(*match.calls, *found.calls))
 
     def _bind(self, name: str, operand: Any, match: Match) -> Match | None:
-        """Add a named operand to a match. Return None if a different operand has the name."""
+        """Add an operand to a match under `name`. Return None if `name` has a different operand."""
         if not name:
             return match
         if name not in match.found:
@@ -214,17 +213,18 @@ class Matcher:
 
 
 class Rule(NamedTuple):
-    """Replaces calls that match a pattern, unless other calls read intermediate results."""
+    """Replaces the calls that match a pattern, if other calls only read the final result."""
 
     pattern: Pattern
     function: Callable[..., Any]
-    """A function that computes the result. Its arguments have the names in the pattern.
+    """A function that computes the result. Its parameters are the names in the pattern.
 
-    The function is traced like an expansion. If it raises `CannotExpand`, the calls stay unchanged.
+    It receives symbolic tensors, like an expansion in `expand_call.py`. If it raises
+    `CannotExpand`, the calls stay unchanged.
     """
 
     def rewrite(self, match: Match, context: LoweringContext) -> list[Call]:
-        """Return the calls that replace the last call of a match. An empty list keeps the call."""
+        """Return the calls of the function for a match. The list is empty if the old calls stay."""
 
         def compute() -> Any:
             found = {

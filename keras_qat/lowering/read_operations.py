@@ -1,4 +1,7 @@
-"""Reads the kind and the operands of an operation, and the values of uniform tensors."""
+"""Reads the operation of a call, such as "add", and finds tensors with a constant value.
+
+A tensor or array is uniform if all its elements are equal, as in `tf.ones_like(x) * 2.0`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,6 @@ LAYERS = {
     layers.Maximum: "maximum",
     layers.Minimum: "minimum",
 }
-"""Maps a layer class to its kind of operation."""
 
 ACTIVATIONS = {
     keras.activations.exponential: "exp",
@@ -31,27 +33,26 @@ ACTIVATIONS = {
     keras.activations.tanh: "tanh",
     tf.nn.relu6: "relu6",
 }
-"""Maps an activation function to its kind of operation."""
 
 INVERSE = {"subtract": "add", "divide": "multiply"}
-"""Maps an operation to its counterpart. `x - 2` equals `x + -2`. `x / 2` equals `x * 0.5`."""
+"""With a constant, `x - 2` is read as `x + -2`, and `x / 2` as `x * 0.5`."""
 
 FILLS = {"fill": 1, "broadcast_to": 0, "tile": 0, "cast": 0, "identity": 0}
-"""Operations that fill a tensor with an argument, and the position of the argument."""
+"""Maps an operation that does not change values to the position of the argument with the values."""
 
 CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
-"""Operations that fill a tensor with a constant, and the constant."""
+"""Maps an operation to the value of all elements of its result."""
 
 SUMS = {"add": operator.add, "subtract": operator.sub}
 
 HIDES = -1e3
-"""A value of at most this masks a score. User code adds it, or replaces the score."""
+"""Lower values mask a score. Models add them to scores, or choose them with `tf.where`."""
 
 
 def read_operation(call: Call) -> tuple[str, list[Any]]:
-    """Return the kind of a call's operation, and the arguments in order.
+    """Return the kind of a call's operation, and its operands.
 
-    An `Add` layer has the kind "add", like `tf.add`. Other layers have the kind "".
+    An `Add` layer has the kind "add", like `tf.add`. A Dense has the kind "".
     """
     layer = call.layer
     if is_operation(layer):
@@ -83,14 +84,14 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 class Uniform(NamedTuple):
-    """The value of all elements of a tensor. If not `is_exact`, the value is approximate."""
+    """The value of all elements of a tensor. For `x + -1e9`, it is -1e9, but not exactly."""
 
     value: float
     is_exact: bool = True
 
 
 def find_uniform(value: Value) -> Generator[Value, Any, Uniform | None]:
-    """Find the value of a uniform tensor, such as `ones_like(x) * -1e9`. A rule for `Facts.find`.
+    """Find the value of a uniform tensor, such as `ones_like(x) * -1e9`. Called by `Facts.find`.
 
     Return None if the elements differ.
     """

@@ -1,4 +1,7 @@
-"""Lowers recurrent layers that are bidirectional, return states, or read a mask."""
+"""Rewrites recurrent layers that are bidirectional, return states, or read a mask.
+
+The functions return the new calls. An empty list means that the call stays unchanged.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,9 @@ MERGES: dict[str, Any] = {
 
 
 def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
-    """Split Bidirectional into two layers and a merge. A ReverseSteps follows the second layer.
+    """Split Bidirectional into a forward layer, a backward layer, and a layer that merges both.
 
-    The call stays unchanged unless both layers have integer operators.
+    The call stays unchanged if one of the layers has no integer operator.
     """
     layer = call.layer
     if call.kwargs.get("training") is not None or find_float_reason(call):
@@ -63,7 +66,6 @@ def split_bidirectional(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _get_mask(call: Call) -> dict[str, Value]:
-    """Return {"mask": mask} if a call has a mask argument, otherwise {}."""
     mask = call.kwargs.get("mask")
     return {} if mask is None else {"mask": mask}
 
@@ -76,7 +78,7 @@ def _get_arguments(call: Call, direction: str) -> tuple[Any, ...]:
 
 
 def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a layer that has a mask argument by a layer that reads `[sequence, mask]`.
+    """Replace `layer(x, mask=mask)` by `new_layer([x, mask])`.
 
     The call stays unchanged if the new layer has no integer operator.
     """
@@ -98,11 +100,11 @@ def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
-    """Pass the mask of a sequence to a recurrent layer as an argument. Return all new calls.
+    """Pass the Keras mask of a sequence to a recurrent layer as an argument. Return all new calls.
 
-    All calls of a layer need the same operator. If any call has a mask, all calls need a mask. A
-    sequence without a mask gets a mask that is always True. The call stays unchanged if no integer
-    operator reads the mask and the layer cannot be unrolled.
+    All calls of a layer need the same operator. If one of them has a mask, a sequence without a
+    mask gets a mask that is always True. The call stays unchanged if no integer operator reads
+    masks and the layer cannot be unrolled.
 
     Raises:
         CannotTrace: if the mask cannot be traced.
@@ -130,7 +132,6 @@ def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
 
 
 def _copy_with_mask(layer: layers.RNN) -> layers.RNN:
-    """Return a copy of a layer that reads the mask as its second input."""
     plain = clone(layer)
     config = {**plain.get_config(), "activation": plain.activation}
     if hasattr(plain, "recurrent_activation"):
@@ -139,14 +140,13 @@ def _copy_with_mask(layer: layers.RNN) -> layers.RNN:
 
 
 def split_recurrent(call: Call, context: LoweringContext) -> list[Call]:
-    """Lower a layer with a mask argument, or a layer that returns states."""
     return merge_mask(call, context) or split_state(call, context)
 
 
 def split_state(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a layer that returns its state by a layer that returns only outputs.
+    """Replace a layer with `return_state=True`. The last step of its outputs is the state.
 
-    The last output is the state. The call stays unchanged if the new layer has no integer operator.
+    The call stays unchanged if the layer has no integer operator without `return_state`.
     """
     layer, (output, *states) = call.layer, flatten_values(call.outputs)
     one = Value(output.name, output.shape, output.dtype)
@@ -192,7 +192,7 @@ def _has_dropout(cell: layers.Layer) -> bool:
 
 
 def _drops_inputs(layer: layers.RNN) -> bool:
-    """Return True if dropout only affects inputs, with one dropout mask for all steps."""
+    """Return True if there is only dropout of inputs, which drops the same inputs in all steps."""
     has_one_mask = getattr(layer, "implementation", 2) == 2
     return type(layer) is not layers.RNN and has_one_mask and not layer.recurrent_dropout
 
@@ -200,13 +200,13 @@ def _drops_inputs(layer: layers.RNN) -> bool:
 REASONS: dict[type, str] = {
     layers.ConvLSTM3D: "TFLite has no int8 kernel for convolutions along three axes",
 }
-"""Maps a layer class to the reason why it computes in float."""
+"""Maps a layer class that always computes in float to the reason."""
 
 
 def find_float_reason(call: Call) -> str:
-    """Return why a recurrent layer computes in float. Return "" for other layers.
+    """Return why a recurrent layer computes in float. Return "" if it does not.
 
-    The reason of a Bidirectional is the reason of its first inner layer without an operator.
+    For a Bidirectional, return the reason of its first layer without an integer operator.
     """
     if type(call.layer) is layers.RNN:
         return find_unrolling_obstacle(call)

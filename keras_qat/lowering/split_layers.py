@@ -34,7 +34,7 @@ from keras_qat.lowering.weighted_products import (
 
 
 def split_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Replace every call that has an expansion or a lowering. Shared layers stay shared."""
+    """Replace every call that has an expansion or is in `LOWERINGS`. Split the results again."""
     table = LOWERINGS if context.activations else ALWAYS
     ends = set(flatten_values(graph.outputs))
 
@@ -69,7 +69,7 @@ ALWAYS: dict[Any, Lowering] = {
     **dict.fromkeys((layers.Dense, layers.EinsumDense), split_activation),
     **dict.fromkeys((layers.SeparableConv1D, layers.SeparableConv2D), split_separable),
 }
-"""Maps a layer class to its lowering. All recipes use these lowerings."""
+"""Maps a layer class to a function that splits it. All recipes use these functions."""
 
 
 LOWERINGS: dict[Any, Lowering] = {
@@ -86,8 +86,8 @@ LOWERINGS: dict[Any, Lowering] = {
     layers.MultiHeadAttention: split_multi_head_attention,
     layers.Activation: split_activation_layer,
 }
-"""Maps a layer class or a kind of operation to its lowering.
+"""Maps a layer class, or a kind of operation such as "matmul", to a function that replaces it.
 
-Recipes that keep operations unchanged use only `ALWAYS`. Most of these layers have weights. Layers
-without weights have expansions instead.
+`recipes.contrib` uses only `ALWAYS`. Most of these layers have weights. The package `expansions`
+splits layers without weights.
 """

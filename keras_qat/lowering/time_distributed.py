@@ -15,13 +15,14 @@ from keras_qat.lowering.builder import LoweringContext, PartsBuilder
 from keras_qat.ops.registry import find_op, is_listed
 
 _SPLIT_LATER = (layers.SeparableConv1D, layers.SeparableConv2D, layers.TimeDistributed)
-"""Layers without an operator that are later split into layers with operators."""
+"""Layers without an operator. `split_layers` replaces them by layers with operators."""
 
 
 def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace TimeDistributed(layer) by FlattenTime, layer and RestoreTime, or by a single Dense.
+    """Replace TimeDistributed(layer) by FlattenTime, layer and RestoreTime.
 
-    The call stays unchanged if the layer has no operator, or if a size is unknown before run time.
+    TimeDistributed(Dense) becomes a Dense. The call stays unchanged if the layer has no operator,
+    or if a size is unknown before run time.
     """
     inner, parts = call.layer.layer, PartsBuilder(call, context)
     weights = context.weights.get(call.layer)  # The inner layer of a copy has random weights.
@@ -45,19 +46,19 @@ def split_time_distributed(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _fold(parts: PartsBuilder, shape: Sequence[int | None]) -> Value:
-    """Add a call that merges the steps of the input into the batch."""
+    """Add a FlattenTime, which merges the steps of the input into the batch. Return its output."""
     (sequence,), fold = parts.call.inputs, parts.new("fold", FlattenTime)
     output = dataclasses.replace(parts.between(fold, shape), dtype=sequence.dtype)
     return parts.add(fold, sequence, output=output)
 
 
 def _restore(parts: PartsBuilder, folded: Value) -> list[Call]:
-    """Add the last call, which splits the steps off the batch. Return all calls."""
+    """Add a RestoreTime as the last call. It splits the steps off the batch. Return all calls."""
     return parts.end(parts.new("unfold", RestoreTime, parts.call.inputs[0].shape[1]), folded)
 
 
 def _has_integer_operator(call: Call, layer: layers.RNN) -> bool:
-    """Return True if a recurrent layer has an operator for inputs without the outer time axis."""
+    """Return True if the inner recurrent layer has an operator for a single outer step."""
     (x,), y = call.inputs, call.output
     step, output = (Value(v.name, (None, *v.shape[2:]), v.dtype) for v in (x, y))
     return not layer.stateful and find_op(Call(layer, (step,), {}, output, call.name)) is not None

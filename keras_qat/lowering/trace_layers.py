@@ -3,9 +3,9 @@
 Custom layers include Lambdas and users' activation functions. A layer that cannot be traced stays
 opaque: it computes in float.
 
-All calls of a layer share its weights, so they must be traced alike. Tracing a call may reveal
-requirements of other calls. Therefore all layers are traced again until nothing changes. Each
-attempt uses the results of earlier attempts.
+All calls of a layer share its weights, so they must be treated alike. If one of them cannot be
+traced, for example, the others must stay opaque too. Each attempt traces all layers, and applies
+the decisions of earlier attempts. The last attempt needs no new decision.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from keras_qat.tracing.layer_weights import find_weight_holders
 
 
 class BorrowedWeights:
-    """Records which layers borrow weights of other layers, such as tied embeddings.
+    """Records which layers read weights that other layers own, such as tied embeddings.
 
-    The owner of a borrowed weight is traced as well. Both layers then read the same tensor.
+    The owner is traced as well. Both layers then read the same tensor.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -63,7 +63,7 @@ class BorrowedWeights:
         self.outside: dict[layers.Layer, list[tf.Variable]] = {}
         """Maps a layer to variables that belong to no layer. Keras does not train them."""
         self.changes = 0
-        """Number of changes of this record."""
+        """How often something was recorded."""
         self._refused: set[layers.Layer] = set()
         self._top = list(dict.fromkeys(call.layer for call in graph.calls))
         self._parents: dict[layers.Layer, set[layers.Layer]] = {}
@@ -72,7 +72,7 @@ class BorrowedWeights:
                 self._parents.setdefault(inner, set()).add(layer)
 
     def note(self, layer: layers.Layer, variables: Sequence[tf.Variable]) -> bool:
-        """Record that a layer borrows variables. Return True if another attempt may succeed."""
+        """Record that a layer borrows variables. Return True if it should be traced again."""
         owner_of = {id(variable): self._find_owner(variable) for variable in variables}
         if outside := [v for v in variables if owner_of[id(v)] is None]:
             noted = self.outside.setdefault(layer, [])
@@ -98,14 +98,14 @@ class BorrowedWeights:
         return None
 
     def find_sharing(self) -> set[layers.Layer]:
-        """Return the borrowers and owners of shared weights. Shared weights must stay tensors."""
+        """Return the borrowers and owners of shared weights. They belong to `_Agreement.apart`."""
         owners = set(self.owners.values())
         return owners | {layer for layer, lenders in self.lenders.items() if owners & set(lenders)}
 
     def refuse(self, graph: Graph) -> bool:
-        """Refuse to borrow from layers that stayed opaque. Return True if there are any.
+        """Forget all borrowers and owners if an owner stayed opaque. Return True in this case.
 
-        The borrowers and owners are then forgotten, because opaque layers cannot share weights.
+        Weights of opaque layers cannot be borrowed. The next attempt records the other borrowers.
         """
         opaque = {id(weight) for call in graph.calls for weight in call.layer.weights}
         refused = {owner for variable, owner in self.owners.items() if variable in opaque}
@@ -121,7 +121,7 @@ def _list_weights(layer: layers.Layer) -> list[tf.Variable]:
 
 
 def trace_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Trace all custom layers. Repeat until all calls of each layer agree."""
+    """Trace all custom layers. Repeat until all calls of each layer are treated alike."""
     agreed = _Agreement(BorrowedWeights(graph))
     while True:
         context.clear()
@@ -141,10 +141,10 @@ class _Agreement:
     unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Recurrent layers to unroll in every call."""
     apart: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """Layers with weights that stay tensors, because calls compute different tensors from them."""
+    """Layers with weights that are quantized before other tensors are computed from them."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
-        """Add a decision for each layer with calls that disagree. Return True to try again."""
+        """Decide about layers with calls that were treated unequally. Return True to try again."""
         layers_traced = attempt.inliner.counts.keys()
         opaque = {x: attempt.refused[x] for x in layers_traced & attempt.refused}
         opaque |= find_refused_cells(layers_traced, attempt.refused)
@@ -169,9 +169,9 @@ class _Attempt:
         self.apart = agreed.apart | agreed.borrowed.find_sharing()
         self.inliner = Inliner(context, flatten_values(read.inputs)[0], agreed.borrowed.owners)
         self.opaque: dict[str, str] = {}
-        """Maps the name of an opaque call to the reason."""
+        """Maps the name of a call that could not be traced to the reason."""
         self.refused: dict[layers.Layer, str] = {}
-        """Maps a layer with an opaque call to the reason."""
+        """Maps the layer of such a call to the reason."""
         self._readers = self.graph.consumers()
         self._outputs = set(flatten_values(self.graph.outputs))
         self._masked = {call.layer for call in calls if reads_mask(call)}
@@ -188,8 +188,8 @@ class _Attempt:
     def _replace(self, call: Call, siblings: Sequence[Call] = ()) -> list[Call]:
         """Return the calls that replace a call, or the call itself.
 
-        `siblings` are the other calls inside the traced layer. New calls avoid the names of
-        siblings.
+        For a call inside a traced layer, `siblings` has the layer's other calls. Names of new calls
+        differ from theirs.
         """
         self.masks.note(call)
         if self.context.may_trace(call) is False:
@@ -243,7 +243,7 @@ class _Attempt:
         return parts
 
     def _inline(self, call: Call, expansion: Call | None, siblings: Sequence[Call]) -> list[Call]:
-        """Trace a layer, and return the calls inside it.
+        """Trace a layer, or `expansion` if it is a call. Return the calls inside.
 
         Raises:
             CannotTrace: if the layer cannot be traced.
@@ -282,10 +282,10 @@ class _Attempt:
             self.opaque[call.name] = self.refused[layer] = str(error)
 
     def _reads_masks(self, call: Call) -> bool:
-        """Return True if any call of the layer reads a mask. All calls are then traced alike."""
+        """Return True if any call of the same layer reads a mask."""
         self._masked.update([call.layer] if reads_mask(call) else ())
         return call.layer in self._masked
 
     def _is_entire_model(self, call: Call) -> bool:
-        """Return True if the graph is one subclassed model. Inner layers then keep their names."""
+        """Return True if the user's model is subclassed. Its graph then has a single call."""
         return self.graph.calls == [call] and isinstance(call.layer, keras.Model)

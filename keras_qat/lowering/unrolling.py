@@ -1,6 +1,6 @@
 """Unrolls recurrent layers that have no operator, such as layers with custom cells.
 
-The steps become calls of the cell. The cell is traced like a custom layer.
+The cell is called once for each step. It is traced like a custom layer.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from keras_qat.ops.recurrent.unrolled import RELU
 from keras_qat.ops.registry import match
 
 CELLS = layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell, layers.StackedRNNCells
-"""Keras' recurrent cells, which are traced."""
+"""Keras' cells, which are traced like custom cells."""
 
 UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
 """Layers that can be unrolled. Subclasses stay unchanged."""
 
 
 def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
-    """Return a function that computes a recurrent layer step by step. Return None to keep it.
+    """Return a function that computes a recurrent layer step by step, and has the same arguments.
 
-    The function has the arguments of the layer. If `anyway`, a layer with an operator is also
-    unrolled.
+    Return None if the layer cannot be unrolled. Without `anyway`, also return None if the layer has
+    an integer operator.
     """
     layer = call.layer
     if type(layer) is layers.Bidirectional:
@@ -57,9 +57,10 @@ def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None
 
 
 def _starts_out_of_range(call: Call) -> bool:
-    """Return True if the layer's operator could clip an initial state.
+    """Return True if an initial state may exceed the bounds of the layer's activation.
 
-    An input of the model is assumed to be a state that the layer returned before.
+    The layer's operator would clip it. An input of the model is assumed to be a state that the
+    layer returned before.
     """
     low, high = BOUNDS.get(getattr(call.layer, "activation", None), (-1.0, 1.0))
     facts = Facts()
@@ -76,7 +77,7 @@ BOUNDS: dict[Any, tuple[float, float]] = {
 
 
 def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
-    """Find the lowest and the highest possible value of a tensor. A rule for `Facts.find`."""
+    """Find the lowest and the highest possible value of a tensor. Called by `Facts.find`."""
     call = value.producer
     if call is None:
         return 0.0, 0.0
@@ -97,7 +98,7 @@ def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
 def find_refused_cells(
     traced: Iterable[layers.Layer], refused: Mapping[layers.Layer, str]
 ) -> dict[layers.Layer, str]:
-    """Map each recurrent layer to the reason why its cell stayed opaque."""
+    """Map each layer with a cell in `refused` to the reason why the cell was not traced."""
     return {
         layer: refused[cell]
         for layer in traced
@@ -108,10 +109,10 @@ def find_refused_cells(
 
 
 def combine_gates(cell: layers.Layer) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which a Keras cell computes the products of all gates at once.
+    """Return a context that makes a Keras cell compute all gates with one matrix product.
 
-    An LSTM then adds its bias to the product of inputs, because one operator computes both. Dropout
-    is applied before the steps.
+    An LSTM adds its bias to the product of inputs, because one FULLY_CONNECTED computes both. The
+    cell applies no dropout, because `_run_steps` already does.
     """
     if type(cell) not in CELLS or type(cell) is layers.StackedRNNCells:
         return contextlib.nullcontext()
@@ -178,7 +179,7 @@ def _where(is_there: tf.Tensor, after: tf.Tensor, before: tf.Tensor) -> tf.Tenso
 def _make_initial_states(
     layer: layers.RNN, sequence: Any, step: tf.Tensor, sizes: list[Any]
 ) -> list[tf.Tensor]:
-    """Return the initial states that a custom cell defines, or zeros."""
+    """Return the initial states that a custom cell defines. For Keras' cells, return zeros."""
     if hasattr(layer.cell, "get_initial_state") and not is_of_keras(layer.cell):
         return tf.nest.flatten(layer.get_initial_state(sequence))
     states, first = [], (layers.Flatten()(step) if len(step.shape) > 2 else step)[:, :1]

@@ -36,21 +36,20 @@ OF_DEPTHWISE = (
     *("depthwise_regularizer", "depthwise_constraint"),
 )
 OF_POINTWISE = ("use_bias", "bias_regularizer", "bias_constraint", "activity_regularizer")
-"""Options that a separable convolution shares with its depthwise or pointwise convolution."""
+"""Options of a separable convolution that its depthwise or its 1x1 convolution gets."""
 
 
 class _Product(NamedTuple):
-    """A product of a tensor and a kernel, and the layer that computes it."""
+    """A matrix product or convolution of `x` and `kernel`, and the Keras layer that computes it."""
 
     x: Value
     kernel: Any
-    """A tensor or a constant array."""
     layer_class: type[layers.Layer]
     options: dict[str, Any]
 
 
 def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Convert each product with a weight to a Keras layer. The layer also adds a following bias."""
+    """Convert each product with a weight to a Keras layer, together with its bias."""
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     shared, replaced = _find_shared_weights(graph), dict[Call, list[Call]]()
     for call in graph.calls:
@@ -92,10 +91,10 @@ def make_weighted_layers(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def split_product(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a product with a constant by a layer that does not train.
+    """Replace a product with a constant by a layer with a frozen weight.
 
-    A convolution with a tensor as its kernel becomes a product of patches and the kernel. The
-    tensor may be a weight that several operations read.
+    If the kernel of a convolution is a tensor, replace the convolution by a matrix product of image
+    patches and the kernel.
     """
     product = _read_product(call)
     if product is None or not call.output.is_float:
@@ -110,7 +109,7 @@ def split_product(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _freeze(values: ArrayLike) -> dict[str, Any]:
-    """Return options for a layer with a constant weight."""
+    """Return options for a layer with a frozen weight."""
     weight = tf.Variable(np.asarray(values, np.float32), trainable=False)
     return {"weights": [weight], "trainable": False}
 
@@ -128,9 +127,9 @@ def _multiply_patches(product: _Product, shape: Sequence[int | None]) -> tf.Tens
 
 
 def make_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
-    """Convert a constant with more than two axes to a weight that does not train.
+    """Replace a constant with more than two axes by a `WeightTensor` with a frozen weight.
 
-    For example, a product with several constant matrices becomes a product of two tensors.
+    For example, `tf.matmul(x, constant)` becomes a product of two tensors.
     """
     arguments = [*call.args, *call.kwargs.values()]
     constants = [leaf for leaf in arguments if getattr(read_array(leaf), "ndim", 0) > 2]
@@ -194,7 +193,7 @@ def split_separable(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _find_shared_weights(graph: Graph) -> set[WeightTensor]:
-    """Return the weights that several operations read. Separate layers would copy these weights."""
+    """Return the weights that several operations read. They cannot belong to a single layer."""
     operations: dict[WeightTensor, set[layers.Layer]] = {}
     for call in graph.calls:
         for value in filter(_is_weight, call.inputs):
@@ -216,7 +215,7 @@ def _get_settings(prefix: str, weight: Value) -> dict[str, Any]:
 
 
 def _is_plain(source: WeightTensor) -> bool:
-    """Return True for a trainable weight. Return False for a frozen or computed weight."""
+    """Return False for a frozen weight, and for a tensor computed from weights."""
     return source.expression is None and not source.frozen
 
 
@@ -227,7 +226,7 @@ def _is_weight(value: object) -> bool:
 
 
 def _find_bias(call: Call, product: Value) -> Value | None:
-    """Return the bias that `call` adds to `product`, or None. A bias has one value per channel."""
+    """Return the bias, one value per channel, that `call` adds to `product`. Or return None."""
     if get_kind(call) not in SUMS:
         return None
     x, bias = get_operands(call, *SUMS[get_kind(call)])
@@ -276,7 +275,7 @@ def _read_convolution(call: Call, depthwise: bool = False) -> _Product | None:
 
 
 def _read_transposed_convolution(call: Call) -> _Product | None:
-    """Read a transposed convolution if Keras' layer returns an output of the same size."""
+    """Read a transposed convolution. Return None if Keras' layer had outputs of another size."""
     x, kernel, strides, padding, layout, dilations = get_operands(call, *_OF_CONVOLUTIONS)
     kernel = _read_kernel(kernel)
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
@@ -304,7 +303,7 @@ def _read_transposed_convolution(call: Call) -> _Product | None:
 
 
 def _make_dense(x: object, kernel: Value | NDArray[np.generic] | None) -> _Product | None:
-    """Return the product with a matrix. Return None unless `kernel` is a weight or a constant."""
+    """Read `x @ kernel`. Return None if `kernel` is neither a weight nor a constant."""
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):
         return None
     if not isinstance(x, Value) or len(kernel.shape) != 2 or x.shape[-1:] != kernel.shape[:1]:
@@ -333,4 +332,4 @@ CONVOLUTIONS: dict[str, Callable[[Call], _Product | None]] = {
     **dict.fromkeys(("conv1d_transpose", "conv2d_transpose"), _read_transposed_convolution),
 }
 PRODUCTS = {**CONVOLUTIONS, "matmul": _read_matmul, "tensordot": _read_tensordot}
-"""Maps a kind of operation to a function that returns its `_Product`."""
+"""Maps a kind of operation to a function that returns the `_Product` of a call, or None."""

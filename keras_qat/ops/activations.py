@@ -52,15 +52,17 @@ def _gelu_in_float32(x: tf.Tensor, approximate: bool) -> tf.Tensor:
 def _supports_hard_swish(x: QuantParams, output: QuantParams) -> tf.Tensor:
     """Return True if TFLite's HARD_SWISH supports these scales.
 
-    The kernel can shift by at most 31 bits to the left and 15 bits to the right. It checks only the
-    output's scale.
+    For others, the kernel shifts integers by too many bits. It checks only the output's scale.
     """
     to_output, to_gate = (single(x.scale / 128.0 / scale) for scale in (output.scale, 3 / 32768))
     return (to_output < 1) & (to_gate < 2.0**30) & (tf.minimum(to_output, to_gate) >= 2.0**-16)
 
 
 def _hard_swish_table(a: Arguments, up: bool = False) -> tf.Tensor:
-    """Tabulate x * relu6(x + 3) / 6 in 16 bits. `up` rounds halves up instead of away from zero."""
+    """Tabulate x * relu6(x + 3) / 6 like TFLite's kernel.
+
+    `up` is True for ARM's vector instructions, which round halves up.
+    """
 
     def to_upper_bits(x: tf.Tensor) -> fixed_point.FixedPoint:
         return fixed_point.upper_bits(fixed_point.to_fixed_point(x))
@@ -87,13 +89,13 @@ def _prepare_bounded(
     of_tflite: Callable[[tf.Tensor], tf.Tensor],
     of_micro: Callable[[tf.Tensor, int], tf.Tensor],
 ) -> Prepare:
-    """Return an `Op.prepare` that tabulates a function with a fixed output range.
+    """Return an `Op.prepare` that tabulates a function with a fixed output range, such as tanh.
 
     Args:
         function: the float function, which computes XNNPACK's table.
         of_tflite: the same function with the operations that compute TFLite's table.
-        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. If |q|
-            >= floor(15 / 2^ceil(log2(scale))), the result is an end of the output's range.
+        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. It is
+            not used for large inputs: their result is an end of the output's range.
     """
     float32 = compute_in_float32(of_tflite, xnnpack=function)
 
@@ -114,7 +116,7 @@ def _prepare_bounded(
 
 
 FARTHEST = 4.0
-"""The largest scale of 16-bit inputs. TFLite's products overflow with scales of 5.3 or more."""
+"""The largest scale of 16-bit inputs. LOGISTIC and TANH overflow with a scale of 5.3 or more."""
 
 
 def _make_bounded(

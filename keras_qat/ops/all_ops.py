@@ -1,4 +1,4 @@
-"""The list of all operators. For a call, they are tried in this order."""
+"""The list of all operators. The first operator that accepts a call computes it."""
 
 from __future__ import annotations
 

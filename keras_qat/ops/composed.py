@@ -1,4 +1,4 @@
-"""Operators that are composed of other operators.
+"""Operators that are composed of other operators, such as a division by a lookup and a product.
 
 A `Description` is a function that runs other operators on a `Machine`. A machine prepares, computes
 or emits operators. One description therefore defines `prepare`, `compute` and `emit` of an `Op`.
@@ -26,17 +26,17 @@ from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.ops.weights import Weights
 
 Quantized = tuple[Any, QuantParams]
-"""A pair (values, quantization parameters). The values are relative to the zero point. A machine
-that emits operators has the index of a tensor in the file instead of values."""
+"""A pair (values, quantization parameters). The values are integers minus the zero point. A machine
+that writes a file has the index of a tensor in the file instead of values.
+"""
 
 WIDE = QuantParams(None, None, 16)
-"""Placeholder for 16-bit quantization parameters that are already prepared."""
+"""16-bit parameters without a scale. They are used after `Preparing`, when no scale is needed."""
 
 NO_WIDE = None if RECENT else "this TensorFlow has no QUANTIZE from int8 to int16"
-"""The reason why files cannot convert int8 to int16. None if files can."""
+"""Why files cannot contain a QUANTIZE from int8 to int16. None if they can."""
 
 MOST = float(WIDE.highest)
-"""The largest quantized value of 16 bits."""
 
 
 def wide_params(scale: tf.Tensor) -> QuantParams:
@@ -65,15 +65,13 @@ SMALLER = _make_integer_row("MINIMUM", tf.minimum)
 
 
 def compute_wide_scale(output: QuantParams) -> tf.Tensor:
-    """Returns the smallest 16-bit scale that represents an output's entire range."""
+    """Returns the smallest 16-bit scale that represents the range of an 8-bit output."""
     ends = [tf.abs(end - output.zero_point) for end in (output.lowest, output.highest)]
     return quotient(tf.maximum(*ends) * output.scale, MOST)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """The arguments of one call of `Machine.run`."""
-
     op: Op
     inputs: list[Quantized]
     params: QuantParams
@@ -114,7 +112,7 @@ class Machine(abc.ABC):
             inputs: the operator's inputs.
             params: the quantization parameters of the output.
             attributes: the attributes. By default, the operator's defaults.
-            weights: the weights of a weighted operator.
+            weights: the weights, if the operator has any, like a convolution.
             maximum: the maximum of a fused ReLU.
             shape: the output's shape. By default, the shape of the last input.
         """
@@ -125,8 +123,7 @@ class Machine(abc.ABC):
     def _run(self, step: _Step) -> Quantized: ...
 
     @abc.abstractmethod
-    def constant(self, name: str, q: Any, params: QuantParams) -> Quantized:
-        """Returns a constant with these quantized values."""
+    def constant(self, name: str, q: Any, params: QuantParams) -> Quantized: ...
 
     @abc.abstractmethod
     def split(self, x: Quantized, count: int) -> list[Quantized]:
@@ -134,30 +131,31 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def widen(self, x: Quantized) -> Quantized:
-        """Converts 8-bit values with the zero point 0 to 16 bits with the same scale."""
+        """Converts int8 values to int16. The scale stays the same, and the zero point stays 0."""
 
     @abc.abstractmethod
     def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:
-        """Returns the integers as stored, including the zero point, in 16 or 32 bits."""
+        """Returns the integers in the file, which include the zero point, in 16 or 32 bits."""
 
     @abc.abstractmethod
     def reshape(self, x: Quantized, shape: Shape) -> Quantized:
-        """Reshapes values. Only the first size of `shape` may be unknown."""
+        """Reshapes values. Only the first size of `shape` may be None."""
 
     @abc.abstractmethod
     def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
-        """Looks up each value of `x` in a table. The results have the zero point 0.
+        """Returns `table[x]`. The results have the zero point 0.
 
-        For 8-bit values, the table begins at the lowest value. For other integers, it begins at 0.
+        For 8-bit values, the first entry belongs to the lowest value, such as -128. For other
+        integers, it belongs to 0.
         """
 
 
 class Preparing(Machine):
-    """Prepares operators in order, without computing them. Values are `TensorSpec`s.
+    """Computes constants of operators, such as multipliers. `TensorSpec`s stand for values.
 
     Args:
         a: the arguments of the composed operator.
-        prepared: a list. The machine appends the prepared parameters that `Computing` needs.
+        prepared: a list. The machine appends one entry for each operator.
     """
 
     def __init__(self, a: Arguments, prepared: list[Any]) -> None:
@@ -213,7 +211,7 @@ class Computing(Machine):
 
     Args:
         a: the arguments of the composed operator.
-        prepared: the parameters that `Preparing` appended for the same steps.
+        prepared: the entries that `Preparing` appended for the same operators.
     """
 
     def __init__(self, a: Arguments, prepared: Iterable[Any]) -> None:
@@ -255,7 +253,7 @@ class Emitting(Machine):
     """Adds operators to a file.
 
     Args:
-        e: adds the operators of the composed operator to a file.
+        e: adds operators to the file, in place of the composed operator.
         image: height and width of convolution outputs. By default, they equal the input's.
     """
 
@@ -335,31 +333,31 @@ Description = Callable[[Machine, list[Quantized], QuantParams, Attributes, Shape
 """A function that runs the operators of a composed operator on a machine, and returns the result.
 
 The arguments are the machine, the inputs, the output's parameters, the attributes and the output's
-shape. On `Computing`, the output's parameters have no scale, and the shape is (). The result may
-have different parameters than the output."""
+shape. For `Computing`, the output's scale is None and the shape is (), because all parameters are
+prepared. If the result has other parameters than the output, `compose` converts it.
+"""
 
 
 def get_inputs(a: Arguments) -> list[Quantized]:
-    """Returns the inputs of an operator, each with its quantization parameters."""
     return list(zip(a.q, a.params, strict=True))
 
 
 def requantize_each(
     m: Machine, inputs: Sequence[Quantized], params: QuantParams
 ) -> list[tf.Tensor | int]:
-    """Requantizes each input to `params`. Returns values, or indices of tensors in a file."""
+    """Converts each input to the scale and zero point of `params`, and returns the new values."""
     return [m.run(REQUANTIZE, [x], params)[0] for x in inputs]
 
 
 def prepare_each(a: Arguments, inputs: Sequence[Quantized], params: QuantParams) -> list[tf.Tensor]:
-    """Returns the prepared parameters for `requantize_each`."""
+    """Returns the prepared parameters for `requantize_each` on a `Computing` machine."""
     prepared: list[Any] = []
     requantize_each(Preparing(a, prepared), inputs, params)
     return prepared
 
 
 def compose(describe: Description) -> dict[str, Any]:
-    """Returns `prepare`, `compute` and `emit` of an `Op` that runs a description."""
+    """Returns the arguments `prepare`, `compute` and `emit` for an `Op` that runs a description."""
 
     def prepare(a: Arguments) -> list[Any]:
         prepared: list[Any] = []

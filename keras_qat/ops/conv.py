@@ -1,6 +1,7 @@
 """Convolutions along one or two axes: CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV.
 
-A 1x1 DEPTHWISE_CONV_2D also computes BatchNormalization and other factors and offsets per channel.
+A 1x1 DEPTHWISE_CONV_2D also computes layers like BatchNormalization, which multiply each channel by
+a factor and add an offset.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _get_padding(a: Attributes) -> str:
 
 
 def _for_sequences(function: Callable[..., Any]) -> Callable[[Attributes, Any, Any], Any]:
-    """Return a convolution that also accepts sequences. They are computed as images of height 1."""
+    """Return a convolution that treats a sequence as an image of height 1."""
 
     @functools.wraps(function)
     def compute(a: Attributes, x: Any, kernel: Any) -> Any:
@@ -79,7 +80,6 @@ def _for_sequences(function: Callable[..., Any]) -> Callable[[Attributes, Any, A
 
 @_for_sequences
 def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Convolves `x` in float, with the attributes of `CONV`."""
     padding: Any = _get_padding(a)
     if left := _count_causal_padding(a, kernel.shape[1]):
         padding = [[0, 0], [0, 0], [left, 0], [0, 0]]
@@ -88,7 +88,7 @@ def convolve(a: Attributes, x: Any, kernel: Any) -> Any:
 
 @_for_sequences
 def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Computes `convolve`, without groups, as one matrix product of image patches and weights.
+    """Computes `convolve` as one matrix product of image patches and weights, without groups.
 
     For a kernel of 3x3 pixels, the patches need nine times the memory of the images.
     """
@@ -114,7 +114,6 @@ def convolve_as_matrices(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def convolve_by_channel(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Convolves each channel of `x` separately, with the attributes of `DEPTHWISE_CONV`."""
     if x.shape.rank == 3:  # TensorFlow requires equal strides. Images of height 1 ignore the first.
         a = {**a, "strides": as_pair(a["strides"])[1]}
     return _convolve_images_by_channel(a, x, kernel)
@@ -168,7 +167,7 @@ def _emit_depthwise(e: Emission) -> None:
 
 
 def _find_kernel_size(call: Call) -> tuple[int, ...]:
-    """Return `kernel_size`, or for custom layers without it, the first sizes of the weights."""
+    """Return `kernel_size`. For custom layers without it, return the first sizes of the weights."""
     layer = call.layer
     return layer.kernel_size if hasattr(layer, "kernel_size") else layer.weights[0].shape[:-2]
 
@@ -234,7 +233,7 @@ def _accepts_transpose(call: Call, attributes: Attributes) -> str | None:
 
 
 def _find_sizes(a: Attributes, kernel: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return (factor, offset) for height and width. Output size = factor * input size + offset."""
+    """Return (factor, offset) for height and width: output size = factor * input size + offset."""
     added = a["output_padding"]
     sizes = []
     for axis, stride in enumerate(_get_strides(a, len(kernel) == 3)):
@@ -254,7 +253,6 @@ def _get_strides(a: Attributes, is_sequence: bool) -> tuple[int, int]:
 
 
 def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
-    """Computes a transposed convolution of `x`, with the attributes of `TRANSPOSE_CONV`."""
     is_sequence, factors = len(kernel.shape) == 3, _find_sizes(a, tuple(kernel.shape))
     if is_sequence:
         x, kernel = tf.expand_dims(x, 1), tf.expand_dims(kernel, 0)
@@ -272,7 +270,10 @@ def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def _is_known(node: Arguments | Node) -> bool:
-    """Return True if the output's shape is a constant in the file, as XNNPACK requires."""
+    """Return True if the model has a known output shape. The file may fix the batch size.
+
+    XNNPACK only runs a TRANSPOSE_CONV with a constant output shape.
+    """
     shape = node.call.output.shape
     return None not in (shape[1:] if node.sized else shape)
 
@@ -303,7 +304,7 @@ def _emit_transpose(e: Emission) -> None:
 def _emit_output_shape(e: Emission, x: int, image: int) -> int:
     """Return a tensor with the output's shape: a constant if known, otherwise computed from `x`.
 
-    A shape that is known only because of `batch_size` is also computed. With a constant, XNNPACK
+    If `batch_size` makes the other sizes known, they are computed too. With a constant, XNNPACK
     would run the operator, and would round differently from the model.
     """
     shape = e.shape(image)
@@ -345,7 +346,7 @@ TRANSPOSE_CONV = dataclasses.replace(
 
 
 def _affine_attributes(call: Call) -> Attributes:
-    """Return the `axes` along which factors and offsets differ."""
+    """Return the axes along which a layer has different factors, such as (3,) for channels."""
     rank, axes = len(call.output.shape), tf.nest.flatten([getattr(call.layer, "axis", -1)])
     return {"axes": tuple(int(axis) % max(rank, 1) for axis in axes if axis is not None)}
 

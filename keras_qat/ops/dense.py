@@ -2,9 +2,9 @@
 
 A file contains one of two variants:
 
-- `fully_connected` is a FULLY_CONNECTED, which every delegate supports. Some older kernels do not
-  support one scale per channel. They read uninitialized multipliers without an error. These are the
-  int8 reference kernel before TensorFlow 2.17 and the int16 kernels before LiteRT 1.2.
+- `fully_connected` is a FULLY_CONNECTED, which every delegate supports. Some older kernels compute
+  random results if there is one scale per channel. These are the int8 reference kernel before
+  TensorFlow 2.17 and the int16 kernels before LiteRT 1.2.
 - `convolution` is a CONV_2D of one-pixel images, which all runtimes compute in the same way. It is
   used for int16, and for int8 with an old TensorFlow.
 """
@@ -33,7 +33,7 @@ from keras_qat.ops.weighted_sums import RECENT, Sums, compute_weighted
 from keras_qat.ops.weights import Weights, count_terms
 
 FORM = "fully_connected" if RECENT else "convolution"
-"""The variant for layers without an attribute `form`."""
+"""The variant that new operators get as their attribute `form`."""
 
 
 def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
@@ -41,7 +41,6 @@ def _is_fully_connected(attributes: Attributes, wide: bool) -> bool:
 
 
 def multiply(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
-    """Multiplies the last axis of `x` by a matrix, with fewer operations than `tf.tensordot`."""
     if x.shape.rank == 2:
         return tf.matmul(x, kernel)
     depth, columns = kernel.shape
@@ -61,7 +60,7 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
 def _emit_product(
     e: Emission, x: int, end: int, arrange: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Add the product of the last axis of `x` and the layer's weights. The result is tensor `end`.
+    """Add an operator that multiplies the last axis of `x` by weights. It writes tensor `end`.
 
     `arrange` converts the layer's weights to the shape [output, input].
     """
@@ -79,7 +78,7 @@ def _emit_product(
 
 
 def _find_sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
-    """Return the sizes of `x` for `tf.reshape`. One unknown size is -1. Several are tensors."""
+    """Return the sizes of `x` for `tf.reshape`. One unknown size is -1, but several are tensors."""
     known = x.shape.as_list()
     now = tf.unstack(tf.shape(x)) if known.count(None) > 1 else [-1] * len(known)
     return [now[axis] if size is None else size for axis, size in enumerate(known)]
@@ -107,7 +106,7 @@ DENSE = Op(
 
 
 def _read_einsum(call: Call) -> Attributes:
-    """Return `equation`, `bias_axes` and `form`. In the equation, letters replace an ellipsis."""
+    """Return the attributes of an EinsumDense. In `equation`, letters replace an ellipsis."""
     layer = call.layer
     equation = layer.equation.replace(" ", "")
     inputs, weights, _ = terms = re.split(",|->", equation)
@@ -128,10 +127,10 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 
 
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
-    """Accept an equation if the output has only the last `count` axes of the weights, in order.
+    """Accept an equation if the output has the last `count` axes of the weights, and no others.
 
-    With a bias, the axes must also be the last of the output, and the bias must have all of them.
-    `einsum_dense_per_tensor` computes other equations, with one scale for all weights.
+    For example, the output of "abc,cd->abd" has the last axis of the weights. A bias must have the
+    same axes, and they must be the last of the output. `EINSUM_DENSE_PER_TENSOR` computes others.
     """
     reason = _accepts_einsum(call, attributes)
     if reason is not None:
@@ -168,7 +167,7 @@ def _find_result_sizes(axes: Axes, kernel: np.ndarray | tf.Tensor) -> tuple[int,
 
 
 def _expand_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
-    """Broadcast the bias to all axes of the kernel that the output has, and flatten it."""
+    """Broadcast the bias to all axes that the output has from the weights, and flatten it."""
     if weights.bias is None:
         return weights
     make = np if isinstance(weights.bias, np.ndarray) else tf

@@ -32,8 +32,8 @@ class _Steps(NamedTuple):
     """The quantization parameters of the 16-bit intermediate results, and the table.
 
     Args:
-        numerator: parameters of x in 16 bits, with 1/128 of the 8-bit scale.
-        inverse: parameters of 1 / y. Their range ends at the inverse of the smallest nonzero |y|.
+        numerator: parameters of x in 16 bits. The scale is 1/128 of the 8-bit scale.
+        inverse: parameters of 1 / y. The largest value is the inverse of the smallest positive y.
         quotient: parameters of x / y. Their range contains the output's range.
         table: 1 / y for each quantized value of y, from the lowest to the highest. For y = 0, the
             entry is the largest value.

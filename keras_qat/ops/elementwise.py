@@ -27,11 +27,11 @@ from keras_qat.ops.requantize import Multiplier, prepare_requantization, requant
 
 @dataclasses.dataclass(frozen=True)
 class _NativeScale:
-    """The scale of a kernel's result. Kernels may need a larger scale than the output's scale.
+    """The scale of a kernel's result, which is then converted to the output's scale.
 
     Args:
-        is_wider: whether the result's scale is larger than the output's.
-        ends: the lowest and the highest quantized value, relative to the zero point.
+        is_wider: whether the result's scale is larger than the output's. Otherwise they are equal.
+        ends: the lowest and the highest integer minus the zero point.
         conversion: the multiplier that converts results to the output's scale.
     """
 
@@ -60,7 +60,7 @@ class _Sum:
     """The prepared parameters of a sum of two tensors.
 
     Args:
-        once: parameters for `_add_once`. None if the family always rounds twice.
+        once: parameters for `_add_once`. None for kernels that always use `_add_twice`.
         twice: parameters for `_add_twice`: fixed-point multipliers of both inputs and of their sum.
         native: the scale of the kernel's result.
     """
@@ -88,10 +88,10 @@ def _add(a: Arguments) -> tf.Tensor:
 
 
 def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
-    """Return the output's parameters, or a larger scale if an input's scale is much larger.
+    """Return the output's parameters. If an input's scale is much larger, increase the scale.
 
-    TFLite's kernels abort unless their multipliers are below 1. Int8 kernels may also overflow 16
-    bits. XNNPACK leaves sums with large ratios of scales to TFLite.
+    Otherwise TFLite's kernels would abort, because their multipliers must be below 1. Int8 kernels
+    could also overflow 16 bits. XNNPACK leaves such sums to TFLite.
     """
     widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
@@ -120,7 +120,7 @@ def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
 
 @trace_once
 def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ...]:
-    """Return both multipliers, the shift, half a step, and True if XNNPACK computes the sum.
+    """Return the parameters of `_add_once`. The last one is False if XNNPACK refuses the sum.
 
     The larger multiplier has 21 bits. XNNPACK requires ratios of input scale / output scale from
     2^-10 to below 2^8. `_find_native` excludes larger ratios.
@@ -136,12 +136,12 @@ def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ..
 
 
 def _count_bits(a: Arguments) -> int:
-    """Return by how many bits TFLite's kernel shifts both inputs to the left before an addition."""
+    """Return by how many bits TFLite's kernel shifts inputs to the left before it adds them."""
     return 15 if a.wide else 20
 
 
 def _add_twice(a: Arguments) -> tf.Tensor:
-    """Add like TFLite: convert both inputs to a common scale with 20 more bits (int16: 15).
+    """Add like TFLite: round both inputs in a common finer scale, add them, and round the sum.
 
     If both tensors have the same shape, the optimized int16 ADD rounds blocks of 16 values only
     once. Values after the last block are rounded like in other kernels.
@@ -184,7 +184,7 @@ class _Product:
 
     Args:
         ratio: the product of both input scales, divided by the scale of the result.
-        square: the table for a tensor times itself. None for other products.
+        square: a table of x * x, if both inputs are the same tensor. Otherwise None.
         native: the scale of the kernel's result. None if it is always the output's scale.
     """
 
@@ -194,11 +194,11 @@ class _Product:
 
 
 FAR = 2.0**7
-"""The largest `_Product.ratio` for 8 bits."""
+"""The largest product of both input scales, divided by the scale of the result, for 8 bits."""
 
 
 def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
-    """Return the output's parameters, or a larger scale if the product's scale is much larger.
+    """Return the output's parameters. If the product's scale is much larger, increase the scale.
 
     XNNPACK leaves ratios of 2^8 and above to TFLite's kernel, which overflows 16 bits on x86.
     """
@@ -209,7 +209,7 @@ def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) 
 
 
 def _prepare_multiply(a: Arguments) -> _Product:
-    """Return a product's parameters. XNNPACK rescales in float32 for ratios from 2^-16 to 2^8."""
+    """Return a product's parameters. XNNPACK multiplies by a float32 `ratio` from 2^-16 to 2^8."""
     if a.wide:
         factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
         return _Product(Multiplier(to_fixed_point(factor)))
@@ -227,9 +227,9 @@ def _prepare_multiply(a: Arguments) -> _Product:
 
 
 def _multiply(a: Arguments) -> tf.Tensor:
-    """Compute a * b, and rescale the product in float32 or in fixed point.
+    """Compute a * b, and multiply by the ratio in float32 or in fixed point.
 
-    For a tensor times itself, XNNPACK uses a table of squares.
+    If both inputs are the same tensor, XNNPACK uses a table of squares.
     """
     prepared: _Product = a.prepared
     x, y = a.q
@@ -270,9 +270,9 @@ def _emit_multiply(e: Emission) -> None:
 
 
 def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **options: Any) -> None:
-    """Add an operator. If the result needs a larger scale than the output's, add a QUANTIZE.
+    """Add an operator. If its result needs a larger scale than the output's, also add a QUANTIZE.
 
-    The larger scale may not represent 6 exactly. A fused ReLU6 becomes an operator after the
+    The larger scale may not represent 6 exactly. Instead of a fused ReLU6, a RELU6 then follows the
     QUANTIZE.
     """
     output = e.params
@@ -296,10 +296,7 @@ def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **option
 def _find_wider_scale(
     find_native: Callable[..., Any], inputs: tuple[QuantParams, ...], output: QuantParams
 ) -> np.float32 | None:
-    """Return the scale of an operator's result. Return None if it is the output's scale.
-
-    The result is cached, because all steps of a recurrent layer have the same parameters.
-    """
+    """Return the scale of a kernel's result. Return None if it is the output's scale."""
     native = find_native([params.as_tensors() for params in inputs], output.as_tensors())
     return np.float32(native.scale) if bool(native.scale > output.scale) else None
 

@@ -1,13 +1,13 @@
-"""Expansions: TensorFlow functions that compute an operation with simpler operations.
+"""Expansions: TensorFlow functions that replace an operation by operations with integer kernels.
 
-Each file defines some of these tables. A table maps a kind of operation to its expansion.
+Each file defines some of these tables. A key is a kind of operation, such as "cumsum".
 
-- `EARLY`: operations on floats, expanded before masks and chains are recognized.
-- `EARLY_OF_INTEGERS`: operations on integers, expanded at the same time.
-- `OPERATIONS`: operations that are expanded later.
-- `OF_FLOATS`: operations on floats, expanded later.
-- `LAYERS`: maps a layer class or its `get_class_path` to a function of the layer and its inputs.
-- `LAYERS_ALWAYS`: like `LAYERS`, but all recipes use these expansions.
+- `EARLY`: used while custom layers are traced, for operations that only read floats.
+- `EARLY_OF_INTEGERS`: used at the same time, for operations that also read other types.
+- `OF_FLOATS`: used later, by `split_layers`, for operations that only read and return floats.
+- `OPERATIONS`: used by `split_layers` for operations on all types.
+- `LAYERS`: used by `split_layers`. A key is a Keras layer class, or the path of a class.
+- `LAYERS_ALWAYS`: like `LAYERS`, but also used by `recipes.contrib`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ LAYERS_ALWAYS = _collect("LAYERS_ALWAYS")
 
 
 def find_expansion(call: Call, activations: bool = True) -> Expansion | None:
-    """Return the expansion of a call, or None. `EARLY` expansions are ignored.
+    """Return the expansion that `split_layers` uses for a call, or None.
 
     Args:
         call: the call.
-        activations: False for recipes that keep operations unchanged.
+        activations: False for `recipes.contrib`, which only uses `LAYERS_ALWAYS`.
     """
     layer = call.layer
     if (kind := get_kind(layer)) and activations:

@@ -39,7 +39,7 @@ def _divide(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def _add(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Rewrite `1 + x` to `x + 1`, because Keras cannot load `1 + x`."""
+    """Rewrite `1 + x` to `x + 1`. Keras cannot load a saved model with `1 + x`."""
     require(is_tensor(y) and not is_tensor(x))
     return tf.add(y, x)
 
@@ -54,7 +54,7 @@ def _add_n(inputs: Any) -> tf.Tensor:
 
 
 def _power(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Expand `x ** 2` and `x ** 3` to products. Other powers, such as `x ** -1`, need a layer."""
+    """Expand `x ** 2` and `x ** 3` to products, and `x ** -1` or `x ** 0.5` to a `Power` layer."""
     exponent = unwrap(read_scalar(y))
     require(is_tensor(x))
     if exponent < 0 or exponent != int(exponent):
@@ -89,7 +89,7 @@ def _normalize(
 
 
 def _cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """Remove a cast that has no effect at inference, such as float32 to half precision."""
+    """Remove a cast between floating-point types, or to the same type."""
     dtype = tf.as_dtype(dtype)
     require(x.dtype == dtype or (x.dtype.is_floating and dtype.is_floating))
     return x
@@ -104,10 +104,9 @@ def _fill_like(
 
 
 def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.Tensor:
-    """Round the constant of a comparison to a quantized value of the other operand.
+    """Compare `x` with the quantized value nearest to the constant `y`.
 
-    Otherwise the operand might never equal the constant. For example, the quantized value nearest
-    to -1.0 may be -1.003.
+    If -1.0 is stored as -1.003, for example, `x == -1.0` would always be False.
     """
     x, y = (x, y) if is_tensor(x) else (y, x)
     wanted = unwrap(read_scalar(y))
@@ -116,7 +115,7 @@ def _compare(x: tf.Tensor, y: tf.Tensor, *, compare: Callable[..., Any]) -> tf.T
 
 
 def make_by_layer(make: Any, **options: object) -> Expansion:
-    """Return an expansion that replaces a function of one tensor by a single layer."""
+    """Return an expansion that calls a new layer, `make(**options)`, on the operation's input."""
     return lambda x: make(**options)(x)
 
 
@@ -145,7 +144,7 @@ def _evaluate_polynomial(coeffs: Any, x: tf.Tensor) -> tf.Tensor:
 def _cumulative_product(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
-    """Multiply by products of the last 1, 2, 4, ... values. Results are then rounded less often."""
+    """Multiply by the value 1 position before, then 2, 4 and so on. This rounds log2(n) times."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
 
@@ -161,7 +160,7 @@ def _cumulative_product(
 
 
 def _atan2(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """Compute the angle in one eighth of the circle, and mirror it to the other eighths."""
+    """Compute the angle for directions from 0 to 45 degrees. Mirror it for other directions."""
     require(not NO_WIDE)  # Quotients have 16 bits.
     x, y = (end if (known := read_scalar(end)) is None else known for end in (x, y))
     width, height = abs(x), abs(y)

@@ -23,23 +23,23 @@ from keras_qat.lowering.expand_call import require, unwrap
 from keras_qat.tracing.cannot_trace import TooLarge
 
 Pair = tuple[Any, Any]
-"""(real part, imaginary part). None stands for an imaginary part of zeros."""
+"""A complex tensor as (real part, imaginary part). An imaginary part of zeros is None."""
 
 Transform = Callable[..., NDArray[Any]]
-"""A function of `np.fft`."""
+"""A function of `np.fft`, such as `np.fft.rfft`."""
 
 Lengths = ArrayLike | None
-"""The length of a transform: an integer or a list of one integer."""
+"""The argument `fft_length` of a transform: an integer, or a list of one integer."""
 
 LARGEST = 2**20
-"""The largest number of values in a matrix of cosines or sines."""
+"""The maximum number of values in the matrix of a Fourier transform."""
 
 
 class ComplexPart:
     """A call that converts complex numbers to floats, and all complex operations before it.
 
-    `floats` has the float tensors that these operations read. Calling this object with these
-    tensors runs the original operations.
+    For example, `tf.abs(tf.signal.stft(x) * 2.0)` is a part with three calls. Its input `x` is in
+    `floats`. Calling this object with tensors for `floats` runs the original operations.
     """
 
     def __init__(self, call: Call) -> None:
@@ -52,7 +52,7 @@ class ComplexPart:
         return self._run(tensors, _call_layer)
 
     def compute_pairs(self, *tensors: tf.Tensor) -> tf.Tensor:
-        """Compute the operations with a pair of floats for each complex number."""
+        """Compute the same results without complex tensors, on pairs of floats."""
         return self._run(tensors, _compute)
 
     def _run(
@@ -66,13 +66,13 @@ class ComplexPart:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether TFLite has float kernels for all operations."""
+        """Whether TFLite has float kernels for all operations. Then pairs are unnecessary."""
         kinds = {get_kind(call) for call in self.calls}
         return bool(kinds.intersection(OF_REAL)) and kinds <= HAVE_KERNELS
 
 
 def find_complex_part(call: Call) -> ComplexPart | None:
-    """Return the supported `ComplexPart` that ends with a call, or None."""
+    """Return the `ComplexPart` with `call` as its last call. Return None if it is unsupported."""
     is_end = any(x.is_complex for x in call.inputs) and call.output.is_float
     if not is_end or not is_operation(call.layer):
         return None
@@ -92,7 +92,7 @@ def _list_complex_calls(end: Call) -> list[Call]:
 
 
 def _is_complex(value: Value) -> bool:
-    """Return True for a complex value, and for `zeros_like`, which often is an imaginary part."""
+    """Return True for a complex value, and for `tf.zeros_like`, which `tf.complex` may read."""
     return value.producer is not None and (
         value.is_complex or get_kind(value.producer) == "zeros_like"
     )
@@ -104,7 +104,6 @@ def _call_layer(call: Call, results: Mapping[Value, Any]) -> list[Any]:
 
 
 def _compute(call: Call, results: Mapping[Value, Any]) -> list[Any]:
-    """Return the results of a call. A complex result is a pair of float tensors."""
     kind, values = get_kind(call), [x for x in call.inputs if x.is_complex]
     if kind == "zeros_like":
         return [(tf.zeros_like(results[values[0]][0]), None) if values else None]
@@ -119,7 +118,7 @@ def _compute(call: Call, results: Mapping[Value, Any]) -> list[Any]:
 
 
 def _compute_separately(call: Call, results: Mapping[Value, Any], index: int) -> list[Any]:
-    """Run a call on the real parts of its inputs, or on the imaginary parts if `index` is 1."""
+    """Run a call on the real part (`index` 0) or imaginary part (`index` 1) of each input."""
 
     def select(value: Value) -> Any:
         pair = results[value]
@@ -155,7 +154,7 @@ def _join(real: tf.Tensor, imag: tf.Tensor) -> Pair:
 
 
 def _multiply(x: Any, y: Any, product: Callable[[Any, Any], Any] = operator.mul) -> Pair:
-    """Multiply complex tensors. `product` multiplies float tensors."""
+    """Multiply complex tensors. `product` multiplies two float tensors."""
     (a, b), (c, d) = _to_pair(x), _to_pair(y)
 
     def multiply(left: tf.Tensor, right: tf.Tensor) -> Any:
@@ -173,7 +172,7 @@ def _require_imag(x: Pair) -> tf.Tensor:
 
 
 def _magnitude(x: Pair) -> Any:
-    """Compute the magnitude as larger * f(smaller / larger). Squares would need more bits."""
+    """Compute `longer * sqrt(1 + ratio ** 2)`. A sum of squares would need more bits."""
     real, imag = x
     if imag is None:
         return tf.abs(real)
@@ -184,7 +183,7 @@ def _magnitude(x: Pair) -> Any:
 
 
 def _make_matrix(transform: Transform, size: int | None, *length: int) -> NDArray[Any]:
-    """Return the matrix of a transform along the last axis."""
+    """Return a matrix M with `x @ M` equal to the transform of `x` along its last axis."""
     size = unwrap(size)
     if (count := size * max([size, *length])) > LARGEST:
         raise TooLarge(
@@ -215,7 +214,7 @@ def _stft(
     window_fn: Callable[..., Any] | None = tf.signal.hann_window,
     pad_end: bool = False,
 ) -> Pair:
-    """Compute the transform as a convolution with windowed cosines and sines."""
+    """Compute `tf.signal.stft` as a convolution with windowed cosines and sines."""
     *channels, size = signals.shape[1:]
     step, rows = int(frame_step), int(frame_length)
     require(None not in signals.shape[1:])
@@ -239,10 +238,10 @@ def _stft(
 
 
 OF_REAL = ("stft", "rfft")
-"""Transforms with float kernels in TFLite."""
+"""Fourier transforms of float tensors that have float kernels in TFLite."""
 
 HAVE_KERNELS = {*OF_REAL, "abs", "real", "imag", "cast", "getitem"}
-"""Operations on complex numbers with kernels in TFLite."""
+"""All operations on complex tensors that have float kernels in TFLite."""
 
 RULES: dict[str, Callable[..., Any]] = {
     "cast": _cast,
@@ -257,9 +256,9 @@ RULES: dict[str, Callable[..., Any]] = {
     "abs": _magnitude,
     "angle": lambda input: tf.atan2(_require_imag(input), input[0]),
 }
-"""Maps a kind of operation to a function that computes it with pairs."""
+"""Maps a kind of operation to a function that computes it with a `Pair` for each complex tensor."""
 
 SEPARABLE = MOVES.union(("pad", "reduce_mean", "reduce_sum"))
-"""Kinds of operations to compute separately for real and imaginary parts."""
+"""Operations that are computed for the real part, and then for the imaginary part."""
 
 KNOWN = {*RULES, "zeros_like", *SEPARABLE}

@@ -1,7 +1,7 @@
-"""Expands operations that copy a tensor for each example, such as a class token.
+"""Expands operations that copy a tensor for each example, such as the class token of a ViT.
 
-The copies become a sum with zeros. Some runtimes do not support sizes that are computed at run
-time. A sum needs no sizes.
+`tf.repeat(token, tf.shape(x)[0], 0)` becomes `zeros + token`, with zeros computed from `x`. Some
+runtimes do not support the first form, because it computes the number of copies at run time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SIZES = {"zeros": "shape", "ones": "shape", "fill": "dims"}
 
 
 def _copy(*args: object, **kwargs: object) -> tf.Tensor:
-    """Copy a tensor or a constant once for each example."""
+    """Expand an operation in `COPIES` if it copies a tensor once for each example."""
     call = _find_call(args, kwargs)
     kind = get_kind(call)
     x, counts, *axis = get_operands(call, "input", *COPIES[kind])
@@ -74,7 +74,7 @@ def _copy(*args: object, **kwargs: object) -> tf.Tensor:
 
 
 def _fill(*args: object, **kwargs: object) -> tf.Tensor:
-    """Fill a tensor with a constant, such as an initial state of zeros."""
+    """Expand `tf.zeros`, `tf.ones` or `tf.fill` if the first size is the batch size."""
     call = _find_call(args, kwargs)
     sizes = get_argument(call, SIZES[get_kind(call)])
     batch, *inner = unwrap(find_sizes(sizes))
@@ -97,14 +97,14 @@ def _eye(*args: object, **kwargs: object) -> tf.Tensor:
 
 
 def _find_call(args: object, kwargs: object) -> Call:
-    """Return the expanded call. The tensors among the arguments store it."""
+    """Return the call that is being expanded, from one of its arguments."""
     tensor = next(filter(is_tensor, tf.nest.flatten((args, kwargs))), None)
     require(tensor is not None)
     return get_call(tensor)
 
 
 def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
-    """Call an operation. Pass known sizes as integers instead of tensors."""
+    """Call the operation again. Pass integers instead of tensors with a known value."""
     numbers = {value: size for value, size in sizes.items() if isinstance(size, int)}
     args, kwargs = map_values(
         lambda value: numbers[value] if value in numbers else make_symbol(value),
@@ -114,10 +114,10 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return how many rows of a tensor belong to each copy of a table with `size` rows.
+    """Return how many rows of a tensor get one copy of a table with `size` rows: 1 or `size`.
 
-    `counts` depends on the shape of the tensor. The result is 1, or `size` if the first axis merges
-    examples and attention heads. Return None if the result is unknown.
+    For example, `tf.tile(table, [tf.shape(x)[0], 1])` makes one copy for each row of `x`. With
+    `tf.shape(x)[0] // size`, it makes one copy for `size` rows. Return None if unknown.
     """
     like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):
@@ -129,10 +129,10 @@ def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
 
 
 def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
-    """Return zeros of shape [examples, *inner].
+    """Return zeros of shape [batch, *inner].
 
     Args:
-        sizes: values that depend on the shape of a tensor. The tensor determines the batch size.
+        sizes: tensors computed with `tf.shape(x)`. The zeros have the batch size of `x`.
         inner: sizes of the other axes.
     """
     batch = next(find_measured_tensors(flatten_values(sizes)), None)
@@ -150,9 +150,9 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
 
 
 def _repeat_inside(kind: str, x: tf.Tensor, counts: list[Any]) -> tuple[Any, list[Any]]:
-    """Copy a constant along all axes except the batch. Return the copy and the remaining counts.
+    """Copy a constant along all axes but the first. `counts` has the copies for each of these axes.
 
-    The copy is None if `x` is not a constant.
+    Return the copy and the remaining counts. The copy is None if `x` is not a constant.
     """
     values, known = read_array(x), read_integers(counts) if counts else ()
     if values is None or known is None:

@@ -19,10 +19,10 @@ from keras_qat.ops.movement import read_window
 from keras_qat.ops.resize import read_resize_options
 
 KERNELS = ("bilinear", "nearest")
-"""Interpolation methods of TFLite's kernels."""
+"""Methods of `tf.image.resize` that have TFLite kernels."""
 
 MOST_CROPS = 64
-"""Patches with more pixels than this stay in float."""
+"""`tf.image.extract_patches` with more pixels per patch than this stays in float."""
 
 
 def _resize(
@@ -39,14 +39,14 @@ def _resize(
 
 
 def _old_resize(images: tf.Tensor, *args: object, **options: object) -> tf.Tensor:
-    """Expand TensorFlow 1's resize of images with one pixel. It then equals Resizing."""
+    """Expand TensorFlow 1's resize of one-pixel images to Resizing."""
     before, sizes = images.shape, get_call(images).output.shape[1:3]
     require(len(before) == 4 and tuple(before[1:3]) == (1, 1) and None not in sizes)
     return layers.Resizing(*sizes, interpolation="nearest")(images)
 
 
 def _convert_type(image: tf.Tensor, dtype: tf.DType, saturate: bool = False) -> tf.Tensor:
-    """Convert integer pixels to floats. The largest integer becomes 1."""
+    """Expand `convert_image_dtype` from integers to floats. The largest integer becomes 1."""
     require(image.dtype in (tf.uint8, tf.int8, tf.uint16, tf.int16) and dtype == tf.float32)
     real = tf.cast(image, dtype="float32", name="cast")
     return tf.multiply(real, 1.0 / image.dtype.max)
@@ -55,10 +55,10 @@ def _convert_type(image: tf.Tensor, dtype: tf.DType, saturate: bool = False) -> 
 def _extract_patches(
     images: tf.Tensor, sizes: Any, strides: Any, rates: Any, padding: str
 ) -> tf.Tensor:
-    """Expand `tf.image.extract_patches` to crops, one for each pixel of a patch.
+    """Expand `tf.image.extract_patches`: crop, then concatenate.
 
-    A max pooling with windows of one pixel applies strides to the crops. If the patches are
-    adjacent squares, a single `tf.nn.space_to_depth` replaces all crops.
+    The first crop has the first pixel of each patch, and so on. A MaxPooling2D(1, strides) skips
+    pixels between patches. Adjacent square patches become a `tf.nn.space_to_depth`.
     """
     windows = [read_window(option, 2) for option in (sizes, strides, rates)]
     require(all(windows) and None not in images.shape[1:3])
@@ -88,7 +88,7 @@ def _extract_patches(
 
 
 def _resize_layer(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Use `tf.image.resize` for methods that TFLite does not support."""
+    """Replace Resizing or UpSampling2D by `tf.image.resize` if TFLite lacks the method."""
     call = get_call(x)
     options, sizes = read_resize_options(call), list(call.output.shape[1:3])
     require(len(x.shape) == 4 and options["channels_last"])
@@ -101,7 +101,7 @@ def _resize_layer(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _random_crop(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
-    """Expand RandomCrop: crop randomly in training, crop the center and resize at inference."""
+    """Expand RandomCrop to random crops in training, and a resized center crop at inference."""
     require(len(x.shape) == 4 and None not in x.shape[1:])
     (rows, columns), (height, width) = x.shape[1:3], (layer.height, layer.width)
     kept = min(rows, columns * height // width), min(columns, rows * width // height)
@@ -173,7 +173,6 @@ def _crop_center(image: tf.Tensor, central_fraction: float) -> tf.Tensor:
 
 
 def _rotate(image: tf.Tensor, k: int = 1) -> tf.Tensor:
-    """Rotate images counterclockwise by `k` times 90 degrees."""
     require(len(image.shape) == 4)
     turned = tf.transpose(image, (0, 2, 1, 3)) if k % 2 else image
     axes = [[], [1], [1, 2], [2]][k % 4]

@@ -1,7 +1,7 @@
 """Expands 3D convolutions and pooling, and a few other layers.
 
-A 3D convolution becomes convolutions of images. The slices that the kernel covers become the
-channels of one image.
+A volume is a sequence of slices, which are images. A Conv3D with a depth of 3 becomes a Conv2D of
+three slices, concatenated along the channels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from keras_qat.ops.movement import read_window
 def _pool_volumes(
     layer: keras.layers.Layer, x: tf.Tensor, *, pooling: Callable[..., Any]
 ) -> tf.Tensor:
-    """Pool within each slice, and then across slices."""
+    """Expand 3D pooling to 2D pooling of each slice, and then pooling along the depth."""
     (_, depth, _, _, channels), padding = x.shape, layer.padding
     _, new_depth, *new_sizes, _ = layer.compute_output_shape(x.shape)
     require(None not in (new_depth, *new_sizes))
@@ -86,7 +86,7 @@ LAYERS: dict[type, Expansion] = {
 
 
 def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
-    """Return a function that computes a Keras layer from its input, or None."""
+    """Return a function that computes a layer in `EARLY_LAYERS`. Return None if unsupported."""
     layer = call.layer
     expand = EARLY_LAYERS.get(type(layer))
     if expand is None or None in call.inputs[0].shape[1:] or layer.activity_regularizer is not None:
@@ -100,7 +100,7 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
 
 
 def list_owners(layer: keras.layers.Layer) -> list[Any]:
-    """Return `[layer]` if an expansion reads the layer's weights, and `[]` otherwise."""
+    """Return `[layer]` if its class is in `EARLY_LAYERS`. Its expansion reads its weights."""
     return [layer] if type(layer) in EARLY_LAYERS else []
 
 
@@ -117,7 +117,7 @@ def convolve_volumes(
     dilations: Any,
     complete: Callable[[Any], Any] = lambda y: y,
 ) -> tf.Tensor:
-    """Convolve volumes with a kernel, then apply the function `complete` to each slice."""
+    """Convolve volumes with 2D convolutions. `complete` adds a bias and an activation to them."""
     (_, depth, height, width, channels), (taps, *size, inputs, filters) = x.shape, kernel.shape
     (step, *strides), (gap, *dilations) = strides, dilations
     length = (taps - 1) * gap + 1
@@ -138,7 +138,7 @@ def convolve_volumes(
 
 
 def _convolve_steps(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Convolve each step of the input. A step is an image or a sequence."""
+    """Expand a Conv1D or Conv2D with an additional axis after the batch, such as time steps."""
     require(layer.padding != "causal" and len(x.shape) == layer.rank + 3)
     convolve = tf.nn.conv1d if layer.rank == 1 else tf.nn.conv2d
     options = list(layer.strides), layer.padding.upper()
@@ -162,7 +162,6 @@ def _concatenate(parts: list[Any]) -> tf.Tensor:
 
 
 def _complete(layer: keras.layers.Layer, y: tf.Tensor) -> tf.Tensor:
-    """Add the bias of a layer, and compute its activation."""
     y = tf.nn.bias_add(y, layer.bias) if layer.use_bias else y
     return y if layer.activation in (None, keras.activations.linear) else layer.activation(y)
 
@@ -172,4 +171,4 @@ EARLY_LAYERS: dict[type, Callable[[Any, Any], Any]] = {
     **dict.fromkeys((layers.Conv1D, layers.Conv2D), _convolve_steps),
     layers.Conv3D: _expand_conv3d,
 }
-"""Maps a layer class to a function of the layer and its input."""
+"""Maps a layer class to a function of the layer and its input. Used while layers are traced."""

@@ -35,7 +35,7 @@ def _frame(
 
 
 def _overlap_and_add(signal: tf.Tensor, frame_step: int) -> tf.Tensor:
-    """Split frames into pieces of `frame_step` values, shift the pieces, and add them."""
+    """Expand `tf.signal.overlap_and_add`: split frames into pieces, shift and add them."""
     (count, size), step = signal.shape[-2:], int(frame_step)
     rank = len(signal.shape)
     require(rank > 2 and None not in signal.shape[1:])
@@ -51,11 +51,14 @@ def _overlap_and_add(signal: tf.Tensor, frame_step: int) -> tf.Tensor:
 
 
 MOST_PRODUCTS = 32
-"""The maximum number of products that replace one product."""
+"""The maximum number of products of two tensors that replace one `tf.einsum`."""
 
 
 def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
-    """Expand `tf.einsum` of one tensor, of three or more, or of a tensor and a constant."""
+    """Expand `tf.einsum` of one tensor, of three or more, or of a tensor and a constant.
+
+    A term is the part of the equation for one tensor, such as "ab" in "ab,bc->ac".
+    """
     ranks = [len(np.shape(tensor)) for tensor in inputs]
     terms, output = _read_equation(equation, ranks)
     if len(inputs) > 2:
@@ -88,7 +91,10 @@ def einsum(equation: str, *inputs: Any, **kwargs: object) -> tf.Tensor:
 
 
 def _squeeze_constant(x: Any, term: str, other: str) -> tuple[Any, str]:
-    """Remove axes of size 1 from a constant if they broadcast to axes of the term `other`."""
+    """Remove axes of size 1 from a constant `x` if the other tensor also has these axes.
+
+    Return the constant and its new term. `other` is the term of the other tensor.
+    """
     constant = read_array(x)
     if constant is None:
         return x, term
@@ -97,7 +103,7 @@ def _squeeze_constant(x: Any, term: str, other: str) -> tuple[Any, str]:
 
 
 def _sum_axes(x: tf.Tensor, term: str, axes: list[str]) -> tf.Tensor:
-    """Sum over `axes`, which are letters of `term`. An unknown batch cannot be summed."""
+    """Sum over the letters `axes` of `term`. A batch of unknown size cannot be summed."""
     if not axes:
         return x
     positions = tuple(map(term.index, axes))
@@ -112,7 +118,7 @@ def _without(term: str, axes: list[str]) -> str:
 
 
 def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
-    """Split an equation in two: first the product of two tensors, then the remaining products."""
+    """Split an equation in two: "ab,bc,cd->ad" becomes "ab,bc->ac" and "ac,cd->ad"."""
     terms, output = _read_equation(equation, ranks)
     needed = set(output).union(*terms[2:])
     middle = "".join(dict.fromkeys(axis for axis in terms[0] + terms[1] if axis in needed))
@@ -122,7 +128,7 @@ def split_first_product(equation: str, ranks: list[int]) -> tuple[str, str]:
 def _multiply_by_constant(
     x: tf.Tensor, term: str, factor: np.ndarray, own: str, output: str
 ) -> tf.Tensor:
-    """Compute `tf.einsum` of `x` with the axes `term` and `factor` with the axes `own`."""
+    """Compute `tf.einsum(f"{term},{own}->{output}", x, factor)`. `factor` is a constant."""
     require(all(len(set(axes)) == len(axes) for axes in (term, own)))
     require(set(own) <= {*term, *output} and set(term) <= {*own, *output})
     summed = [axis for axis in own if axis in term and axis not in output]
@@ -155,7 +161,7 @@ def _multiply_by_constant(
 
 
 def _read_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Return the terms and the output of an equation, with letters instead of "..."."""
+    """Split "...a,ab->...b" into ["Aa", "ab"] and "Ab". New letters replace "..."."""
     left, arrow, output = equation.replace(" ", "").partition("->")
     require(bool(arrow))
     unused = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
@@ -170,7 +176,7 @@ def _read_equation(equation: str, ranks: list[int]) -> tuple[list[str], str]:
 
 
 def multiply_by_matrix(operation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an expansion that computes a linear operation on the last axis as a matrix product."""
+    """Return an expansion of a linear operation, such as `tf.signal.dct`, to a `tf.matmul`."""
 
     def multiply(x: tf.Tensor, *args: object, **kwargs: object) -> tf.Tensor:
         require(x.shape[-1] is not None)
@@ -188,7 +194,7 @@ def _keep_band(input: tf.Tensor, num_lower: int, num_upper: int) -> tf.Tensor:
 
 
 def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
-    """Expand `tf.tensordot`: move summed axes to the end, and multiply by a matrix or vector."""
+    """Expand `tf.tensordot`: transpose the axes to sum to the end, and use `tf.matmul`."""
     count = axes if isinstance(axes, int) else 0
     given = [range(-count, 0), range(count)] if count else map(tf.nest.flatten, axes)
     summed, rows = (
@@ -218,7 +224,7 @@ def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
 
 
 def _multiply_outer(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Expand an integer product of a column and a row, because it has no operator."""
+    """Expand `a @ b` of integers with shapes [..., n, 1] and [..., 1, m] to `a * b`."""
     require(not any(flags) and not any(options.values()) and a.shape[-1] == 1)
     return a * b
 
@@ -240,7 +246,7 @@ EARLY: dict[str, Expansion] = {
 
 
 def _einsum_dense(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Sum over the axes that only the input has, and then compute the product."""
+    """Expand an EinsumDense with axes that only the input has. They are summed first."""
     inputs, kernel, output = re.split(",|->", layer.equation)
     summed = [axis for axis in inputs.replace("...", "") if axis not in kernel + output]
     require(summed and layer.built)
@@ -255,11 +261,10 @@ EARLY_OF_INTEGERS: dict[str, Expansion] = {"matmul": _multiply_outer}
 
 
 _UNIT = "1"
-"""Letter of an added axis of size 1, which turns a vector into a matrix."""
+"""Stands for an axis of size 1 in an equation."""
 
 
 def _multiply_along(x: tf.Tensor, axis: int, matrix: np.ndarray, name: str = "") -> tf.Tensor:
-    """Multiply one axis of `x` by a matrix of shape [old size, new size]."""
     matrix = matrix.astype(np.float32)
     last = len(x.shape) - 1
     if axis % len(x.shape) == last:
@@ -322,10 +327,7 @@ def _cumulative_sum(
 
 
 def expand_resize(images: tf.Tensor, size: Any, **options: object) -> tf.Tensor:
-    """Expand a resize to two products with matrices, along rows and along columns.
-
-    The matrices are results of resizing an identity matrix.
-    """
+    """Expand a resize to products with two matrices, which are resized identity matrices."""
     call = get_call(images)
     require(len(images.shape) == 4 and images.dtype.is_floating)
     require(get_argument(call, "preserve_aspect_ratio") is not True)

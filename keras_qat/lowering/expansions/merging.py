@@ -22,10 +22,10 @@ from keras_qat.ops.registry import find_op
 
 
 def _align_axes(expansion: Expansion | None = None) -> Expansion:
-    """Return an expansion that reshapes all inputs of a merging layer to the same rank.
+    """Return an expansion of a merging layer that first reshapes all inputs to the same rank.
 
-    Keras adds missing axes after the batch, but TFLite would add them before the batch. A single
-    input is returned unchanged. If all ranks are equal, `expansion` is used.
+    Keras adds missing axes after the batch, but TFLite would add them before the batch. If all
+    ranks are equal, `expansion` replaces the layer. A single input is the result.
     """
 
     def expand(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -> tf.Tensor:
@@ -47,7 +47,7 @@ def _align_axes(expansion: Expansion | None = None) -> Expansion:
 
 
 def _merge_pairs(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
-    """Merge n tensors with n - 1 calls, because TFLite's operators merge two tensors."""
+    """Expand `Add()([a, b, c])` to two calls, because TFLite's ADD has two inputs."""
     require(len(inputs) > 2)
     first, *middle, last = inputs
     for index, x in enumerate(middle, start=1):
@@ -64,7 +64,6 @@ def _average(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
 
 
 def _custom_scale(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
-    """Expand InceptionResNetV2's CustomScaleLayer, `a + scale * b`."""
     a, b = inputs
     return layers.Add()([a, layers.Rescaling(layer.scale, name="scale")(b)])
 
@@ -81,7 +80,7 @@ def _dot(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
 
 
 def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Expand a Rescaling of integers, of scalars, or of an unknown number of channels."""
+    """Expand a Rescaling or Normalization of integers, or of a tensor without known channels."""
     if not x.dtype.is_floating:
         return layer(tf.cast(x, dtype=layer.compute_dtype, name="cast"))
     if len(x.shape) > 1:  # TFLite's operator needs the number of channels.
@@ -93,7 +92,7 @@ def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _multiply_matrices(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Stack factors that are lists of tensors. Otherwise make the range of `b` symmetric."""
+    """Stack factors that are lists of tensors. Otherwise see `_convert_second_factor`."""
     pair = [a, b]
     if not any(isinstance(factor, (list, tuple)) for factor in pair):
         return _convert_second_factor(tf.matmul, a, b, *flags, **options)
@@ -117,7 +116,10 @@ def _limit(
     merge: Callable[..., Any],
     operation: Callable[..., Any],
 ) -> tf.Tensor:
-    """Expand a maximum or minimum with a constant that may lie outside the tensor's range."""
+    """Expand `tf.maximum(x, 6.0)`, for example, if 6.0 may lie outside the range of `x`.
+
+    An OnGrid layer returns the constant as a tensor. Both inputs then get a common range.
+    """
     tensor, limit = (x, read_array(y)) if is_tensor(x) else (y, read_array(x))
     farthest = 0.0 if limit is None else float(sign * np.max(sign * limit))
     if limit is None or not tensor.dtype.is_floating or limit.ndim > len(tensor.shape):
@@ -130,10 +132,10 @@ def _limit(
 
 
 def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
-    """Apply a Rescaling(1) to each input with a fixed range, if the input ranges differ.
+    """Apply a Rescaling(1) to inputs with a fixed range, if other inputs have other ranges.
 
-    For example, a sigmoid and another tensor must share one range in a concatenation. The Rescaling
-    converts the range without a second rounding. A QUANTIZE would round again.
+    For example, a sigmoid always has the range 0 to 1, but a concatenation needs one range for all
+    inputs. A QUANTIZE after the sigmoid would round its results again.
     """
     answers: dict[Value, Any] = {}
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
@@ -144,10 +146,9 @@ def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: ob
 
 
 def _convert_second_factor(layer: Callable[..., Any], *args: object, **kwargs: object) -> tf.Tensor:
-    """Apply a Rescaling(1) to the second factor of a product if its fixed range begins at 0.
+    """Apply a Rescaling(1) to the second factor of a product if it is a softmax, for example.
 
-    For example, the second factor may be a softmax. XNNPACK requires that the range of the second
-    factor is symmetric around 0.
+    A softmax has the fixed range 0 to 1. XNNPACK requires a range that is symmetric around 0.
     """
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
     require(len(tensors) == 2)
@@ -159,7 +160,7 @@ def _convert_second_factor(layer: Callable[..., Any], *args: object, **kwargs: o
 def _call_with_rescaled(
     layer: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Any], chosen: list[Any]
 ) -> tf.Tensor:
-    """Apply a Rescaling(1) to the `chosen` inputs, and call a layer or an operation."""
+    """Call a layer or an operation with a Rescaling(1) of each tensor in `chosen`."""
     rescaled: dict[int, Any] = {}
     for x in chosen:
         if len(x.shape) >= 2 and id(x) not in rescaled:
@@ -171,7 +172,10 @@ def _call_with_rescaled(
 
 
 def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] | None]:
-    """Find the fixed range of a tensor. Look through layers that do not change the range."""
+    """Find the range that TFLite requires for a tensor: (-1, 1) for tanh. Called by `solve`.
+
+    A reshape, for example, has the range of its input. The result is None for other operations.
+    """
     call = value.producer
     op = find_op(call) if call else None
     if call is not None and op is not None and isinstance(op.output, SharedRange):

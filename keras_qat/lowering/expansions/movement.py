@@ -26,10 +26,10 @@ from keras_qat.ops.slicing import SLICE, items_for_axes
 
 
 def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf.Tensor:
-    """Expand `tf.gather_nd` to a `tf.gather` from each example.
+    """Expand `tf.gather_nd` to a `tf.gather` that treats each example separately.
 
-    If `batch_dims` is 0, the first index must be the index of the example. For example, `examples`
-    in `tf.gather_nd(images, tf.stack([examples, rows, columns], -1))` is such an index.
+    If `batch_dims` is 0, the first column must be the number of the example, as in
+    `tf.gather_nd(images, tf.stack([examples, rows, columns], -1))`.
     """
     require(is_tensor(params) and is_tensor(indices) and read_scalar(batch_dims) in (0, 1))
     columns = _list_columns(indices)
@@ -47,7 +47,7 @@ def _gather_nd(params: tf.Tensor, indices: tf.Tensor, batch_dims: Any = 0) -> tf
 
 
 def _list_columns(indices: tf.Tensor) -> list[Any]:
-    """Split `indices` along the last axis. If `indices` is a stack, return the stacked tensors."""
+    """Split `indices` along the last axis. If it is `tf.stack([x, y], -1)`, return `x` and `y`."""
     value, last, count = get_value(indices), len(indices.shape) - 1, indices.shape[-1]
     call = value.producer
     if call is not None and get_kind(call) == "stack":
@@ -60,7 +60,7 @@ def _list_columns(indices: tf.Tensor) -> list[Any]:
 
 
 def _repeat(input: tf.Tensor, repeats: Any, axis: Any = None) -> tf.Tensor:
-    """Expand `tf.repeat` with a constant number of repetitions for each entry."""
+    """Expand `tf.repeat` with a constant list of counts to a `tf.gather`."""
     counts = read_array(repeats)
     axis = 0 if axis is None and len(input.shape) == 1 else axis
     if counts is None or counts.ndim != 1 or not isinstance(axis, int):
@@ -70,7 +70,6 @@ def _repeat(input: tf.Tensor, repeats: Any, axis: Any = None) -> tf.Tensor:
 
 
 def slice_axis(x: tf.Tensor, axis: int, begin: int, end: int, name: str) -> tf.Tensor:
-    """Slice a tensor along one axis."""
     begins, sizes = [0] * len(x.shape), [-1] * len(x.shape)
     begins[axis], sizes[axis] = begin, end - begin
     return tf.slice(x, begins, sizes, name=name)
@@ -91,7 +90,7 @@ def _getitem(tensor: tf.Tensor, slice_spec: Any) -> tf.Tensor:
 
 
 def _strided_slice(input_: tf.Tensor, begin: Any, end: Any, strides: Any = ()) -> tf.Tensor:
-    """Expand a strided slice that has steps of 1 and keeps the batch."""
+    """Expand `tf.strided_slice` to `tf.slice` if it keeps all examples, and has steps of 1."""
     require(not any(map(is_tensor, (begin, end, strides))))
     ends = (*begin, *end[1:], *strides)
     require(all(isinstance(number, int) for number in ends) and not begin[0])
@@ -108,7 +107,7 @@ def _strided_slice(input_: tf.Tensor, begin: Any, end: Any, strides: Any = ()) -
 
 
 def _reshape(tensor: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Reshape to the static shape of the output instead of a shape from `tf.shape`."""
+    """Expand `tf.reshape(x, [tf.shape(x)[0], 4])` to `tf.reshape(x, [-1, 4])`."""
     require(any(map(is_tensor, tf.nest.flatten(shape))) and is_tensor(tensor))
     sizes = get_call(tensor).output.shape[1:]
     require(None not in sizes)
@@ -122,7 +121,6 @@ def _roll(input: tf.Tensor, shift: Any, axis: Any) -> tf.Tensor:
 
 
 def _sort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf.Tensor:
-    """Expand a sort along the last axis to `tf.math.top_k` of all values."""
     rank, size = len(values.shape), values.shape[-1]
     require(axis in (None, -1, rank - 1) and size is not None and rank > 1)
     require(values.dtype.is_floating)
@@ -131,7 +129,7 @@ def _sort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf
 
 
 def _softmax_of_stack(logits: tf.Tensor, axis: Any = None) -> tf.Tensor:
-    """Expand a softmax along the first axis of stacked tensors."""
+    """Expand a softmax along axis 0, which a `tf.stack` may have made."""
     require(axis == 0 and logits.shape[0] is not None)
     order = [*range(1, len(logits.shape)), 0]
     return tf.transpose(tf.nn.softmax(tf.transpose(logits, order)), np.argsort(order).tolist())
@@ -171,7 +169,10 @@ def _sort_other_axis(values: tf.Tensor, axis: Any = -1, direction: str = "ASCEND
 
 
 def _choose(condition: tf.Tensor, x: tf.Tensor = None, y: tf.Tensor = None) -> tf.Tensor:
-    """Expand `tf.where` with a constant condition. Large values such as -1e9 are refused."""
+    """Expand `tf.where` with a constant condition to `x * chosen + y * (1 - chosen)`.
+
+    Values such as -1e9 are refused, because they need a wide range. They usually mask scores.
+    """
     condition = np.asarray(condition)
     numbers = [read_scalar(end) for end in (x, y)]
     require(condition.dtype == bool and (x is not None and y is not None))
@@ -189,7 +190,7 @@ def _pad(
 
 
 def _boolean_mask(tensor: tf.Tensor, mask: tf.Tensor, axis: Any = None) -> tf.Tensor:
-    """Expand `tf.boolean_mask` with a constant mask to `tf.gather`."""
+    """Expand `tf.boolean_mask` to `tf.gather` if the mask is the same for all examples."""
     if is_tensor(mask):
         example = unwrap(find_example(get_value(mask)))
         require(tensor.dtype.is_floating and example.ndim and not axis)

@@ -1,7 +1,7 @@
 """Expands sums, variances, norms and normalization layers.
 
-Sums and norms become means, products and roots. Normalization layers normalize the last axes of a
-transposed input.
+Sums and norms become means, products and roots. A normalization of other axes than the last becomes
+a normalization of the last axes, between two Permute layers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from keras_qat.lowering.expand_call import Expansion, is_tensor, require
 from keras_qat.ops.movement import read_axes
 
 IN_INTEGERS = layers.LayerNormalization, layers.GroupNormalization
-"""Layers that are expanded only if an override requests integers."""
+"""Layers that are expanded only if the user's recipe requests integers for them."""
 
 
 def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Expand a normalization: Permute the axes to the end, normalize, and Permute back."""
+    """Expand a normalization of other axes than the last: Permute, normalize, and Permute back."""
     rank = len(x.shape)
     axes = [axis % rank for axis in tf.nest.flatten([layer.axis])]
     others = [axis for axis in range(rank) if axis not in axes]
@@ -40,9 +40,10 @@ def _normalize(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _normalize_batch(layer: keras.layers.Layer, x: tf.Tensor, **options: object) -> tf.Tensor:
-    """Expand a BatchNormalization to normalize the last axis of [batch, rows, channels].
+    """Expand a BatchNormalization of other axes than the last.
 
-    Keras updates the moving variance of images differently, so the input is not reshaped to images.
+    The input is reshaped to [batch, rows, channels]. It is not reshaped to images, because Keras
+    updates the moving variance of images differently.
     """
     shape, rank = x.shape, len(x.shape)
     axes = sorted(axis % rank for axis in tf.nest.flatten([layer.axis]))
@@ -67,14 +68,13 @@ LAYERS: dict[type, Expansion] = {
 
 
 def scale(x: tf.Tensor, factor: float, **options: object) -> tf.Tensor:
-    """Multiply by a number. If possible, use a Rescaling, because other passes can fold it."""
+    """Multiply by a number, with a Rescaling if possible. Later steps can fold a Rescaling."""
     if len(x.shape) > 1 and x.shape[0] is None:
         return layers.Rescaling(factor, **options)(x)
     return tf.multiply(x, np.float32(factor), **options)
 
 
 def _read_axes(x: tf.Tensor, axis: Any) -> list[int]:
-    """Return the axes to reduce. Raise `CannotExpand` if their sizes are unknown."""
     axes = list(read_axes(axis, len(x.shape)) or ())
     require(axes and None not in [x.shape[axis] for axis in axes])
     return axes
@@ -118,7 +118,6 @@ def _norm(
 
 
 def _center_and_log_sum(x: tf.Tensor, axis: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return d = x - max(x), and log(sum(exp(d)))."""
     below = x - tf.reduce_max(x, axis, keepdims=True)
     return below, tf.math.log(tf.reduce_sum(tf.exp(below), axis, keepdims=True))
 
@@ -136,17 +135,16 @@ def _log_sum_exp(input_tensor: tf.Tensor, axis: Any = None, keepdims: bool = Fal
 
 
 _LOG_OF_ONE_MORE = '["softplus", ["negative", ["abs", "x"]]]'
-"""log(1 + exp(-|x|)) as a formula."""
 
 
 def _cumulative_log_sum_exp(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
-    """Combine each value with the values 1, 2, 4, ... positions before it.
+    """Combine each value with the value 1 position before, then 2, 4 and so on.
 
-    The logarithm of exp(a) + exp(b) is max(a, b) + rest. The rest is between 0 and log(2), so 8
-    bits are enough. The first result of an exclusive sum would be log(0). The lowest other result
-    replaces log(0).
+    Values are combined by log(exp(a) + exp(b)) = max(a, b) + log(1 + exp(-|a - b|)). The last term
+    is at most log(2), so 8 bits are enough. The first result of an exclusive sum would be -inf. The
+    minimum of the other results replaces it.
     """
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and (x.shape[axis] or 0) > 1)
     axis, size = axis % len(x.shape), x.shape[axis]
