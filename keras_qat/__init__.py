@@ -1,9 +1,8 @@
 """Quantization-aware training for Keras 2, with exact int8 export.
 
-`quantize_model` converts a float model to a `QuantizedModel`. `plan` describes the conversion in a
-`Plan`. `summary` returns a `Summary`, `verify` returns a `Report`, and `simulate` returns a
-`Simulation`. `quantizers` returns each `Quantizer`. All exports read the `ResolvedGraph` of
-`resolve`.
+`quantize_model` converts a float model to a `QuantizedModel`, which you train and export with
+`export_tflite`. `plan` shows the conversion in advance. `verify` compares an exported file with its
+model.
 """
 
 from keras_qat import callbacks, layers, recipes, specs, targets

@@ -40,25 +40,26 @@ from keras_qat.training.recurrent import list_states
 from keras_qat.training.schedule import check_quantized, get_float_reason, get_recipe
 
 FITTED = 256
-"""Maximum number of examples for the ranges and biases of remedies."""
+"""Maximum number of examples to calibrate a model with a remedy."""
 CALIBRATE = "calibrate(qat, x)"
 SUSPECTS = 3
-"""Number of layers to try with more precision: the layers where the SQNR drops most."""
+"""Remedies try more bits, or float, for this many layers: those where the SQNR drops most."""
 GAIN = 3.0
-"""Minimum gain of a listed remedy in dB. A gain of 3 dB halves the noise."""
+"""A remedy is reported if it raises the SQNR by at least this many dB. 3 dB halve the noise."""
 BEYOND, USED = 0.01, 0.5
-"""Two shares of an input. A range is reported if more than `BEYOND` of the values lie outside. It
-is also reported if the values use less than `USED` of the range."""
+"""An input's range is too narrow if a larger share than `BEYOND` of the values lies outside. It is
+too wide if the values use a smaller share of it than `USED`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """How close the quantized model is to the float model.
+    """How close a quantized model is to the float model.
 
     Args:
         sqnr: signal-to-quantization-noise ratio in dB, averaged over all outputs. None if the
-            outputs are the same for all examples.
-        agreement: share of rows with the same argmax in both models. None if rows have one entry.
+            outputs do not depend on the example.
+        agreement: share of rows with the same argmax in both models. None if each output has one
+            channel. An argmax is then meaningless.
     """
 
     sqnr: float | None
@@ -78,9 +79,11 @@ class Diagnosis:
         examples: number of examples that were measured.
         now: quality of the unchanged model.
         problems: sentences about wrong ranges or data.
-        layers: maps the layers with the largest drops to the SQNR in dB before and after the layer.
-        remedies: maps the code of a remedy to the quality with the remedy, the best first.
-            `calibrate(qat, x)` comes first if it has at least half of the best gain.
+        layers: the layers that lose most SQNR. Maps each name to the SQNR of the layer's input and
+            output, in dB.
+        remedies: maps the code of a remedy, such as `"calibrate(qat, x)"`, to the quality of the
+            model after it. The best remedy comes first. `calibrate(qat, x)` comes first even if
+            another remedy gains up to twice as much.
     """
 
     model: str
@@ -92,7 +95,7 @@ class Diagnosis:
 
     @property
     def is_good(self) -> bool:
-        """True if `verify` would call the model good, and there are no problems."""
+        """True if the outputs are close enough to the float model's and there are no problems."""
         now = self.now
         use: Use = "values" if now.agreement is None else "classes or values"
         grade = grade_figures(use, now.sqnr, now.agreement, self.examples)
@@ -119,23 +122,23 @@ class Diagnosis:
 def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
     """Finds problems of a quantized model, and measures which remedies help.
 
-    Half of the examples determine the ranges and biases of remedies. On the other half, the file's
-    integer outputs are compared with the float model. The model does not change.
+    Each remedy is applied to a copy of the model, such as `calibrate` with another method. Half of
+    the examples calibrate the copies. With the other half, the integer outputs that an exported
+    file would compute are compared with the float model.
 
     Args:
-        model: a quantization-aware model with ranges, from `quantize_model`.
+        model: a model from `quantize_model` that was calibrated or trained.
         x: a few hundred inputs without labels, prepared as for training.
         examples: maximum number of examples to measure.
         verbose: 1 shows progress.
 
     Returns:
         A report that prints as a table. It lists problems of the data, the current quality, and the
-        layers where the SQNR drops most. It also lists the quality with each remedy that gains at
-        least 3 dB.
+        layers where the SQNR drops most. It also lists each remedy that gains at least 3 dB.
 
     Raises:
-        ValueError: if the model is not quantized, has no ranges or keeps states. The data must
-            match the model.
+        ValueError: if the model is not quantized, is not calibrated or is stateful. Also if there
+            are fewer than 8 examples, or if the data does not match the model.
 
     Example:
         >>> print(keras_qat.diagnose(qat, x_train[:200]))
@@ -157,7 +160,6 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
     is_tested = np.arange(len(arrays[0])) // size % 2 == 1
 
     def select(rows: NDArray[Any], count: int) -> Any:
-        """Return at most `count` examples. A fixed batch size requires full batches."""
         count = max(count // size, 1) * size
         return pack_inputs(inputs, [array[rows][:count] for array in arrays])
 
@@ -194,10 +196,9 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 
 
 def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
-    """Return remedies with enough gain, the best first.
+    """Drop remedies that raise the SQNR too little, and sort the others, the best first.
 
-    Calibration comes first if it has half of the best gain, because it is free on the device. Other
-    remedies must gain `GAIN` more than calibration.
+    Plain calibration is preferred, because it does not make the file larger or slower.
     """
     gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
     calibration = gain.get(CALIBRATE, 0.0)
@@ -213,7 +214,7 @@ def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Q
 def _list_remedies(
     model: keras.Model, x: Any, suspects: list[str]
 ) -> dict[str, Callable[[], keras.Model]]:
-    """Map the code of each remedy to a function that returns a model with the remedy."""
+    """Map each remedy, such as "calibrate(qat, x)", to a function that applies it to a copy."""
     recipe: Recipe = get_recipe(model)
 
     def recalibrate(**options: Any) -> keras.Model:
@@ -263,7 +264,7 @@ def _list_remedies(
 def _compute_in_float(
     graph: ResolvedGraph, arrays: list[NDArray]
 ) -> tuple[list[NDArray], dict[Tensor, NDArray]]:
-    """Compute the outputs, and all tensors with a range, without quantization."""
+    """Compute a model in float. Return the outputs, and the values of all quantized tensors."""
     calls = graph.origin.calls
     inside = {tensor: value for tensor, value in graph.values.items() if tensor.params}
     outputs = flatten_values(calls.outputs)
@@ -288,7 +289,7 @@ def _measure(simulation: Simulation, exact: list[NDArray]) -> Quality:
 def _find_falls(
     model: keras.Model, graph: ResolvedGraph, simulation: Simulation, exact: dict[Tensor, NDArray]
 ) -> dict[str, tuple[float, float]]:
-    """Map the layers with the largest drops of the SQNR to the SQNR before and after them."""
+    """Find the layers that lose most SQNR. Map each name to the SQNR of its input and output."""
     ratios: dict[object, float | None] = {
         tensor: compute_sqnr(values, computed)
         for tensor, values in exact.items()

@@ -54,11 +54,11 @@ def plan(
             or a list of these. A prefix ends before a `_`, `/`, `.` or `-`. A function of a layer
             is also accepted.
         target: the device or runtime: a name such as "tflm", or a `keras_qat.targets.Target`.
-        inputs: inputs of a subclassed model that was not called yet, such as `keras.Input(shape)`,
-            or a structure of inputs.
+        inputs: only for a subclassed model that was not called yet: its inputs, such as
+            `keras.Input(shape)`, or a list or dict of these.
         outputs: names of the tensors that exported files return, by default the model's outputs.
-        show_passes: whether to print how each pass of lowering changes the model's graph. The
-            environment variable `KERAS_QAT_SHOW_PASSES=1` prints this for every function.
+        show_passes: for debugging: whether to print how the model's graph is rewritten. The
+            environment variable `KERAS_QAT_SHOW_PASSES=1` does the same for all functions.
 
     Returns:
         The plan. Print it, or read its `rows`, `float_layers` and `problems`.
@@ -100,7 +100,7 @@ def plan(
 
 
 def _add_obstacles(planned: Plan) -> Plan:
-    """Extend the reasons of float layers that cannot be copied or exported."""
+    """For each layer that stays in float, also state why it cannot be copied or exported."""
     reasons, refusals = dict(planned.float_layers), dict[Hashable, str]()
     for call in planned.graph.calls:
         if reasons.get(call.name, NOT_IN_FILE) == NOT_IN_FILE:

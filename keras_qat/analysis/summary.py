@@ -25,7 +25,7 @@ FLOAT = 4
 
 @dataclasses.dataclass(frozen=True)
 class LayerSummary:
-    """An operator of the model. Sizes are for one example. Unknown sizes are None.
+    """A row of the table: one operator of the model. Sizes are for one example.
 
     Args:
         name: name of the layer in the float model.
@@ -33,18 +33,18 @@ class LayerSummary:
         reason: why the layer computes in float, or "".
         shape: shape of the output.
         bits: bits of the output. None if the layer computes in float.
-        minimum, maximum: the float values of the lowest and the highest quantized value. None in
-            float, and before calibration or training.
+        minimum, maximum: the float values of the lowest and the highest quantized value. None if
+            the layer computes in float, and before calibration or training.
         scale: float value of one step (LSB). None if there is no range.
         zero_point: the quantized value of 0. None if there is no range.
-        weight_bits: bits of the weights in training. None if the layer has no weights.
+        weight_bits: bits of the weights. None if the layer has no quantized weights.
         per_channel: whether each output channel has a separate scale. None without weights.
-        weight_bytes: bytes of weights and biases in the file, one byte for each 4-bit weight. It is
-            0 for a later call of the same layer.
+        weight_bytes: bytes of weights and biases in the file, one byte for each 4-bit weight. If
+            the model calls a layer several times, only the first call counts them.
         float_weight_bytes: bytes of the same weights in float32.
-        activation_bytes: bytes of the output.
+        activation_bytes: bytes of the output. None if its shape is unknown.
         multiply_accumulates: number of products in a convolution or matrix product. It is 0 for
-            other operators.
+            other operators, and None if a shape is unknown.
         granularity: how many weights share a scale: "per channel", "per gate" or "per tensor". None
             without weights.
     """
@@ -74,10 +74,10 @@ class Summary:
     Args:
         model: the model's name.
         layers: the operators, in the order of computation.
-        peak_activation_bytes: peak memory of the tensors of one example. Each tensor is stored
-            until its last consumer has run. An interpreter also needs scratch memory for its
-            kernels. None if sizes are unknown.
-        peak_layer: the layer that runs at the peak.
+        peak_activation_bytes: peak memory of the activations of one example. Each tensor is freed
+            after the last layer that reads it. An interpreter also needs scratch memory for its
+            kernels. None if a shape is unknown.
+        peak_layer: the layer that runs when memory use is highest.
         float_peak_activation_bytes: `peak_activation_bytes` of the float model.
         target: name of the target that the model was quantized for, or None.
     """
@@ -96,7 +96,7 @@ class Summary:
 
     @property
     def float_weight_bytes(self) -> int:
-        """Bytes of all weights in float32, with BatchNormalization folded as in the file."""
+        """Bytes that the weights of the file would need in float32."""
         return sum(layer.float_weight_bytes for layer in self.layers)
 
     @property
@@ -108,7 +108,7 @@ class Summary:
 
     @property
     def integer_share(self) -> float | None:
-        """Share of the multiply-accumulates that use integers. None if a count is unknown."""
+        """Share of multiply-accumulates in integer layers, 0 to 1. None if a count is unknown."""
         return integer_share(
             (layer.operator != "float", layer.multiply_accumulates) for layer in self.layers
         )
@@ -174,14 +174,15 @@ def summary(model: keras.Model, *, input_range: tuple[float, float] | None = Non
     Args:
         model: the result of `quantize_model`. Ranges are set by training or calibration. For a
             float model, use `keras_qat.plan`.
-        input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.
-            Without `input_range`, these inputs and the layers that read them are float.
+        input_range: minimum and maximum of the inputs. Only for models that do not quantize their
+            inputs, such as models from `recipes.contrib`. Without it, their inputs and first layers
+            count as float.
 
     Returns:
         The summary. Print it, or read its `layers`.
 
     Raises:
-        ValueError: if the model is not quantization-aware, or `resolve` fails.
+        ValueError: if the model is not quantized, or cannot be exported.
 
     Example:
         >>> print(keras_qat.summary(qat))
@@ -196,7 +197,6 @@ def summary(model: keras.Model, *, input_range: tuple[float, float] | None = Non
 
 
 def summarize_nodes(graph: ResolvedGraph) -> tuple[LayerSummary, ...]:
-    """Returns a row for each node of a graph, in order."""
     names = graph.origin.uncalibrated
     unset = {id(tensor.params) for tensor in graph.tensors.values() if tensor.label in names}
     seen: set[int] = set()
@@ -244,7 +244,7 @@ def _has_known_sizes(node: Node) -> bool:
 
 
 def _count_weight_bytes(node: Node) -> tuple[int, int]:
-    """Return the bytes of a node's weights and constants in the file, and in float32."""
+    """Return the size of a node's weights and constants in bytes: in the file, and in float32."""
     constants = [np.asarray(x.q) for x in node.inputs if isinstance(x, Constant)]
     count = sum(q.size for q in constants)
     held = sum(q.nbytes for q in constants)
@@ -283,7 +283,7 @@ def _count_float_bytes(tensor: Tensor) -> int:
 def _find_peak(
     graph: ResolvedGraph, size: Callable[[Tensor], int]
 ) -> tuple[int | None, str | None]:
-    """Return the peak memory in bytes, and the layer that runs then. None if sizes are unknown."""
+    """Return the peak memory of activations in bytes, and the layer that runs at the peak."""
     if not all(map(_has_known_sizes, graph.nodes)):
         return None, None
     last: dict[Tensor, int] = dict.fromkeys(graph.inputs.values(), -1)
@@ -310,7 +310,7 @@ def _find_peak(
 
 
 def _count_copies(node: Node, size: Callable[[Tensor], int]) -> int:
-    """Return the bytes of a float node's dequantized inputs."""
+    """Return the memory of the float copies that DEQUANTIZE makes of a float layer's inputs."""
     if node.op is not None:
         return 0
     read = {x: _count_float_bytes(x) for x in node.inputs if isinstance(x, Tensor)}
@@ -349,12 +349,11 @@ def format_shape(shape: tuple[int | None, ...]) -> str:
 
 
 def _format_size(count: int | None) -> str:
-    """Format a number of bytes, such as "12.3 kB"."""
     return "?" if count is None else f"{count} B" if count < 10_000 else f"{_format_count(count)}B"
 
 
 def _format_count(count: int) -> str:
-    """Format a number with three digits and a unit, such as "1.23 M"."""
+    """Format 1234567 as "1.23 M"."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -1,5 +1,5 @@
 """Integer arithmetic of TFLite's kernels: scales and zero points, fixed point, rounding.
 
-Each runtime rounds differently. A `KernelFamily` describes the rounding of one runtime, and every
-integer computation receives one.
+Each runtime, such as XNNPACK or TFLite Micro, rounds differently. A `KernelFamily` describes the
+rounding of one runtime.
 """

@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """A condition on ranges and weights. Its value is known while a graph is traced.
+    """A condition on variables. A traced graph only has the branch for its current value.
 
-    If the value changes later, the graph must be traced again.
+    If variables change and `tensor` then differs from `value`, the graph must be traced again.
 
     Args:
         value: the value during tracing.
-        tensor: the value for the ranges and weights when the graph runs.
-        is_taken: True if `value` selected a branch of the graph during tracing.
+        tensor: computes the value again when the graph runs.
+        is_taken: True if `cond` has used `value`.
     """
 
     value: bool
@@ -31,22 +31,21 @@ class Choice:
 
 
 class Switch(NamedTuple):
-    """A condition for which `cond` computes both branches, and selects one result.
+    """A condition for which `cond` computes both branches, and then selects one of the results.
 
-    It runs a little slower than `tf.cond`, but is traced much faster.
+    Such a graph runs a little slower than one with `tf.cond`, but is traced much faster.
     """
 
     on: tf.Tensor
 
 
 Predicate: TypeAlias = bool | tf.Tensor | Choice | Switch
-"""A condition for `cond`."""
 
 
 def make_switch(predicate: Predicate) -> Predicate:
-    """Returns a `Switch` if `predicate` is a tensor of a graph, otherwise `predicate`.
+    """Converts a tensor of a graph to a `Switch`. Returns other conditions unchanged.
 
-    Use it for branches of few operations, because a `Switch` computes both branches.
+    Use it for branches with few operations, because a `Switch` computes both branches.
     """
     is_symbolic = tf.is_tensor(predicate) and not tf.executing_eagerly()
     return Switch(predicate) if is_symbolic else predicate
@@ -55,8 +54,7 @@ def make_switch(predicate: Predicate) -> Predicate:
 def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
     """Returns `true_fn()` if `predicate`, else `false_fn()`.
 
-    If the value of `predicate` is unknown while tracing, `tf.cond` is used. The gradient of
-    `tf.cond` is slow to trace. For many conditions, use `tf.custom_gradient`.
+    For a tensor of a graph, this is `tf.cond`. Its gradient is slow to trace.
     """
     if isinstance(predicate, Choice):
         predicate.is_taken, predicate = True, predicate.value
@@ -70,12 +68,12 @@ def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], 
 
 
 def select(on: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns `x` if the scalar tensor `on` is true, else `y`. Copies less than `tf.where`."""
+    """Returns `x` if the scalar `on` is true, else `y`. Needs less memory than `tf.where`."""
     return tf.raw_ops.Select(condition=on, x=x, y=y)
 
 
 def straight_through(function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
-    """Computes `function(x)` with the gradient of the identity (Bengio et al. 2013)."""
+    """Computes `function(x)`, with a gradient of 1 (straight-through estimator)."""
 
     @tf.custom_gradient
     def compute(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -90,10 +88,10 @@ def replace_gradient(
     other: Callable[..., list[tf.Tensor]],
     inputs: Sequence[tf.Tensor],
 ) -> list[tf.Tensor]:
-    """Computes `function(*inputs)` with the gradient of `other(owner, *inputs)`.
+    """Computes `function(*inputs)`. The gradient is that of `other(owner, *inputs)`.
 
-    `other` is only called for a gradient. It must not reference a model, because TensorFlow keeps
-    gradient functions until the process ends. `owner` may be a model.
+    TensorFlow never frees a gradient function, and no object that it refers to. `other` must
+    therefore not refer to a model. `owner` may be a model, because only a weak reference is kept.
     """
     owned_by = weakref.ref(owner)
 
@@ -117,15 +115,15 @@ def trace_once(
     signature: Sequence[tf.TensorSpec] | None = None,
     in_line: bool = False,
 ) -> Callable[..., T]:
-    """Wraps a function of tensors. Each call then adds only one operation to a graph.
+    """Wraps a function in a `tf.function` that many layers share.
 
-    `function` is traced once for each combination of non-tensor arguments. Tracing for every layer
-    of a model would delay the first training step by minutes.
+    Each call in a graph adds one operation that calls the traced function. Tracing it again for
+    each layer of a model would delay the first training step by minutes.
 
     Args:
-        function: a function without state.
-        signature: `tf.TensorSpec`s of the arguments, if sizes of arguments differ between calls.
-        in_line: True to copy the function's operations into the calling graphs instead.
+        function: a function of tensors that uses no variables.
+        signature: the `input_signature` of `tf.function`, if shapes differ between calls.
+        in_line: True to let TensorFlow copy the function's operations into graphs that call it.
     """
     traced = tf.function(
         function,

@@ -3,8 +3,8 @@
 Fake quantization rounds float values to the values that an integer tensor can represent. It clips a
 value to the range, and rounds to the nearest of 2^bits levels. Levels are one step (LSB) apart.
 
-Activations in half precision are quantized in float32, and the results are rounded to half
-precision. With 8 bits, this changes float16 by at most 1/8 LSB, and bfloat16 by up to 1 LSB.
+With mixed precision, quantization computes in float32. Rounding the result to half precision
+changes it: with 8 bits by at most 1/8 LSB in float16, and by up to 1 LSB in bfloat16.
 """
 
 from __future__ import annotations
@@ -24,20 +24,16 @@ from keras_qat.arithmetic.plain_operations import Scalar, must_not_fuse, product
 Gradient = Callable[[tf.Tensor], tf.Tensor]
 
 LARGE, ROWS = 2**18, 32
-"""`channel_limits` divides kernels of at least `LARGE` weights into blocks of up to `ROWS` rows."""
+"""`channel_limits` reads kernels with at least `LARGE` weights in blocks of up to `ROWS` rows."""
 
 
 def find_range(
     x: tf.Tensor, bits: int = 8, symmetric: bool = False, narrow_range: bool = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the smallest range that contains all values of `x` and zero.
+    """Returns the minimum and maximum of the smallest range that contains `x` and zero.
 
-    `LastValueQuantize` and `MovingAvgQuantize` in `tf.contrib.quantize` use the same range.
-
-    Args:
-        x: the tensor.
-        bits, symmetric, narrow_range: as in `QuantSpec`. A symmetric range has the zero point in
-            the middle. The negative side is one step longer unless the range is narrow.
+    The range is the same as in `tf.contrib.quantize`. The arguments are those of `QuantSpec`. A
+    symmetric range of 8 bits has 128 steps below zero (127 if `narrow_range`) and 127 above.
     """
     low = tf.minimum(tf.cast(tf.reduce_min(x), tf.float32), 0.0)
     high = tf.maximum(tf.cast(tf.reduce_max(x), tf.float32), 0.0)
@@ -48,11 +44,11 @@ def find_range(
 
 
 EXPONENT, BELOW = 0x7F800000, 0x007FFFFF
-"""Bit masks of the exponent and of the fraction of a float32 value."""
+"""Bit masks of a float32 value: its exponent, and the fraction bits below."""
 
 
 def power_of_two(scale: tf.Tensor) -> tf.Tensor:
-    """Rounds a float32 scale up to a power of two. Returns 0 if the scale is 0."""
+    """Rounds a float32 scale up to a power of two. 0 stays 0."""
     bits = tf.bitwise.bitwise_and(tf.bitcast(scale, tf.int32) + BELOW, EXPONENT)
     return tf.where(tf.math.is_finite(scale), tf.bitcast(bits, tf.float32), scale)
 
@@ -65,7 +61,7 @@ def power_of_two_range(minimum: Scalar, maximum: Scalar, bits: int) -> tuple[tf.
 
 
 def power_of_two_limits(limits: tf.Tensor, bits: int) -> tf.Tensor:
-    """Increases the limits of weights until the scales are powers of two."""
+    """Increases the largest magnitude of each channel until its scale is a power of two."""
     levels = 2.0 ** (bits - 1) - 1.0
     return levels * power_of_two(quotient(limits, levels))
 
@@ -73,17 +69,12 @@ def power_of_two_limits(limits: tf.Tensor, bits: int) -> tf.Tensor:
 def fake_quantize(
     x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int = 8, narrow_range: bool = False
 ) -> tf.Tensor:
-    """Rounds `x` to the levels of the range `minimum` to `maximum`.
+    """Computes `tf.quantization.fake_quant_with_min_max_vars` on any device.
 
-    The range is nudged (shifted slightly) to make zero a level. The gradient is 1 inside the nudged
-    range, and 0 outside. CPUs use the same TensorFlow operation as `tf.contrib.quantize`. On GPUs
-    and in XLA, that operation would wait for the range or round differently. Therefore basic
-    operations compute the same values there.
-
-    Args:
-        x: the tensor.
-        minimum, maximum: scalars.
-        bits, narrow_range: as in `QuantSpec`.
+    `x` is rounded to 2^bits levels from `minimum` to `maximum`. The range is first nudged (shifted
+    slightly) to make zero a level. The gradient is 1 inside the nudged range, and 0 outside. On
+    GPUs and in XLA, TensorFlow's operation is slow or rounds differently. There, basic operations
+    compute the same values as on a CPU.
     """
     if must_not_fuse():  # Basic operations have no straight-through gradient.
         return fake_quantize_if(True, x, minimum, maximum, bits, narrow_range)
@@ -98,7 +89,7 @@ def _round_to_levels(
 
 
 def apply_relu(x: tf.Tensor, ceiling: float | None) -> tf.Tensor:
-    """Clips `x` between 0 and `ceiling`. `inf` is a plain ReLU, and None leaves `x` unchanged."""
+    """Computes a ReLU: `ceiling` is 6 for ReLU6, and `inf` for a plain ReLU. None returns `x`."""
     if ceiling is None:
         return x
     return tf.nn.relu(x) if ceiling == math.inf else tf.clip_by_value(x, 0.0, ceiling)
@@ -116,16 +107,13 @@ def fake_quantize_if(
 ) -> tf.Tensor:
     """Computes `fake_quantize` if `applies`, otherwise returns `x`.
 
-    With a `ceiling`, a ReLU is applied to `x` first. Quantizing to a range that begins at zero also
-    computes the ReLU, without another operation.
-
-    The gradient is defined explicitly, because the gradient of `tf.cond` is slow to trace. On CPUs,
-    the gradient reads `x` once. On GPUs, the gradient reads a mask with one byte per element.
+    With a `ceiling`, a ReLU is applied to `x` first. The ReLU costs no extra operation:
+    quantization clips to a range from 0 anyway.
 
     Args:
-        applies: a bool, or a scalar tensor.
+        applies: a bool, or a scalar tensor. For example, False before `quant_delay` steps.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
-        ceiling: maximum of the ReLU, `inf` for a plain ReLU. None means no ReLU.
+        ceiling: 6 for ReLU6, `inf` for a plain ReLU. None means no ReLU.
         source: a `recompute.Source` that computes `x` again for the gradient. A CPU then need not
             store `x`. `applies` must be a bool, and `ceiling` None.
     """
@@ -195,7 +183,7 @@ def _fake_quantize_plainly(
     narrow_range: bool,
     ceiling: float | None,
 ) -> tf.Tensor:
-    """Compute `fake_quantize_if` with basic operations. Store a mask for the gradient."""
+    """Compute `fake_quantize_if` on a GPU or in XLA. The gradient reads a mask of bools."""
     is_relu = ceiling is not None
 
     def quantize(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -218,9 +206,9 @@ def _fake_quantize_plainly(
 
 
 def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tensor:
-    """Returns the largest magnitude in each output channel. The shape broadcasts to `weights`.
+    """Returns the largest magnitude of the weights in each channel, in a shape that broadcasts.
 
-    A channel that contains only zeros has the limit 1, because any scale represents zeros.
+    A channel of zeros gets the limit 1 instead of 0, to avoid a division by zero.
     """
     weights = tf.convert_to_tensor(weights)
     rank = len(weights.shape)
@@ -235,10 +223,9 @@ def channel_limits(weights: tf.Tensor, channel_axes: tuple[int, ...]) -> tf.Tens
 
 
 def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
-    """Return the largest magnitude in each column of a large kernel.
+    """Compute `channel_limits` of the last axis, for a large kernel on a CPU.
 
-    TensorFlow reduces a few columns at a time over all rows, which is slow for large kernels. This
-    function first reduces small blocks of rows, which fit in the CPU's cache.
+    It reduces blocks of rows that fit in the cache. `tf.reduce_max` is slow for large kernels.
     """
     *outer, columns = weights.shape
     rows = math.prod(outer)
@@ -250,11 +237,10 @@ def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
 
 
 def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
-    """Quantizes `weights` to integers with magnitudes up to 2^(bits - 1) - 1. The zero point is 0.
+    """Quantizes `weights` to integers, with 8 bits from -127 to 127, stored as floats.
 
-    `limits` are the largest magnitudes of the channels, in a shape that broadcasts. TensorFlow's
-    `fake_quant_with_min_max_vars_per_channel` with a narrow range rounds in the same way, but is
-    about 40 times slower on a CPU.
+    `limits` are from `channel_limits`, and become 127. TensorFlow's
+    `fake_quant_with_min_max_vars_per_channel` rounds the same, but is 40 times slower on a CPU.
     """
     levels = 2.0 ** (bits - 1) - 1.0
     scale = quotient(limits, levels)
@@ -265,10 +251,7 @@ def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> t
 
 
 def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
-    """Rounds `weights` to 2^bits - 1 levels from -`limits` to `limits`.
-
-    The gradient is 1 everywhere, because no weight exceeds the limits.
-    """
+    """Rounds `weights` to 2^bits - 1 levels from -`limits` to `limits`, with a gradient of 1."""
     scale = quotient(limits, 2.0 ** (bits - 1) - 1.0)
     return straight_through(lambda x: quantize_channels(x, limits, bits) * scale, weights)
 
@@ -276,10 +259,10 @@ def fake_quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8)
 def fake_quantize_average(
     x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int = 8
 ) -> tf.Tensor:
-    """Rounds averages of quantized values to the levels of the range, like TFLite's kernels.
+    """Rounds the output of average pooling to the levels of its range, like TFLite's kernels.
 
-    Averages are often halfway between two quantized values. TFLite rounds halves away from the
-    quantized value 0, but `fake_quantize` does not. The gradient is 1 everywhere.
+    Averages are often halfway between two quantized values. TFLite rounds these halves away from
+    the quantized value 0, but `fake_quantize` rounds them up. The gradient is 1 everywhere.
     """
 
     def average(averages: tf.Tensor) -> tf.Tensor:

@@ -1,11 +1,12 @@
 """Fixed-point arithmetic of TFLite's integer kernels, computed with TensorFlow.
 
-A fixed-point value is a multiplier and a power of two. All integers are int64 tensors. TFLite
-multiplies 32-bit sums by 31-bit multipliers and rounds twice. TFLite's int16 kernels multiply
-64-bit sums by 15-bit multipliers and round once.
+Kernels multiply sums by float factors, but without float arithmetic. A factor is a fixed-point
+value: an integer multiplier and a power of two. TFLite's int8 kernels multiply 32-bit sums by
+31-bit multipliers and round twice. The int16 kernels multiply 64-bit sums by 15-bit multipliers and
+round once. All integers are int64 tensors here. A sign is not counted as a bit.
 
-`tests/arithmetic/test_proofs.py` has proofs for all inputs. `to_fixed_point`, `multiply`, `divide`
-and `upper_bits` equal TFLite's definitions. The result of `exact_multiplier` is exact.
+`tests/arithmetic/test_proofs.py` proves for all inputs that `to_fixed_point`, `multiply`, `divide`
+and `upper_bits` equal TFLite's definitions.
 """
 
 from __future__ import annotations
@@ -16,39 +17,37 @@ import numpy as np
 import tensorflow as tf
 
 Integer: TypeAlias = int | tf.Tensor
-"""An integer of Python, or an int64 tensor."""
 
 FixedPoint = tuple[tf.Tensor, tf.Tensor]
-"""A pair `(multiplier, exponent)`. It represents multiplier / 2^31 * 2^exponent."""
+"""A pair `(multiplier, exponent)` for the number multiplier / 2^31 * 2^exponent."""
 
 AWAY = 1 + 2.0**-40
-"""A factor that makes `tf.round` round halves away from zero instead of to even.
+"""`tf.round(AWAY * x)` rounds halves away from zero. `tf.round(x)` rounds halves to even.
 
-Rounding stays exact for an integer below 2^39 divided by a power of two."""
+Other values round correctly if x is an integer below 2^39 divided by a power of two."""
 
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
-"""exp(-2^k) for k = -2, -1, ..., with 31 fractional bits."""
+"""exp(-1/4), exp(-1/2), exp(-1), exp(-2) up to exp(-16), as multiples of 2^-31."""
 
 MANTISSA = 52
 """Fractional bits of a float64."""
 
 LEAST_RATIO = 2.0**-8
-"""The smallest ratio of scales for which one QUANTIZE converts int8 values.
+"""If QUANTIZE changes the scale of int8 values by a smaller ratio, it goes through int16.
 
-XNNPACK leaves QUANTIZE with smaller ratios to TFLite. TFLite rounds halves up in vectorized code,
-and away from zero for the remaining elements.
+XNNPACK does not support such ratios. TFLite's own kernel rounds halves inconsistently.
 """
 FINER_STEPS = 2.0**7
-"""Number of int16 steps per int8 step. Below `LEAST_RATIO`, int8 first becomes int16."""
+"""Number of int16 steps per int8 step when QUANTIZE goes through int16. See `LEAST_RATIO`."""
 
 
 def shift(x: tf.Tensor, bits: Integer) -> tf.Tensor:
-    """Computes x * 2^bits."""
+    """Computes x * 2^bits for integers."""
     return tf.bitwise.left_shift(x, _as_int64(bits))
 
 
 def shift_back(x: tf.Tensor, bits: Integer) -> tf.Tensor:
-    """Computes x / 2^bits, rounded down."""
+    """Computes x / 2^bits for integers, rounded down."""
     return tf.bitwise.right_shift(x, _as_int64(bits))
 
 
@@ -68,9 +67,9 @@ def power_of_two(exponent: tf.Tensor) -> tf.Tensor:
 
 
 def near_power_of_two(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns a pair: true if kernels treat `x` as a power of two, and the int64 exponent.
+    """Returns whether `x` differs from a power of two by less than 0.07 %, and its exponent.
 
-    Kernels accept a difference of 0.07 %, which is 0.001 in the base-2 logarithm.
+    TFLite's kernels treat such scales as powers of two.
     """
     of_two = np.float32(1) / np.log(np.float32(2))
     logarithm = tf.cast(tf.math.log(x), tf.float32) * of_two
@@ -90,22 +89,20 @@ def divide_up(x: tf.Tensor, exponent: tf.Tensor) -> tf.Tensor:
 
 
 def high_product(a: tf.Tensor, b: Integer, bits: int = 31) -> tf.Tensor:
-    """Computes a * b / 2^bits, rounding halves up. `a` and `b` have `bits` bits and a sign."""
+    """Computes a * b / 2^bits, rounding halves up. `a` and `b` have at most `bits` bits."""
     return shift_back(a * b + 2 ** (bits - 1), bits)
 
 
 def saturate(x: tf.Tensor, bits: int) -> tf.Tensor:
-    """Clips int64 or float64 integers to `bits` bits and a sign."""
+    """Clips integers to the range -2^bits to 2^bits - 1."""
     low, high = (tf.constant(end, x.dtype) for end in (-(2**bits), 2**bits - 1))
     return tf.clip_by_value(x, low, high)
 
 
 def to_fixed_point(x: float | tf.Tensor) -> FixedPoint:
-    """Converts a positive float32 or float64 value to a 31-bit multiplier and a power of two.
+    """Converts a positive float to fixed point, as TFLite does when it loads a file.
 
-    Returns:
-        `(multiplier, exponent)`. `x` is multiplier / 2^31 * 2^exponent, up to rounding. The
-        multiplier is from 2^30 to 2^31 - 1. It is 0 if `x` is below 2^-32.
+    The multiplier is from 2^30 to 2^31 - 1. It is 0 if `x` is below 2^-32.
     """
     bits = tf.bitcast(tf.cast(x, tf.float64), tf.int64)
     one = 2**MANTISSA
@@ -121,8 +118,9 @@ def multiply(
 ) -> tf.Tensor:
     """Multiplies 32-bit integers by a fixed-point value, and rounds.
 
-    "away" and "up" round twice. The second time, halves are rounded away from zero, or up as in
-    some optimized kernels. "once" rounds once, with halves up, as on 64-bit ARM.
+    The product is first rounded to 32 bits, and then divided by a power of two. The division rounds
+    halves away from zero, or up as in some optimized kernels. With "once", as on 64-bit ARM, only
+    the final result is rounded, with halves up.
     """
     multiplier, exponent = factor
     x, bits = _overflow(shift(x, tf.maximum(exponent, 0))), tf.maximum(-exponent, 0)
@@ -134,28 +132,28 @@ def multiply(
 
 
 def _overflow(x: tf.Tensor) -> tf.Tensor:
-    """Wrap integers at 32 bits, like kernels with overflowing sums."""
+    """Let integers overflow as in an int32."""
     return tf.cast(tf.cast(x, tf.int32), tf.int64)
 
 
 def to_floats(factor: FixedPoint) -> tuple[tf.Tensor, tf.Tensor]:
-    """Converts a fixed-point value to the argument `factors` of `multiply_floats`."""
+    """Returns the argument `factors` of `multiply_floats` for a fixed-point value."""
     multiplier, exponent = factor
     first = tf.cast(multiplier, tf.float64) * power_of_two(tf.maximum(exponent, 0) - 31)
     return first, power_of_two(tf.minimum(exponent, 0)) * AWAY
 
 
 def multiply_floats(x: tf.Tensor, factors: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-    """Computes `multiply` in float64, which is three times as fast.
+    """Computes the same as `multiply`, three times as fast, for integers stored in float64.
 
-    The result is exact if `x` has at most 22 bits and a sign, and `multiply` does not overflow.
+    `x` must have at most 22 bits, and `multiply` must not overflow.
     """
     first, second = factors
     return tf.round(tf.floor(x * first + 0.5) * second)
 
 
 def divide_floats(x: tf.Tensor, bits: int) -> tf.Tensor:
-    """Computes `divide` in float64, for integers below 2^39."""
+    """Computes the same as `divide`, for integers below 2^39 stored in float64."""
     return tf.round(x * (2.0**-bits * AWAY))
 
 
@@ -166,9 +164,9 @@ def upper_bits(factor: FixedPoint) -> FixedPoint:
 
 
 def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
-    """Multiplies 48-bit integers by the upper 15 bits of a fixed-point value.
+    """Multiplies 48-bit integers by a fixed-point value, as int16 kernels do.
 
-    The product is rounded once, halves up, as in int16 kernels.
+    The multiplier is first rounded to 15 bits. The product is rounded with halves up.
     """
     multiplier, exponent = upper_bits(factor)
     half = shift(tf.ones_like(exponent), 14 - exponent)
@@ -176,16 +174,10 @@ def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
 
 
 def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
-    """Rounds a multiplier of sums to 15 bits, which int16 kernels represent exactly.
+    """Rounds a float64 factor for sums to a value that `multiply_sums` does not round again.
 
-    The result is never a power of two. Files round scales to float32, and 15 bits could not
-    represent a value slightly below a power of two.
-
-    Args:
-        x: the multiplier in float64.
-
-    Returns:
-        The rounded multiplier in float64. The relative error is at most 0.0062 %.
+    The result has 15 bits, with a relative error of at most 0.0062 %. It is never a power of two:
+    rounding of scales to float32 could reduce it, and a slightly smaller value needs more bits.
     """
     bits = tf.bitcast(x, tf.int64)
     dropped = MANTISSA - 14
@@ -198,8 +190,7 @@ def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
 def inverse_square_root(x: tf.Tensor) -> FixedPoint:
     """Computes 1 / sqrt(x) in fixed point for integers below 2^31.
 
-    The result for 0 and 1 is the largest multiplier. Newton's method takes five steps in 32-bit
-    fixed point with 3 integer bits.
+    Like TFLite, it makes five steps of Newton's method. The result for 0 is the same as for 1.
     """
     pairs = shift_back(get_exponent(tf.cast(tf.maximum(x, 1), tf.float64)) + 1, 1)
     # Scale x by a power of four to a value from 2^27 to 2^29.
@@ -221,10 +212,15 @@ def inverse_square_root(x: tf.Tensor) -> FixedPoint:
 
 
 def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
-    """Computes exp(x) for x <= 0 like gemmlowp. The result has no integer bits.
+    """Computes exp(x) for x <= 0 as gemmlowp does. The result is a multiple of 2^-bits.
 
-    `x` is split into a value in [-1/4, 0) and powers of two. A Taylor series computes the first
-    factor of the result. `EXPONENTIALS` has the other factors.
+    `x` is split into a value from -1/4 to 0, and some of -1/4, -1/2, -1, -2 and so on. A Taylor
+    series computes the exponential of the former. `EXPONENTIALS` is a table for the latter.
+
+    Args:
+        x: integers, as multiples of 2^(integer_bits - bits).
+        integer_bits: number of bits of `x` before the binary point.
+        bits: 31, or 15 for 16-bit arithmetic.
     """
     point = bits - integer_bits
     quarter = 2 ** (point - 2)
@@ -250,7 +246,10 @@ def _exponential_of_quarter(x: tf.Tensor, bits: int) -> tf.Tensor:
 
 
 def reciprocal(x: tf.Tensor, bits: int = 31) -> tf.Tensor:
-    """Computes 2 / (1 + x) for x from 0 to 1 like gemmlowp. The result has two integer bits."""
+    """Computes 2 / (1 + x) for x from 0 to 1 as gemmlowp does.
+
+    `x` is a multiple of 2^-bits, and the result is a multiple of 2^(2 - bits).
+    """
     half = (x + 2**bits) // 2
     y = high_product(half, _round_constant(-1010580540, bits), bits)
     y += _round_constant(1515870810, bits)
@@ -261,5 +260,5 @@ def reciprocal(x: tf.Tensor, bits: int = 31) -> tf.Tensor:
 
 
 def _round_constant(value: int, bits: int) -> int:
-    """Round a constant with 31 fractional bits to 15 bits if `bits` is 15."""
+    """Convert a multiple of 2^-31 to a multiple of 2^-15 if `bits` is 15."""
     return value if bits == 31 else (value + 2**15) >> 16

@@ -1,8 +1,7 @@
-"""Gradients of quantizers on a CPU, which are zero for elements outside the range.
+"""Gradients of fake quantization on a CPU: zero for elements outside the range.
 
-One TensorFlow operation computes a gradient and reads each element once. XLA does not support this
-operation. A GPU would wait for the range, because the operation reads the range from host memory.
-In XLA and on GPUs, quantizers therefore store a mask (`plain_operations`).
+A single TensorFlow operation, which compares and selects, computes such a gradient. XLA does not
+support it, and GPUs would have to wait for it. There, `plain_operations` stores a mask instead.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ def zero_outside_range(
     narrow_range: bool,
     on: bool | tf.Tensor = True,
 ) -> tf.Tensor:
-    """Sets the gradient to zero for elements of `x` outside the nudged range.
+    """Sets the gradient to zero for elements of `x` outside the range of fake quantization.
 
-    Elements up to a millionth beyond the range keep the gradient.
+    The range is widened by a millionth, because its nudged ends may be rounded.
 
     Args:
-        gradient, x: the upstream gradient, and the tensor.
-        minimum, maximum: the range before nudging.
-        bits, narrow_range: as in `QuantSpec`.
+        gradient, x: the upstream gradient, and the tensor that was quantized.
+        minimum, maximum, bits, narrow_range: as in `fake_quant.fake_quantize`.
         on: True, or a scalar tensor. If the tensor is false, the gradient remains unchanged.
     """
     beyond = [math.inf, -math.inf]
@@ -49,12 +47,10 @@ def zero_outside_relu(
 ) -> tf.Tensor:
     """Sets the gradient to zero unless `0 < x <= maximum` and `x < ceiling`.
 
-    Elements up to a millionth above `maximum` keep the gradient.
-
     Args:
-        gradient, x: the upstream gradient, and the tensor.
-        maximum: upper end of the quantized range.
-        ceiling: maximum of the ReLU, `inf` for a plain ReLU.
+        gradient, x: the upstream gradient, and the input of the ReLU.
+        maximum: upper end of the quantized range. It is widened by a millionth.
+        ceiling: 6 for ReLU6, `inf` for a plain ReLU.
         on: True, or a scalar tensor. If the tensor is false, `maximum` is ignored.
     """
     last = float(np.nextafter(np.float32(ceiling), np.float32(0)))
@@ -64,9 +60,9 @@ def zero_outside_relu(
 
 
 def _zero_outside(upstream: tf.Tensor, x: tf.Tensor, high: Scalar, low: Scalar = TINY) -> tf.Tensor:
-    """Return `upstream` for elements of `x` from `low` to `high`, and zero for other elements.
+    """Return `upstream` where `low <= x <= high`, and zero elsewhere.
 
-    A TensorFlow operation has this gradient, and reads `x` once. A mask would need four operations.
+    The operation is the gradient of `QuantizeAndDequantizeV4`. A mask would need four operations.
     """
     if x.dtype != tf.float32:
         with tf.control_dependencies([upstream]):  # Cast in the backward pass.

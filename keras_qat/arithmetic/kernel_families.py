@@ -1,4 +1,4 @@
-"""Kernel families: the rounding of each runtime. Only this file compares names of families."""
+"""Kernel families: how each runtime, such as XNNPACK or TFLite Micro, rounds."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ Rescaling = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def half_to_even(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Multiplies in float32 and rounds halves to even: XNNPACK on x86."""
+    """Computes `x * factor` in float32, and rounds halves to even: XNNPACK on x86."""
     return tf.round(x * factor)
 
 
 def half_up(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Multiplies exactly, in integers, and rounds halves up: XNNPACK on 64-bit ARM."""
+    """Computes `x * factor` exactly, and rounds halves up: XNNPACK on 64-bit ARM."""
     exact = tf.cast(x, tf.float64) * tf.cast(factor, tf.float64)
     return tf.cast(tf.floor(exact + 0.5), x.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelFamily:
-    """The rounding of one runtime's kernels. Operators read the fields.
+    """How the kernels of one runtime round. The defaults describe TFLite's portable kernels.
 
-    The defaults describe TFLite's portable kernels, which multiply by 31-bit fixed-point values and
-    round twice. To add a family, add an object to `FAMILIES`.
+    An int8 kernel computes a 32-bit result, and multiplies it by a factor to get the scale of the
+    output. A field with a function is this multiplication. None is `fixed_point.multiply`.
 
     Args:
         name: the name that users pass as `kernels=`.
-        sums: function that rescales int8 sums of products with weights. None means fixed point.
-        matrix_products: function that rescales int8 sums of products of two tensors. None means
-            fixed point.
-        products: function that rescales int8 products of two tensors. None means fixed point.
-        additions: how int8 sums and differences of two tensors are rounded. "rounded_twice" also
-            rounds when the inputs are converted to a common scale.
-        means: how an int8 mean multiplies the sum: in float32, in float32 with a fused addition of
-            the offset, or in fixed point.
+        sums: multiplication in int8 convolutions and dense layers.
+        matrix_products: multiplication in int8 matrix products of two tensors.
+        products: multiplication in int8 MUL.
+        additions: how int8 ADD and SUB round. "rounded_twice" also rounds when the inputs are
+            converted to a common scale.
+        means: multiplication in int8 MEAN: in float32, in float32 with a fused addition of the zero
+            point, or in fixed point.
         quantize: how float values are converted to int8. "times_inverse" multiplies by the inverse
             scale and rounds halves to even. "divided" divides and rounds halves away from zero.
-        requantize: how int8 values are rescaled, in 256ths or in fixed point.
-        leaky_relu: format of the slopes of an int8 LeakyReLU, 256ths or fixed point.
-        tables: how the int8 tables of ELU, sigmoid, tanh and squares are rounded.
-        bilinear: precision of the pixel weights in int8 bilinear interpolation.
-        optimized: True if TFLite's optimized kernels compute the operators that no other field
-            describes. Some optimized kernels round halves up.
+        requantize: factor of QUANTIZE from int8 to int8: a multiple of 1/256, or fixed point.
+        leaky_relu: slope of an int8 LEAKY_RELU: a multiple of 1/256, or fixed point.
+        tables: how halves round in the lookup tables of int8 ELU, sigmoid, tanh and square.
+        bilinear: precision of the weights of pixels in int8 RESIZE_BILINEAR.
+        optimized: True if operators without a field use TFLite's optimized kernels instead of the
+            portable ones. Some optimized kernels round halves up.
         neon: True if optimized kernels use ARM's vector instructions. These instructions round only
             once in sums with packed int4 weights, and in int8 hard swish for groups of 8 values.
         softmax: how int8 softmax computes exponentials: in float32, in fixed point, or with a
             uint16 table.
         int16_curves: how int16 sigmoid and tanh are computed. "table" interpolates in a table.
-            "gates" approximates like LSTM gates if the scale is a power of two.
-        dense: how int8 FULLY_CONNECTED multiplies sums if `sums` is None, in double precision or in
-            fixed point.
-        ratios: precision of ratios of scales before the conversion to fixed point.
-        int16_softmax_tables: precision of the tables of int16 softmax.
+            "gates" computes them as an LSTM does if the scale is certain powers of two.
+        dense: precision of the factor of int8 FULLY_CONNECTED if `sums` is None: double, or the
+            same as in convolutions.
+        ratios: precision of factors such as `input_scale * weight_scale / output_scale`.
+        int16_softmax_tables: precision when the lookup tables of int16 softmax are computed.
         int8_curves: how int8 sigmoid and tanh are computed, in float32 or in fixed point. In fixed
-            point, inputs beyond 15 return the end of the range.
-        lstm: how the steps of an LSTM are rounded, as in TFLite or as in TFLite Micro.
+            point, the result for inputs beyond ±15 is the lowest or highest quantized value.
+        lstm: whether an LSTM rounds as in TFLite or as in TFLite Micro.
         int16_lstm: True if there is an LSTM for int16 activations.
         int4_dense_per_channel: True if FULLY_CONNECTED supports int4 weights with one scale per
             channel.
-        static_shapes: True if shapes must be constants in files with a fixed batch size.
+        static_shapes: True if the runtime cannot compute shapes. In files with a fixed batch size,
+            they must then be constants.
     """
 
     name: str
@@ -116,7 +116,6 @@ XNNPACK = KernelFamily(
 """XNNPACK on x86, and TFLite's optimized kernels for operators that XNNPACK lacks."""
 
 DEFAULT = XNNPACK
-"""The default family."""
 
 XNNPACK_ARM64 = dataclasses.replace(
     XNNPACK,
@@ -126,7 +125,7 @@ XNNPACK_ARM64 = dataclasses.replace(
     neon=True,
     softmax="uint16_table",
 )
-"""XNNPACK on 64-bit ARM (phones). Softmax and the rounding of halves differ from x86."""
+"""XNNPACK on 64-bit ARM, as in phones."""
 
 TFLM = KernelFamily(
     "tflm",
@@ -142,18 +141,13 @@ TFLM = KernelFamily(
 """TFLite Micro. Most of the kernels round like TFLite's portable kernels."""
 
 FAMILIES = {family.name: family for family in (XNNPACK, XNNPACK_ARM64, REFERENCE, TFLM)}
-"""All families by name."""
 
 REMOVED = dict.fromkeys(("openvino", "onnxruntime", "esp_dl"), XNNPACK)
-"""Replacements of removed families, by the name of the removed family."""
+"""Names of families that earlier versions had, with the family that is used instead."""
 
 
 def kernel_family(kernels: str) -> KernelFamily:
-    """Returns the family with this name.
-
-    Raises:
-        ValueError: if there is no family with this name.
-    """
+    """Returns the family that a user chose with `kernels=...`."""
     if kernels in REMOVED:
         raise ValueError(f"kernels={kernels!r} was removed: use {REMOVED[kernels].name!r}.")
     if kernels not in FAMILIES:
@@ -162,7 +156,7 @@ def kernel_family(kernels: str) -> KernelFamily:
 
 
 def find_saved_family(kernels: str, model_name: str) -> KernelFamily:
-    """Returns a saved model's family. For a removed family, warns and returns the replacement."""
+    """Returns the family of a saved model. If it was removed, warns and uses another family."""
     if kernels not in REMOVED:
         return kernel_family(kernels)
     family = REMOVED[kernels]

@@ -1,9 +1,9 @@
 """Functions that round in the same way on every device, in eager mode and in graphs.
 
-TensorFlow's graph optimizer replaces `1 / x` by an approximate `Reciprocal`. It also multiplies
-instead of dividing by constants, and reorders products. XLA and GPU kernels fuse a product with a
-sum, and round only once. Each rewrite changes the last bits, and therefore quantized values. The
-functions in this module use operations that are not rewritten.
+TensorFlow's graph optimizer rewrites arithmetic. For example, it multiplies by `1 / c` instead of
+dividing by a constant `c`. XLA and GPU kernels fuse `x * y + z`, and round only once. Such rewrites
+change the last bits, and therefore quantized values. The functions in this module use operations
+that are not rewritten.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Scalar: TypeAlias = float | tf.Tensor
 TINY = float(np.finfo(np.float32).tiny)
 """The smallest positive normal float32 value."""
 BEYOND = 1 + 2.0**-20
-"""Factor that widens a range a little. Rounding of floats can make a nudged end too small."""
+"""Factor that widens a range, because float rounding can make its ends slightly too small."""
 
 
 def is_in_xla() -> bool:
-    """Returns True while a graph for XLA is traced, as with `jit_compile=True`."""
+    """Returns True while a graph is traced with `jit_compile=True`."""
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(graph)
 
@@ -35,12 +35,12 @@ def has_gpu() -> bool:
 
 
 def must_not_fuse() -> bool:
-    """Returns True if XLA or GPU kernels may fuse products with sums. `product` prevents fusion."""
+    """Returns True if XLA or a GPU may fuse `x * y + z`. Use `product(x, y)` to prevent that."""
     return is_in_xla() or has_gpu()
 
 
 def product(x: Scalar, y: tf.Tensor) -> tf.Tensor:
-    """Computes x * y. The result is 0 if y is 0."""
+    """Computes x * y, and prevents fusion with a sum. The result is 0 if y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     if x.dtype == tf.float32 and is_in_xla():
         # XLA would fuse a float32 product with a sum. A float64 product is exact, then rounded.
@@ -49,7 +49,7 @@ def product(x: Scalar, y: tf.Tensor) -> tf.Tensor:
 
 
 def quotient(x: Scalar, y: Scalar) -> tf.Tensor:
-    """Computes x / y. The result is 0 if y is 0."""
+    """Computes x / y with exact rounding. The result is 0 if y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     y = tf.cast(y, x.dtype)
     if x.dtype == tf.float32 and is_in_xla():
@@ -62,7 +62,7 @@ def quotient(x: Scalar, y: Scalar) -> tf.Tensor:
 
 
 def gather(table: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Looks up entries of a one-dimensional table by index, faster than `tf.gather`."""
+    """Computes `tf.gather(table, positions)` faster, for a one-dimensional table."""
     return tf.gather_nd(table, positions[..., tf.newaxis])
 
 
@@ -77,28 +77,23 @@ def hide_constant(value: float) -> tf.Tensor:
 
 
 def are_numbers(minimum: Scalar, maximum: Scalar) -> bool:
-    """Returns True if the ends of a range are Python floats, not tensors."""
     return isinstance(minimum, float) and isinstance(maximum, float)
 
 
 def fake_quantize(
     x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int, narrow_range: bool, is_relu: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes `fake_quant_with_min_max_vars` with the CPU kernel's order of operations.
-
-    The kernel clips first. This function divides first, and clips to constants. The results are
-    the same.
+    """Computes the same values as `fake_quant_with_min_max_vars` on a CPU, also on GPUs and in XLA.
 
     Args:
         x: the tensor, float32.
-        minimum, maximum: the range. The Python number 0 as `minimum` saves half of the operations.
+        minimum, maximum: the range. It is faster if `minimum` is the Python number 0.
         bits, narrow_range: as in `QuantSpec`.
         is_relu: True to compute a ReLU of `x` as well. `minimum` must then be the number 0.
 
     Returns:
-        `x` rounded to the levels of the range, and a mask of the elements with a gradient.
-        The mask is true for elements in the range, and up to a millionth of the width beyond it.
-        With `is_relu`, elements below 2^-26 of the range are zeros without a gradient.
+        The quantized values, and a mask for the gradient. The mask is true for elements in the
+        range, widened by a millionth. With `is_relu`, it is false for elements that are 0 or less.
     """
     levels = float(2**bits - 1 - narrow_range)
     minimum, maximum = (
@@ -120,9 +115,9 @@ def fake_quantize(
 
 
 def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
-    """Return a mask of the elements from 0 to `levels`. For a ReLU, the mask excludes 0.
+    """Compute `0 <= steps <= levels` with two operations: compare the distance to the middle.
 
-    Comparing the distance to the middle needs two operations instead of three.
+    For a ReLU, compute `0 < steps <= levels`.
     """
     middle = np.float32(levels * (BEYOND if is_relu else 1.0) / 2.0)
     farthest = middle if is_relu else np.float32(middle * (2.0 * BEYOND - 1.0))
@@ -136,9 +131,9 @@ def zero_unless(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
 
 def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
-    """Compute x / scale, and 0 for 0 / 0. `sign` is the sign of the scale.
+    """Compute `x / scale` like `quotient`, but faster on GPUs. `sign` is the sign of the scale.
 
-    `quotient` would make TensorFlow transpose images on a GPU.
+    With `quotient`, TensorFlow would transpose images on GPUs.
     """
     if is_in_xla():
         return quotient(x, scale)
@@ -151,9 +146,9 @@ def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
 def _find_minus_scale_and_zero_point(
     minimum: Scalar, maximum: Scalar, levels: float, narrow_range: bool
 ) -> tuple[Scalar, Scalar]:
-    """Return `(-scale, zero_point)` of a range. The zero point is the number of steps below zero.
+    """Return `(-scale, zero_point)` of a range: floats for a range of floats, otherwise tensors.
 
-    Floats as `minimum` and `maximum` result in floats. A negative scale saves an operation.
+    The zero point is the number of steps below zero. A negative scale saves an operation later.
     """
     if are_numbers(minimum, maximum):
         with tf.init_scope():
@@ -170,7 +165,7 @@ def _find_minus_scale_and_zero_point(
 def _round(steps: tf.Tensor, levels: float) -> tf.Tensor:
     """Round to integers from 0 to `levels`, with halves up, in one operation.
 
-    TensorFlow's fake quantization with a scale of 1 is exact even if products are fused with sums.
+    The operation is fake quantization with a scale of 1, which is exact even if it is fused.
     """
     bits = math.ceil(math.log2(levels + 1.0))
     return tf.raw_ops.FakeQuantWithMinMaxArgs(
@@ -181,10 +176,7 @@ def _round(steps: tf.Tensor, levels: float) -> tf.Tensor:
 def nudged_range(
     minimum: Scalar, maximum: Scalar, bits: Scalar = 8, narrow_range: bool | Scalar = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the nudged range, to which fake quantization clips. Zero and the ends are levels.
-
-    The results are identical to TensorFlow's kernel, which has the same order of operations.
-    """
+    """Returns the nudged range of TensorFlow's fake quantization. Zero is a level of it."""
     lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
     highest = 2.0**bits - 1.0
     scale = quotient(maximum - minimum, highest - lowest)

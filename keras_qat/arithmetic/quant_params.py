@@ -25,14 +25,12 @@ S = TypeVar("S", float, tf.Tensor)
 class QuantParams:
     """Quantization parameters: q represents the float value `scale * (q - zero_point)`.
 
-    Files and simulations have constant parameters. A graph that reads a model's current ranges has
-    float64 scalar tensors.
-
     Args:
-        scale: the size of one step (LSB), in float32 as in files.
-        zero_point: the quantized value that represents 0.
-        bits: 2 to 8 for int8, 16 for int16, or 32 for int32. Only values inside operators have 32
-            bits. With fewer than 8 bits, only the lowest 2^bits values of int8 are used.
+        scale: the size of one step (LSB): a float32 number, or a float64 scalar tensor if it is
+            computed in a graph from a model's current range.
+        zero_point: the quantized value that represents 0, an integer or a float64 scalar tensor.
+        bits: 2 to 8 for int8, 16 for int16, or 32 for int32, such as the sums of a convolution.
+            With fewer than 8 bits, only the lowest 2^bits values of int8 are used.
     """
 
     scale: Any
@@ -43,14 +41,13 @@ class QuantParams:
     def from_range(cls, minimum: Scalar, maximum: Scalar, bits: int = 8) -> QuantParams:
         """Returns the parameters for a range that contains zero.
 
-        The range is nudged (shifted slightly) to make zero exact. As in TFLite, the nudged ends are
-        float32, and the division is in double precision. The scale of an empty range is 1. A range
-        with 16 bits is symmetric, and the zero point is 0.
+        The range is nudged (shifted slightly): a quantized value must represent exactly 0. If
+        `minimum` and `maximum` are both 0, the scale is 1.
 
         Args:
             minimum, maximum: floats or scalar tensors. The result has tensors if the values are
                 unknown while a graph is traced.
-            bits: 2 to 8, or 16.
+            bits: 2 to 8, or 16 for a symmetric range with the zero point 0.
         """
         known = [None if _is_eager(end) else tf.get_static_value(end) for end in (minimum, maximum)]
         if any(end is None for end in known):
@@ -73,7 +70,7 @@ class QuantParams:
 
     @property
     def highest(self) -> int:
-        """The highest quantized value that is used."""
+        """The highest quantized value. For example, 4 bits use the values -128 to -113."""
         return self.lowest + 2**self.bits - 1
 
     @property
@@ -83,7 +80,7 @@ class QuantParams:
         return float(low), float(high)
 
     def as_tensors(self) -> QuantParams:
-        """Returns the parameters with scale and zero point as float64 scalar tensors."""
+        """Converts scale and zero point to float64 scalar tensors."""
         if tf.is_tensor(self.scale) and tf.is_tensor(self.zero_point):
             return self
         scale, zero_point = (
@@ -95,11 +92,10 @@ class QuantParams:
         return dataclasses.replace(self, scale=scale, zero_point=zero_point)
 
     def dequantize(self, quantized: np.ndarray) -> np.ndarray:
-        """Returns the float32 values that quantized values represent."""
         return (quantized.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
-        """Quantizes float values as users of a file do: rounds halves up, and clips."""
+        """Quantizes float values as an application does before it runs a file: rounds halves up."""
         precise: Any = np.float64 if self.bits == 16 else np.float32
         scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
         return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
@@ -114,7 +110,6 @@ def _is_eager(value: Scalar) -> bool:
 
 @functools.cache
 def _converter(bits: int) -> Callable[[Scalar, Scalar], tuple[tf.Tensor, tf.Tensor]]:
-    """Return a function that converts `(minimum, maximum)` to `(scale, zero_point)`."""
 
     @partial(trace_once, signature=[tf.TensorSpec([]), tf.TensorSpec([])])
     def scale_and_zero_point(minimum: Scalar, maximum: Scalar) -> tuple[tf.Tensor, tf.Tensor]:
@@ -142,7 +137,10 @@ def single(x: Scalar) -> tf.Tensor:
 
 
 def ratio(family: KernelFamily, *factors: Scalar, by: Scalar) -> tf.Tensor:
-    """Divides the product of `factors` by `by`, in the precision `family.ratios`."""
+    """Computes for example `input_scale * weight_scale / output_scale` as a runtime does.
+
+    `factors` are multiplied, and divided by `by`. `family.ratios` is the precision.
+    """
     step = (lambda x: x) if family.ratios == "float64" else single
     return step(quotient(functools.reduce(lambda x, y: step(x * y), factors), by))
 
@@ -153,32 +151,32 @@ def round_half_away(x: tf.Tensor) -> tf.Tensor:
 
 
 WIDER = 1 / 1019
-"""Share of the data's width that is added to the range of an input, to avoid rounding ties.
+"""The range of an input grows by this share of its width, to avoid rounding ties.
 
-With 8 bits, the data then covers 255 / (1 + 1 / 1019) = 1019 / 4 steps of the range. Data on a grid
-often has n equal steps, and the k-th value lies at 1019 k / (4 n). Because 1019 is a prime, the
-distance to a tie is at least 1 / (4 n). n must be below 1019, a power of 2 or a power of 10.
+Data often has n equal steps, for example pixels with n = 255. In the wider range of 255 steps, the
+data covers 255 / (1 + 1 / 1019) = 1019 / 4 steps. The k-th value then lies at 1019 k / (4 n). This
+is never a tie for n < 1019, and for powers of 2 or 10, because 1019 is a prime.
 """
 
 TRIES = 10
-"""Number of multiples of `WIDER` to try. The largest multiple widens a range by 1 %."""
+"""`find_share_off_ties` tries this many multiples of `WIDER`, which is up to 1 % of the range."""
 
 REPEATED = 0.9
-"""Data with a larger share of distinct values is on no grid, and always has values near ties."""
+"""Data has no equal steps if more than this share of its values is distinct."""
 
 ENOUGH = 2e-4
-"""Sufficient distance from a tie, in steps. The float32 error of 255 steps is 3e-5."""
+"""Sufficient distance of a value from a tie, in steps. Float32 rounding moves it by up to 3e-5."""
 
 
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
-    """Returns the share of a range's width by which to widen the range, to avoid rounding ties.
+    """Returns the share of its width by which to widen a range to keep values away from ties.
 
-    For values on a grid, returns the first multiple of `WIDER` that keeps all values far enough
-    from ties. If no multiple does, returns the best multiple. For other values, returns `WIDER`.
+    The result is the smallest multiple of `WIDER` that is sufficient, or the best one. For data
+    without equal steps, it is `WIDER`.
 
     Args:
         low, high: the ends of the range, which includes zero.
-        values: the values to quantize.
+        values: the data to quantize, such as calibration data of an input.
         bits: 2 to 8.
     """
     values = values[(values >= low) & (values <= high)]
@@ -197,5 +195,5 @@ def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) 
 
 
 def widen_range(low: S, high: S, share: float = WIDER) -> S:
-    """Returns the new upper end of a range that grows by `share` of the width."""
+    """Returns a new upper end for a range: its width grows by `share`. The lower end stays."""
     return high + (high - low) * share

@@ -2,11 +2,12 @@
 
 `compute_sigmoid` and `compute_tanh` follow `fixedpoint.h` of gemmlowp, Google's library for integer
 matrices. A Taylor series computes the exponential, and Newton's method the reciprocal. TFLite's
-LSTM kernel does this with 16 bits, and TFLite Micro's int8 kernels with 32 bits.
+LSTM kernel computes its gates in this way with 16-bit integers. TFLite Micro's int8 kernels of
+LOGISTIC and TANH use 32-bit integers.
 
 `compute_int16_sigmoid` and `compute_int16_tanh` are the int16 operators LOGISTIC and TANH, which
-interpolate in a table of the sigmoid. If the scale is almost 2^-12, the optimized kernels follow
-gemmlowp instead. The kernel of TANH also follows gemmlowp for 2^-11.
+interpolate in a table of the sigmoid. If the scale of the input is almost 2^-12, or 2^-11 for TANH,
+TFLite's optimized kernels follow gemmlowp instead.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.plain_operations import gather
 
 INTEGER_BITS = 3
-"""Integer bits of 16-bit inputs of gemmlowp's functions. The inputs have 12 fractional bits."""
+"""16-bit inputs have 3 bits before the binary point, 12 bits after it, and a sign."""
 
 
 def compute_sigmoid(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
-    """Computes sigmoid(x) with `bits` fractional bits.
+    """Computes sigmoid(x) as gemmlowp does. The result is a multiple of 2^-bits.
 
     Args:
-        x: integers in int64.
-        integer_bits: number of integer bits of `x`.
+        x: int64 tensor of multiples of 2^(integer_bits - bits).
+        integer_bits: number of bits of `x` before the binary point.
         bits: number of bits of `x` without the sign, 15 or 31.
     """
     half = reciprocal(exponential(-tf.abs(x), integer_bits, bits), bits)
@@ -58,13 +59,13 @@ def compute_tanh(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
 
 @functools.cache
 def sigmoid_table(integer_bits: int) -> np.ndarray:
-    """Tabulates sigmoid(x) in 32768ths for each 16-bit x, from the lowest to the highest."""
+    """Returns `compute_sigmoid` for all 65,536 values of a 16-bit x, from the lowest one."""
     return _tabulate(compute_sigmoid, integer_bits)
 
 
 @functools.cache
 def tanh_table(integer_bits: int) -> np.ndarray:
-    """Tabulates tanh(x) in 32768ths, like `sigmoid_table`."""
+    """Returns `compute_tanh` for all 65,536 values of a 16-bit x, from the lowest one."""
     return _tabulate(compute_tanh, integer_bits)
 
 
@@ -75,12 +76,12 @@ def _tabulate(function: Callable[[tf.Tensor, int, int], tf.Tensor], bits: int) -
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """The prepared parameters of an int16 sigmoid or hyperbolic tangent.
+    """Constants of an int16 sigmoid or tanh, which depend on the scale of the input.
 
     Args:
-        is_power: true if the family follows gemmlowp for this scale, which is a power of two.
-        left: log2(scale) + 12. Only used if `is_power`.
-        factor, bits: multiplier and shift that convert quantized values to units of the table.
+        is_power: true if the kernel follows gemmlowp, because the scale is 2^-12 or 2^-11.
+        left: for gemmlowp: the input is shifted to the left by this number of bits, 0 or 1.
+        factor, bits: for interpolation: `q * factor / 2^bits` is the position in the table.
     """
 
     is_power: Predicate
@@ -90,17 +91,15 @@ class Curve:
 
 
 def prepare_sigmoid(family: KernelFamily, scale: tf.Tensor) -> Curve:
-    """Returns the parameters of `compute_int16_sigmoid` for inputs with this scale."""
     return _prepare(family, scale, wider=0)
 
 
 def prepare_tanh(family: KernelFamily, scale: tf.Tensor) -> Curve:
-    """Returns the parameters of `compute_int16_tanh` for inputs with this scale."""
     return _prepare(family, scale, wider=1)
 
 
 def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
-    """Prepare a curve. gemmlowp's variant needs a scale from 2^-12 to 2^(wider - 12)."""
+    """Compute a `Curve`. Optimized kernels follow gemmlowp for scales 2^-12 to 2^(wider - 12)."""
     is_power, left, scale = _as_power(scale, wider)
     has_gates = family.int16_curves == "gates"
     return Curve(is_power if has_gates else False, left, *_scale_to_table(scale))
@@ -108,7 +107,7 @@ def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
 
 @trace_once
 def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return `is_power` and `left` of `Curve`, and the scale. Round the scale if `is_power`."""
+    """Return `is_power` and `left` of a `Curve`, and the scale, which is rounded if `is_power`."""
     is_near, exponent = near_power_of_two(scale)
     left = exponent + 15 - INTEGER_BITS
     is_power = is_near & (left >= 0) & (left <= wider)
@@ -118,7 +117,7 @@ def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Te
 
 @trace_once
 def _scale_to_table(scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Convert `scale` to units of 1/12288. Return a multiplier of 14 or 15 bits, and a shift."""
+    """Return `factor` and `bits` of a `Curve`."""
     factor, bits = scale * (3 * 4096.0), tf.zeros([], tf.int64)
     for _ in range(31):
         small = factor <= 32767.0 / 2.0
@@ -127,7 +126,7 @@ def _scale_to_table(scale: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def compute_int16_sigmoid(q: tf.Tensor, curve: Curve) -> tf.Tensor:
-    """Computes the sigmoid of int16 values. The results are int64, in units of 1/32768."""
+    """Computes LOGISTIC for int16 values `q`. The results are multiples of 1/32768, as int64."""
 
     def interpolate(steps: tf.Tensor) -> tf.Tensor:
         y = _interpolate(tf.abs(steps), 9)
@@ -137,7 +136,7 @@ def compute_int16_sigmoid(q: tf.Tensor, curve: Curve) -> tf.Tensor:
 
 
 def compute_int16_tanh(q: tf.Tensor, curve: Curve) -> tf.Tensor:
-    """Computes tanh(x) = 2 sigmoid(2x) - 1 like `compute_int16_sigmoid`."""
+    """Computes TANH for int16 values `q`. The results are multiples of 1/32768, as int64."""
 
     def interpolate(steps: tf.Tensor) -> tf.Tensor:
         y = _interpolate(tf.abs(steps), 8)
@@ -167,7 +166,7 @@ def _compute(
 
 
 def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
-    """Interpolate linearly in the sigmoid's table. The result gets `bits` more fractional bits."""
+    """Return `2^bits * _points()[size / 2^bits]`, with linear interpolation between entries."""
     table = tf.constant(_points(), tf.int64)
     last = 2**16 - 1 if bits == 8 else 2**16 - 2
     index = shift_back(size, bits)
@@ -178,9 +177,9 @@ def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
 
 @functools.cache
 def _points() -> np.ndarray:
-    """Tabulate sigmoid(k / 24) in 65536ths, plus half of the error of linear interpolation.
+    """Return TFLite's table of 65536 * sigmoid(k / 24) for k from 0 to 255.
 
-    Half of the error is 1/16 of the second difference.
+    Half of the largest error of linear interpolation is added, to make the average error small.
     """
     sigmoid = 1 / (1 + np.exp(-np.arange(256) / 24))
     curvature = sigmoid * (1 - sigmoid) * (2 * sigmoid - 1) / 24**2

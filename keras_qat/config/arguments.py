@@ -8,11 +8,7 @@ import numpy as np
 
 
 def read_input_range(input_range: Any) -> tuple[float, float] | None:
-    """Checks `input_range`, and widens it to include zero. None stays None.
-
-    Raises:
-        ValueError: if `input_range` is not a finite minimum and maximum.
-    """
+    """Checks the argument `input_range` of a user, and widens it to include zero."""
     if input_range is None:
         return None
     ends = np.asarray(input_range)
@@ -26,11 +22,7 @@ def read_input_range(input_range: Any) -> tuple[float, float] | None:
 
 
 def switch(name: str, value: object) -> bool:
-    """Checks that an argument is a bool, and returns the bool.
-
-    Raises:
-        TypeError: if `value` is not a bool. For example, Python treats the string "off" as True.
-    """
+    """Checks that the argument `name` is a bool. For example, `"off"` would count as True."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r}: pass True or False.")
     return bool(value)

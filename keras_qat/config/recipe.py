@@ -77,13 +77,15 @@ class Recipe:
             `callbacks.FreezeBatchNorm` overrides it.
         overrides: settings that differ for some layers. Later overrides win. See `override`.
         end_bits: bits of weights, inputs and outputs of the first and last layers. Activations that
-            are not multiplied, such as the terms of a sum, also have these bits. No activation has
-            fewer bits than `activations`. None means the same bits as elsewhere.
-        unpacked_bits: bits of weights that files cannot pack: the weights of all layers except
-            convolutions and dense layers. None means the same bits as for other weights.
-        without_float: whether normalization layers and computed indices also use integers. Integers
-            are slower on targets with float, and rounding may change indices. `strict=True` and
-            targets without float set it to True.
+            no convolution or matrix product reads, such as the inputs of an Add, also have these
+            bits. No activation has fewer bits than `activations`. None means the same bits as
+            elsewhere.
+        unpacked_bits: bits of the weights of all layers except convolutions and dense layers. Files
+            cannot store these weights packed as int4. None means the same bits as elsewhere.
+        without_float: whether LayerNormalization and similar layers also use integers, and
+            indices that the model computes, for example for a gather. Integers are slower on
+            targets with float, and rounding may change indices. `strict=True` and targets without
+            float set it to True.
     """
 
     name: str
@@ -153,13 +155,13 @@ class Recipe:
         return result
 
     def preserve(self, what: specs.Preserve) -> Recipe:
-        """Returns a copy of the recipe that preserves zeros or clusters of weights in training.
+        """Returns a copy of the recipe that keeps pruned or clustered weights so in training.
 
         Args:
             what: "zeros" keeps zero weights at zero. A pruned model then stays pruned. "clusters"
-                also keeps equal weights of a layer equal, as in a clustered model. In the file,
+                also keeps equal weights of a layer equal, which slows down training. In the file,
                 only weights of the same output channel stay equal, because each channel has its own
-                scale. Preserving clusters slows down training.
+                scale.
 
         Raises:
             ValueError: if the recipe has one range for all weights of a layer.
@@ -196,12 +198,12 @@ _SPECS = ("weights", "activations", "folded_weights")
 
 
 _USED, _LOST = "_is_used", "_lost"
-"""Names of two attributes of a recipe. `_is_used` is a list that is empty until the recipe is used.
-`_lost` lists the layers of unused overrides."""
+"""Attributes of a recipe, to warn if a user calls `recipe.override(...)` but ignores the result.
+`_is_used` is a list that is empty until the recipe is used. `_lost` lists the ignored overrides."""
 
 
 def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:
-    """Record the result of `recipe.override(layers, ...)`. `note_use` warns if it is unused."""
+    """Watch whether `result` of `recipe.override(layers, ...)` is deleted without being used."""
     _note_use(recipe)
     is_used: list[bool] = []
     vars(result)[_USED] = is_used
@@ -209,7 +211,7 @@ def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:
 
 
 def note_use(recipe: Recipe) -> None:
-    """Records that a recipe is used. Warns if a result of `recipe.override(...)` was never used."""
+    """Records that a recipe is used. Warns if a user ignored a result of `recipe.override`."""
     _note_use(recipe)
     lost = vars(recipe).pop(_LOST, None)
     if lost:
@@ -224,7 +226,7 @@ def _note_use(recipe: Recipe) -> None:
 
 
 def _forget(recipe: weakref.ref[Recipe], is_used: list[bool], layers: str) -> None:
-    """Record that an unused result of `recipe.override(layers, ...)` was deleted."""
+    """Called when a result of `recipe.override` is deleted. Record `layers` if it is unused."""
     parent = recipe()
     if parent is not None and not is_used:
         vars(parent).setdefault(_LOST, []).append(layers)

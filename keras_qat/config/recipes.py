@@ -37,16 +37,16 @@ def int8(
 ) -> Recipe:
     """Returns the default recipe, for TFLite's int8 kernels.
 
-    Weights have one symmetric range per output channel, which spans the current weights. With 8
-    bits, quantized weights are -127 to 127. Activations, inputs and outputs have one asymmetric
-    range per tensor. The range is the moving average of the minimum and the maximum of batches.
+    Weights have one symmetric range per output channel. The weight with the largest magnitude
+    becomes 127 or -127 with 8 bits. Activations, inputs and outputs have one asymmetric range per
+    tensor. The range is the moving average of the minimum and the maximum of batches.
 
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
-        ema_decay: decay per step of the moving averages. 0.999 spans about 1,000 batches. Early
-            averages are shorter, because weights change quickly at first. Before batch 10,000, they
-            span the last tenth of all batches.
+        ema_decay: decay per step of the moving averages. 0.999 averages about the last 1,000
+            batches. At first, weights change quickly. Before batch 10,000, the average is therefore
+            over the last tenth of all batches so far.
         per_channel: False for one range per weight tensor, after BatchNormalization is folded in.
             Some NPUs require this. Other NPUs run several times as fast with it. The model then
             needs training, because `calibrate` alone loses accuracy.
@@ -105,7 +105,7 @@ def power_of_two(ema_decay: float = 0.999) -> Recipe:
     It is for chips that rescale with shifts, such as Espressif's chips with ESP-DL. Weights and
     activations have 8 bits. Scales are rounded up to the next power of two. This costs up to one
     bit of precision, so train the model, or call `calibrate(qat, x, method="mse")`. Exported files
-    are ordinary int8 files. Inside LSTM, GRU, PReLU and normalization layers, other scales occur.
+    are ordinary int8 files. LSTM, GRU, PReLU and normalization layers also need other scales.
 
     Args:
         ema_decay: decay per step of the moving averages that set the ranges of activations.
@@ -127,8 +127,8 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool
 
     Use it for models whose activations need more than 256 levels, such as audio, regression or
     super-resolution. Activations have 65,536 levels, symmetric around zero. Files are hardly larger
-    than with int8, but slower. XNNPACK has no 16x8 kernels. A few layers, such as PReLU, stay in
-    float. `predict` computes in float64, and returns the same quantized values as the file.
+    than with int8, but slower, because XNNPACK has no 16x8 kernels. A few layers, such as PReLU,
+    stay in float.
 
     Args:
         weight_bits: 2 to 8.
@@ -158,12 +158,12 @@ def int4_weights(
 ) -> Recipe:
     """Returns a recipe with 4-bit weights and int8 activations: half the size of `int8`.
 
-    By default, `export_tflite` writes the weights as int8, which all kernels run at full speed.
-    After `qat.pack_int4 = True`, it writes two weights into a byte. It can only pack weights of
-    convolutions and dense layers. All other weights, such as depthwise kernels, have 8 bits,
-    because unpacked 4-bit weights save no space. `int8(weight_bits=4)` uses 4 bits for all weights.
-    The model needs `learn_rounding` or training. To give sensitive layers more bits, use `end_bits`
-    or `override(name, weight_bits=8)`.
+    By default, `export_tflite` stores each weight in a byte, which all kernels run at full speed.
+    After `qat.pack_int4 = True`, it packs two weights into a byte. TFLite supports that only for
+    convolutions and dense layers. Other weights, such as depthwise kernels, keep 8 bits, because 4
+    bits would not make the file smaller. `int8(weight_bits=4)` uses 4 bits for all weights. The
+    model needs `learn_rounding` or training. To give sensitive layers more bits, use `end_bits` or
+    `override(name, weight_bits=8)`.
 
     Args:
         activation_bits: 2 to 8.
@@ -191,17 +191,17 @@ def low_bits(
 ) -> Recipe:
     """Returns a recipe for few bits, with learned ranges and 8 bits in the first and last layers.
 
-    Activations that are not multiplied, such as the terms of a sum, also have 8 bits. Fewer bits
-    would save little there. The recipe is for research and for hardware with low-bit kernels. Files
-    store activations as int8, but use only 2^bits values. Call `calibrate(qat, x, method="mse")`,
-    then train the model.
+    Activations that no convolution or matrix product reads, such as the inputs of an Add, also have
+    8 bits. Fewer bits would save little there. The recipe is for research and for hardware with
+    low-bit kernels. Files store activations as int8, but use only 2^bits values. Call
+    `calibrate(qat, x, method="mse")`, then train the model.
 
     Args:
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
         ranges: "learned", "learned_clipping" or "moving_average". See `int8`.
-        end_bits: bits of the first and last layers, and of activations that are not multiplied.
-            None means the same bits as elsewhere.
+        end_bits: bits of the first and last layers, and of activations that no convolution or
+            matrix product reads. None means the same bits as elsewhere.
         weights, activations: deprecated names of `weight_bits` and `activation_bits`.
 
     Raises:
@@ -230,9 +230,9 @@ def contrib(
 ) -> Recipe:
     """Returns a recipe that quantizes like `tf.contrib.quantize` of TensorFlow 1.15.
 
-    BatchNormalization is folded into weights. Each weight tensor has one range, from the last
-    batch. The recipe quantizes the same activations as TensorFlow 1.15. It does not quantize
-    inputs.
+    BatchNormalization is folded into weights. Each weight tensor has one range, from its current
+    minimum to its maximum. The recipe quantizes the same activations as TensorFlow 1.15. It does
+    not quantize inputs.
 
     Args:
         weight_bits: 2 to 8.
@@ -243,12 +243,13 @@ def contrib(
             observe ranges.
         freeze_bn_delay: first training step that uses BatchNormalization's moving statistics, or
             None.
-        weight_narrow_range: whether weights leave the lowest quantized value unused. For the first
-            version of `tf.contrib.quantize`, pass False.
-        quantize_folded_weights_use_ema: whether the range of folded weights is a moving average.
-            The first version has this option. `quant_delay` then also applies to folded weights.
-        delay_weights: whether `quant_delay` applies to all weights. In the first version, it only
-            applies to folded weights with a moving average.
+        weight_narrow_range: True to quantize weights with 8 bits to 1 to 255 instead of 0 to 255.
+            For the first version of `tf.contrib.quantize`, pass False.
+        quantize_folded_weights_use_ema: whether the range of weights with a folded
+            BatchNormalization is a moving average, an option of the first version. `quant_delay`
+            then always applies to them.
+        delay_weights: whether `quant_delay` applies to all weights. For the first version, pass
+            False.
 
     Raises:
         ValueError: on bits outside 2 to 8 or a decay outside 0 to 1.

@@ -1,4 +1,4 @@
-"""The function `tune`, which finds the best quantized model within an accuracy budget."""
+"""`tune`: tries ways to quantize a model until the accuracy drops by no more than allowed."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ class TuneResult:
     """The result of `tune`. Prints as a table of attempts.
 
     Args:
-        model: the best quantized model, calibrated or trained, not compiled.
+        model: the best quantized model. It is calibrated or trained, but not compiled.
         attempts: all attempts and skipped steps, in order.
-        best: the attempt that returned `model`.
+        best: the attempt that created `model`.
         metric: the name of the metric.
         float_value: the float model's metric.
-        max_drop: the budget, in points.
+        max_drop: the allowed drop of the metric, in points. It is called the budget.
         interrupted: whether Ctrl-C ended the search early.
         directory: the directory with the models of all attempts.
-        describe: function that formats a value of the metric as text.
-        temporary: object that deletes the temporary directory; None if you passed a directory.
+        describe: formats a value of the metric, for the table.
+        temporary: keeps the temporary directory until it is garbage-collected. None if you passed
+            `directory`.
     """
 
     model: QuantizedModel
@@ -57,12 +58,15 @@ class TuneResult:
 
     @property
     def is_met(self) -> bool:
-        """Whether the best model is within the budget."""
+        """Whether the metric of the best model drops by at most `max_drop`."""
         return self.best.drop is not None and self.best.drop <= self.max_drop
 
     @property
     def smallest(self) -> tuple[Attempt, ...]:
-        """Attempts that no other attempt beats in drop, size and arena at once, sorted by size."""
+        """The Pareto front of drop, file size and TFLite Micro memory, sorted by file size.
+
+        For each other attempt, one of these is at least as good in all three.
+        """
         made = [a for a in reversed(self.attempts) if a.drop is not None]
         by_cost = {(a.size or 0, a.drop or 0.0, a.arena or 0): a for a in made}
         beaten = [a for a in by_cost for b in by_cost if a != b and all(map(le, b, a))]
@@ -111,14 +115,20 @@ def tune(
     seed: int = 0,
     verbose: int = 1,
 ) -> TuneResult:
-    """Finds the cheapest way to quantize a model within an accuracy budget.
+    """Finds the simplest way to quantize a model without losing more accuracy than allowed.
 
-    It tries these steps in order: ranges from data, corrected biases, other ranges, a file that
-    returns concatenated tensors separately, learned rounding, sensitive layers in float, training,
-    and 16-bit activations. It stops at the first step that meets the budget. The table also lists
-    skipped steps.
+    It tries these steps in order, until the metric drops by at most `max_drop`:
 
-    Each attempt is scored on the validation data, with the integer results of the exported file.
+    1. `calibrate`.
+    2. `bias_correction`.
+    3. `calibrate` with other methods.
+    4. A file that returns separate tensors instead of their concatenation.
+    5. `learn_rounding`.
+    6. Sensitive layers in float.
+    7. Training.
+    8. 16-bit activations.
+
+    Each attempt is scored on the validation data, with the integer outputs of the exported file.
 
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
@@ -129,27 +139,27 @@ def tune(
         max_drop: the allowed drop of the metric in points. With 0.5, an accuracy of 90.0 % may drop
             to 89.5 %. For a metric that is not between 0 and 1, it is a percentage of the float
             model's value.
-        metric: a function of labels and predictions. Better predictions must return larger values.
-            By default, the first metric of the compiled model, or its loss.
+        metric: a function `metric(labels, predictions)`. Better predictions must return larger
+            values. The default is the first metric of the compiled model, or its loss.
         target: the device or runtime for the file, as in `quantize_model`.
         recipe: the recipe for the first step; by default the target's, or "int8".
-        minutes: time budget. When it is used up, the current step is finished, but training stops.
-            A second call with the same `directory` repeats a training that was stopped.
-        max_size: maximum size of the file in bytes. For larger files, `tune` also tries 4-bit
-            weights.
-        min_bits: minimum bits of weights, 4 or 8. With 4, `tune` continues to the smallest file
-            within the budget.
+        minutes: after this time, no new step starts and a training stops early. A second call with
+            the same `directory` repeats a training that was stopped.
+        max_size: maximum size of the file in bytes. With it, `tune` also tries 4-bit weights. It
+            returns the attempt with the smallest drop among files of at most this size.
+        min_bits: minimum bits of weights, 4 or 8. With 4, `tune` also tries 4-bit weights and
+            returns the smallest file with an allowed drop.
         directory: where to save the model of each attempt. A second call with the same arguments
-            continues there. It can hold several searches. The default is a temporary directory.
+            reuses these attempts. The default is a temporary directory.
         seed: the seed for training and for learned rounding.
-        verbose: 1 prints each attempt. A terminal also shows the current attempt.
+        verbose: 1 prints each attempt.
 
     Returns:
         The best model and a table of attempts. Ctrl-C returns the best model so far.
 
     Raises:
-        ValueError: if the model is already quantized, an argument is out of range, the validation
-            data is part of the training data, or there is no metric for the labels.
+        ValueError: if the model is already quantized, an argument is out of range, or there is no
+            metric for the labels. Also if most validation examples are training examples.
 
     Example:
         >>> result = keras_qat.tune(model, (x_train, y_train), (x_test, y_test), max_drop=0.5)
@@ -195,7 +205,6 @@ def tune(
 
 
 def _check_held_out(train: Data, held_out: Data) -> None:
-    """Raise an error if most of the validation examples are training examples."""
     seen, examples = set(_hash_examples(train)), _hash_examples(held_out)
     same, count = sum(example in seen for example in examples), len(examples)
     if 2 * same > count:
@@ -211,7 +220,7 @@ def _hash_examples(data: Data) -> list[int]:
 
 
 def _identify_search(builder: Builder, held_out: Data, metric: str) -> str:
-    """Return a digest of the model's weights, the data, and the arguments."""
+    """Return a hash that names the files of this search, to find them in a later call."""
     arrays = [x for data in (builder.train, held_out) for x in (*data.x, *(data.y or ()))]
     target = builder.target and builder.target.name
     digest = hashlib.sha256(repr((builder.model.name, target, metric, builder.seed)).encode())

@@ -24,28 +24,28 @@ from keras_qat.training.callbacks import FreezeBatchNorm
 from keras_qat.training.post_training import bias_correction, learn_rounding
 
 CALIBRATED, ROUNDED = 512, 256
-"""Number of examples for ranges and biases; number of examples for learned rounding."""
+"""Number of examples for `calibrate`; number for `learn_rounding` and `bias_correction`."""
 
 BATCH = 32
 SLOWER = 0.1
-"""The initial learning rate, relative to the learning rate of the float model's optimizer."""
+"""The learning rate of the float model's optimizer is multiplied by this."""
 
 RATE = 1e-4
-"""The learning rate for models that were not compiled."""
+"""The learning rate if the float model has no optimizer, or uses a learning rate schedule."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The settings for quantizing a float model.
+    """How to quantize a float model in one attempt of `tune`.
 
     Args:
-        recipe: the recipe, with overrides for single layers.
+        recipe: the recipe of `quantize_model`.
         method: the method of `calibrate`.
-        corrects_bias: whether `bias_correction` is called.
-        learns_rounding: whether `learn_rounding` is called, which also corrects biases.
-        outputs: names of the tensors that the file returns; () for the model's outputs.
+        corrects_bias: whether to call `bias_correction`.
+        learns_rounding: whether to call `learn_rounding`, which also corrects biases.
+        outputs: the `outputs` of `quantize_model`. () means the outputs of the model.
         packs: whether files store two 4-bit weights in a byte.
-        epochs: number of epochs of training at the end.
+        epochs: number of epochs of training after all other steps. 0 means no training.
     """
 
     recipe: Recipe
@@ -57,7 +57,7 @@ class Settings:
     epochs: int = 0
 
     def describe(self) -> str:
-        """Return the calls that apply the settings, as text."""
+        """Format the settings for the table, such as "calibrate, bias_correction"."""
         steps = [] if self.recipe.name == "int8" else [self.recipe.name]
         overrides = self.recipe.overrides
         steps += [f"{one.layers} in float" for one in overrides if one.quantize is False]
@@ -77,27 +77,22 @@ class Data(NamedTuple):
 
     Args:
         x: an array for each input of the model.
-        y: an array for each output with labels; None without labels.
+        y: an array of labels for each output of the model. None without labels.
     """
 
     x: Arrays
     y: Arrays | None
 
     def take(self, count: int) -> Arrays | np.ndarray:
-        """Return the inputs of `count` evenly spread examples, as `predict` accepts them."""
+        """Return the inputs of `count` evenly spaced examples, as `model.predict` accepts them."""
         every = max(1, len(self.x[0]) // count)
         return unwrap([x[::every][:count] for x in self.x])
 
 
 def read_data(model: keras.Model, data: Any) -> Data:
-    """Read all examples and their labels exactly once.
+    """Copy the data that a user passed to `tune` into arrays.
 
-    Args:
-        model: the model.
-        data: arrays, `(x, y)`, a `tf.data.Dataset` or a `keras.utils.Sequence` of batches.
-
-    Raises:
-        ValueError: if the data does not fit the model, or is empty.
+    A dataset is read only once, because it may shuffle and augment differently each time.
     """
     is_dataset = isinstance(data, tf.data.Dataset)
     if is_dataset and data.cardinality() == tf.data.INFINITE_CARDINALITY:
@@ -130,11 +125,11 @@ class Builder:
 
     Args:
         model: the float model.
-        target: the target that the file must run on, or None.
+        target: the device or runtime of the exported file, or None.
         train: the training data.
-        judge: computes the score after each epoch.
-        seed: the seed of training and of learned rounding.
-        minutes: the time budget, which starts now. Training stops when it is used up.
+        judge: scores the model after each epoch of training.
+        seed: the seed of training and of `learn_rounding`.
+        minutes: training stops this many minutes after the builder was created.
     """
 
     model: keras.Model
@@ -147,10 +142,9 @@ class Builder:
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + 60 * self.minutes
         self.is_cut_short = False
-        """Whether training of the last model was stopped early."""
+        """Whether the time was used up during training in the last call of `build`."""
 
     def build(self, settings: Settings) -> QuantizedModel:
-        """Return a quantized model with these settings."""
         self.is_cut_short = False
         outputs = settings.outputs or None
         qat = quantize_model(self.model, settings.recipe, target=self.target, outputs=outputs)
@@ -166,7 +160,7 @@ class Builder:
         return qat
 
     def _fit(self, qat: QuantizedModel, epochs: int) -> None:
-        """Train with the float model's loss, or to match its outputs if there are no labels."""
+        """Train with the float model's loss. Without labels, train to match its outputs."""
         keras.utils.set_random_seed(self.seed)
         x, y = self.train
         batches = -(-len(x[0]) // BATCH)
@@ -185,7 +179,7 @@ class Builder:
         self.is_cut_short = best.is_cut_short
 
     def _make_optimizer(self, steps: int) -> keras.optimizers.Optimizer:
-        """Return a copy of the float model's optimizer with a smaller learning rate."""
+        """Copy the float model's optimizer, with a smaller learning rate that decays to 0."""
         used = getattr(self.model, "optimizer", None)
         kind, config = keras.optimizers.Adam, {}
         if isinstance(used, keras.optimizers.Optimizer):
@@ -197,7 +191,7 @@ class Builder:
 
 
 class KeepBest(keras.callbacks.Callback):
-    """Keeps the weights of the epoch with the smallest drop, and stops at a deadline."""
+    """Keeps the weights of the epoch with the best validation score, and stops at a deadline."""
 
     def __init__(self, qat: QuantizedModel, judge: Judge, deadline: float) -> None:
         super().__init__()
@@ -206,12 +200,10 @@ class KeepBest(keras.callbacks.Callback):
         self.is_cut_short = False
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
-        """Stop training if the deadline has passed."""
         if time.monotonic() > self.deadline:
             self.model.stop_training = self.is_cut_short = True
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Keep the weights if their score is the best so far."""
         drop = self.judge.score(self.qat).drop
         if drop < self.drop:
             self.drop, self.weights = drop, self.qat.get_weights()

@@ -1,4 +1,4 @@
-"""Computes how much worse a quantized model is than its float model, with a confidence interval."""
+"""Scores for `tune`: how much worse a quantized model is than its float model."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from keras_qat.keras2.losses import find_losses
 
 Arrays = list[np.ndarray]
 Metric = Callable[..., float]
-"""A function (labels, predictions) -> metric. Better predictions have larger metrics."""
+"""A function `metric(labels, predictions)`. Better predictions return larger values."""
 
 BLOCKS = 20
-"""Number of blocks of examples for estimating the confidence interval."""
+"""The validation data is split into this many blocks, to see how much the metric varies."""
 
 STUDENT = 2.09
-"""97.5th percentile of Student's t distribution with 19 degrees of freedom."""
+"""Factor for a 95 % confidence interval from 20 blocks (Student's t, 19 degrees of freedom)."""
 
 LARGER_IS_BETTER = (
     *("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "dice", "cosine", "r2", "kappa"),
     *("sensitivity", "specificity", "psnr", "ssim"),
 )
-"""If a metric's name contains one of these words, larger is better. Other metrics are errors."""
+"""Keras metrics with one of these words in their name are better if larger. Others are errors."""
 
 
 class Score(NamedTuple):
@@ -36,8 +36,8 @@ class Score(NamedTuple):
     Args:
         value: the metric.
         drop: how much worse the metric is than the float model's, in points (see `Judge`).
-        margin: half of the 95 % confidence interval of the drop, in points.
-        noise: SQNR of the outputs in dB, relative to the float model's outputs.
+        margin: uncertainty of the drop: the 95 % confidence interval is `drop` ± `margin`.
+        noise: signal-to-quantization-noise ratio of the outputs in dB.
     """
 
     value: float
@@ -47,17 +47,17 @@ class Score(NamedTuple):
 
 
 class Judge:
-    """Compares predictions with labels or, without labels, with the float model's predictions.
+    """Scores quantized models on the validation data.
 
-    A drop is in points. For a metric between 0 and 1 that is larger for better models, a point is
-    0.01. For other metrics, it is 1 % of the float model's value. The confidence interval is
-    computed from the differences of both models' metrics, because both read the same examples.
+    Predictions are compared with labels or, without labels, with the float model's predictions. The
+    drop of a metric is in points. For a metric such as accuracy, between 0 and 1, a point is 0.01.
+    For other metrics, such as a loss, a point is 1 % of the float model's value.
 
     Args:
-        model: the float model, compiled if there are labels and no `metric`.
+        model: the float model. It must be compiled if there are labels but no `metric`.
         x: validation inputs, an array for each input.
-        y: labels, an array for each output; None without labels.
-        metric: a function of labels and predictions; None for the model's first metric.
+        y: an array of labels for each output. None without labels.
+        metric: a function `metric(labels, predictions)`. None means the first compiled metric.
 
     Raises:
         ValueError: if the metric cannot be computed.
@@ -78,11 +78,10 @@ class Judge:
         self._float_blocks = self._measure_blocks(self._exact)
 
     def predict(self, model: keras.Model) -> Arrays:
-        """Return the outputs of a model for the validation data."""
         return tf.nest.flatten(model.predict(unwrap(self._x), verbose=0))
 
     def score(self, model: keras.Model) -> Score:
-        """Return the score of a quantized model. Its `predict` returns the outputs of its file."""
+        """Score a quantized model. `model.predict` computes the same outputs as its TFLite file."""
         outputs = self.predict(model)
         value = self._metric(self._labels, outputs)[1]
         blocks = zip(self._float_blocks, self._measure_blocks(outputs), strict=True)
@@ -94,7 +93,7 @@ class Judge:
         return Score(value, drop, STUDENT * deviation / BLOCKS**0.5, noise)
 
     def describe(self, value: float) -> str:
-        """Return a value of the metric as text."""
+        """Format a value of the metric: 0.912 as "91.20 %" if it is a share."""
         return f"{100 * value:.2f} %" if self._is_share else f"{value:.4g}"
 
     def _find_drop(self, exact: float, value: float) -> float:
@@ -102,7 +101,7 @@ class Judge:
         return loss if self._is_share else loss / max(abs(self.float_value), 1e-12)
 
     def _measure_blocks(self, outputs: Arrays) -> list[float]:
-        """Return the metric for each block of examples; [] if there are too few examples."""
+        """Return the metric for each of `BLOCKS` blocks of examples. Return [] for few examples."""
         count = len(self._x[0])
         blocks = np.array_split(np.arange(count), BLOCKS) if count >= 2 * BLOCKS else []
         return [
@@ -113,7 +112,7 @@ class Judge:
     def _make_metric(
         self, model: keras.Model, y: Arrays | None, metric: Metric | None
     ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
-        """Return a function of labels and outputs that returns the metric's name and value."""
+        """Return a function that computes the metric's name and value from labels and outputs."""
         if y is None:
             if metric is not None:
                 raise ValueError("metric= needs labels: pass validation=(x, y).")
@@ -135,10 +134,10 @@ class Judge:
 
 
 def measure_agreement(exact: Arrays, outputs: Arrays, classes: list[bool]) -> tuple[str, float]:
-    """Return how well a quantized model's outputs agree with the float model's, 0 to 1.
+    """Return a name, and how well a quantized model's outputs agree with the float model's.
 
-    For classes, the result is the share of equal classes. For values, it is the explained variance:
-    1 - mean squared error / variance.
+    The measure is 1 for equal outputs. For an output with classes, it is the share of examples with
+    the same argmax. For other outputs, it is 1 - mean squared error / variance.
     """
     shares = []
     for x, z, is_classes in zip(exact, outputs, classes, strict=True):
@@ -153,9 +152,9 @@ def measure_agreement(exact: Arrays, outputs: Arrays, classes: list[bool]) -> tu
 def _make_compiled_metric(
     model: keras.Model, outputs: Arrays
 ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
-    """Return a function that computes the model's first metric, or its loss if it has none.
+    """Return a function that computes the first compiled metric, or the loss if there is none.
 
-    The function passes the outputs to an identity model that is compiled like `model`.
+    It evaluates a model without weights that returns its inputs and is compiled like `model`.
     """
     inputs = [keras.Input(y.shape[1:], dtype=y.dtype.name) for y in outputs]
     identities = [keras.layers.Activation("linear", name=name) for name in model.output_names]
@@ -175,5 +174,5 @@ def _make_compiled_metric(
 
 
 def unwrap(arrays: list[Any]) -> Any:
-    """Return the only item of a list, or a longer list unchanged, because Keras expects that."""
+    """Return an array for a single input or output, otherwise a list, because Keras wants that."""
     return arrays if len(arrays) > 1 else arrays[0]

@@ -1,4 +1,8 @@
-"""The search of `tune`: tries settings in order, and stores the results."""
+"""The search of `tune`: tries settings in order, and saves each result in a directory.
+
+An attempt quantizes the model with certain settings, and scores the result. The budget is the
+allowed drop of the metric.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +36,13 @@ from keras_qat.tflite.interpreter import Refusal
 from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 EPOCHS = 5
-"""Number of epochs of training."""
-
-
 ENOUGH = 256
-"""Without labels, training and the search for sensitive layers need at least this many examples."""
+"""Minimum number of examples for training without labels, and maximum number for `diagnose`."""
 
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
 NOTABLE = 0.5
-"""If metrics are equal, an attempt is better if its SQNR is higher by at least this many dB."""
+"""If two metrics differ only by noise, an attempt is better if its SQNR is this many dB higher."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +51,12 @@ class Attempt:
 
     Args:
         step: the name of the step.
-        settings: the calls of the attempt.
-        value: the metric. This and the next four attributes are None if the step was skipped.
-        drop: how much worse the metric is than the float model's, in points.
-        margin: half of the 95 % confidence interval of the drop.
-        size: bytes of the file.
-        arena: bytes of memory that TFLite Micro uses; None if it cannot run the file.
+        settings: the functions that were called, such as "calibrate, bias_correction".
+        value: the metric. None if the step was skipped.
+        drop: how much worse the metric is than the float model's, in points. None if skipped.
+        margin: uncertainty of the drop: the 95 % confidence interval is `drop` ± `margin`.
+        size: bytes of the file. None if the step was skipped.
+        arena: bytes of memory that TFLite Micro needs. None for other targets.
         seconds: duration of the attempt.
         outcome: "kept" with a reason, "not better", "smaller", or why the step was skipped.
     """
@@ -71,7 +72,7 @@ class Attempt:
     outcome: str = ""
 
     def format(self, show: Callable[[float], str]) -> str:
-        """Return the line of the table. `show` is a function that formats a value of the metric."""
+        """Return the line of the table. `show` formats the metric, such as 0.9 as "90.00 %"."""
         if self.value is None:
             return f"{'-':>9}{'':>30}  {self.step}: skipped: {self.outcome}"
         margin = "" if self.margin is None else f"{self.margin:.2f}"
@@ -87,9 +88,9 @@ class Search:
     Args:
         builder: creates models from settings.
         first: the settings of the first attempt.
-        max_drop: maximum drop of the metric, in points.
+        max_drop: allowed drop of the metric, in points.
         directory: where attempts are saved.
-        identity: a digest of the model, the data and the arguments, for the names of files.
+        identity: a hash of the model, the data and the arguments. Names of files depend on it.
         verbose: 1 prints each attempt. A terminal also shows the current attempt while it runs.
     """
 
@@ -110,40 +111,40 @@ class Search:
         self.best = first
         self.best_score: Score | None = None
         self.best_attempt: Any = None
-        """The attempt that used the best settings so far."""
         self._saved: dict[Attempt, Path] = {}
 
     @functools.cached_property
     def concatenated_tensors(self) -> tuple[str, ...]:
-        """The tensors that are concatenated to form an output, and therefore share its range."""
+        """Names of tensors that the model concatenates to an output, such as boxes and scores.
+
+        Concatenated tensors share one range. The file is more accurate if it returns them
+        separately.
+        """
         found = plan(self.model, self.first.recipe, target=self.target).joined_outputs
         return tuple(part for joined in found for part in joined.parts)
 
     @property
     def is_met(self) -> bool:
-        """Whether the best settings are within the budget."""
         return self.best_score is not None and self.best_score.drop <= self.max_drop
 
     @property
     def is_late(self) -> bool:
-        """Whether the time is used up. It is False before the first attempt."""
+        """Whether the time is used up. The first attempt always runs."""
         return bool(self._saved) and time.monotonic() > self.builder.deadline
 
     def load(self, attempt: Attempt) -> QuantizedModel:
-        """Return the model of an attempt."""
         return keras.models.load_model(self._saved[attempt], compile=False)
 
     def skip(self, step: str, reason: str) -> None:
-        """Record a step that was not tried."""
         self._record(Attempt(step, "", outcome=reason))
 
     def attempt(self, step: str, settings: Settings, outcome: str = "") -> Attempt:
-        """Build, score and save a model, or read the result of an earlier call.
+        """Build, score and save a model. If an earlier `tune` did that here, read its result.
 
         Args:
             step: the name of the step.
-            settings: what to build.
-            outcome: the outcome to record; by default the comparison with the best attempt.
+            settings: how to quantize the model.
+            outcome: the outcome for the table. By default, the score is compared with the best one.
         """
         self._show_progress(step, settings)
         start = time.monotonic()
@@ -174,11 +175,11 @@ class Search:
         return attempt
 
     def choose(self, max_size: int | None, smallest: bool) -> Attempt:
-        """Return the best attempt.
+        """Return the attempt that `tune` returns to the user.
 
         Args:
             max_size: maximum size of the file in bytes, or None.
-            smallest: whether the smallest file within the budget is the best.
+            smallest: whether to choose the smallest file within the budget instead of the first.
         """
         attempts: list[Any] = list(self._saved)
         if max_size is not None:
@@ -190,7 +191,10 @@ class Search:
         return min(within, key=SIZE) if smallest else within[0]
 
     def _compare(self, score: Score, settings: Settings) -> str:
-        """Return an attempt's outcome. If the metrics differ only by chance, the SQNR decides."""
+        """Compare an attempt with the best one. If the metrics differ only by noise, use the SQNR.
+
+        Returns "kept", with a reason, if the attempt is better, otherwise "not better".
+        """
         best = self.best_score
         if best is None:
             return "kept"
@@ -204,7 +208,6 @@ class Search:
         return "kept" if score.drop < best.drop else "not better"
 
     def _show_progress(self, step: str, settings: Settings) -> None:
-        """Show the elapsed time, the current attempt and the best attempt on a terminal."""
         builder, score = self.builder, self.best_score
         used = 1 - (builder.deadline - time.monotonic()) / (60 * builder.minutes)
         best = "" if score is None else f", best {builder.judge.describe(score.value)}"
@@ -221,7 +224,7 @@ class Search:
 
 
 def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
-    """Return the memory of a file in TFLite Micro; None if TFLite Micro cannot run it."""
+    """Return the memory that TFLite Micro needs for a file. Return None for other targets."""
     if qat.kernels != MicroInterpreter.kernels:
         return None
     with contextlib.suppress(ImportError, Refusal, ValueError):
@@ -238,8 +241,8 @@ class Rung:
 
     Args:
         name: its name in the table.
-        propose: function of the search that returns the settings to try.
-        find_obstacle: function of the search that returns why the step cannot help, or "".
+        propose: function that returns the settings to try, given the best settings so far.
+        find_obstacle: function that returns why the step cannot help. It returns "" if it can.
     """
 
     name: str
@@ -248,7 +251,7 @@ class Rung:
 
 
 def _change(*changes: dict[str, Any]) -> Propose:
-    """Return a function that applies each of several changes to the best settings so far."""
+    """Return a `propose` function. It returns the best settings so far with each of `changes`."""
     return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
 
 
@@ -257,7 +260,6 @@ def _explain_outputs(search: Search) -> str:
 
 
 def _explain_training(search: Search) -> str:
-    """Return why training cannot help, e.g. unlabelled examples are too few; "" if it can."""
     train = search.builder.train
     is_enough = train.y is not None or len(train.x[0]) >= ENOUGH
     return "" if is_enough else "train holds neither labels nor enough examples"
@@ -286,7 +288,7 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
-    """Propose float for the layer where the SQNR drops most, and then for several layers."""
+    """Propose to keep the most sensitive layer in float, and then the most sensitive layers."""
     base, x = search.best, search.builder.train.take(ENOUGH)
     layers = list(diagnose(search.load(search.best_attempt), x).layers)
     for count in sorted({1, len(layers)}) if layers else ():
@@ -302,7 +304,6 @@ def _use_16_bits(search: Search) -> list[Settings]:
 
 
 ROUNDED = {"method": "mse", "learns_rounding": True, "corrects_bias": False}
-"""The settings of an attempt with learned rounding."""
 
 LADDER = (
     Rung("ranges from data", _change({})),
@@ -314,7 +315,7 @@ LADDER = (
     Rung("training", _change({"epochs": EPOCHS}), _explain_training),
     Rung("16-bit activations", _use_16_bits, _explain_16_bits),
 )
-"""Steps that improve accuracy. The last step makes the file slower, so it comes after training."""
+"""The steps of `tune`, in order. 16-bit activations come last because they make files slower."""
 
 
 def climb(search: Search) -> None:
@@ -332,7 +333,7 @@ def climb(search: Search) -> None:
 
 
 def shrink(search: Search, max_size: int | None) -> None:
-    """Try 4-bit weights with learned rounding, first for inner layers, then for all layers."""
+    """Try 4-bit weights: first with 8 bits in the first and last layers, then in all layers."""
     base = search.best
     for end_bits in (8, None):
         step = "4-bit weights, 8 bits in the first and last layers" if end_bits else "4-bit weights"

@@ -1,4 +1,4 @@
-"""`verify`: checks whether an exported file and its model have the same outputs."""
+"""`verify`: checks whether an exported TFLite file and its model have the same outputs."""
 
 from __future__ import annotations
 
@@ -75,40 +75,39 @@ def verify(
             between batches.
         y: labels: class indices, one-hot vectors, or targets of the output's shape. For several
             outputs, pass a dict or a list. With labels, the verdict compares the accuracy or the
-            error of the file and the float model. The error is the loss of `model.compile`.
-        per_layer: whether to compare every tensor that file and model have in common. Each layer of
-            the file also runs alone on the model's values, to find the layer that differs. This
-            requires memory for all tensors of one batch.
-        kernels: the kernels that run the file. "xnnpack" are XNNPACK's kernels for this machine.
-            "xnnpack_arm64" needs 64-bit ARM. "optimized" are TFLite's own kernels, and "reference"
-            are TFLite's portable kernels. "tflm" is TFLite Micro, which needs a file with
-            `batch_size=1`. The default is the kernels of the model's target, or "xnnpack" without a
-            target. If TFLite Micro emulates the target (Ethos-U) but lacks an operator, the default
-            is "reference". The report then names the operator.
+            loss of the file and the float model.
+        per_layer: whether to compare each layer's output in the file and in the model. Each layer
+            of the file also runs alone, with inputs from the model. An error of an earlier layer
+            then has no effect. This requires memory for all tensors of one batch.
+        kernels: the kernels that run the file. "xnnpack" means XNNPACK on this machine.
+            "xnnpack_arm64" needs 64-bit ARM. "optimized" means TFLite's own fast kernels, and
+            "reference" means TFLite's portable kernels. "tflm" is TFLite Micro, which needs a file
+            with `batch_size=1`. The default is the kernels of the model's target, or "xnnpack"
+            without a target. For Ethos-U targets, the default is "tflm". If TFLite Micro lacks an
+            operator of the file, it is "reference", and the report names the operator.
         runtime: the package that runs the file: "ai-edge-litert", "tensorflow" or "tflite-runtime".
             The default is the first package that is installed. Some versions compute some operators
             differently (docs/measurements.md). `report.runtime` names the package that ran.
         batch_size: number of examples per batch. A fixed batch size of the model or the file
             overrides it. The last batch is then padded with copies of the last example.
-        float_examples: number of evenly spread examples that are also computed in float, to check
-            whether the model is good. The default is 32, or more for small inputs. If the result is
-            unclear, four times as many are computed. With labels or a fixed batch size, all
-            examples are computed.
+        float_examples: number of examples that the float model also computes, to check whether the
+            quantized model is good. The default is 32, or more for small inputs. If the result is
+            unclear, the float model computes four times as many. With labels or a fixed batch size,
+            it computes all examples.
         verbose: 1 shows progress.
 
     Returns:
         A report that prints as a table. `report.verdict` states whether file and model have the
-        same outputs, and whether the model is good. The verdict on a poor model names the weakest
-        layer and the cause. `report.notes` lists reasons for differences other than rounding, such
-        as other weights in the file, or inputs outside the ranges. The notes are also warnings. A
-        file with weights packed in 4 bits is compared with `simulate(pack_int4=True)` unless
-        `model.pack_int4` is set. If the file accepts pixels, file and model read `x` rounded to
-        pixels.
+        same outputs, and whether the model is good. For a poor model, the verdict names the weakest
+        layer and the cause. `report.notes` lists reasons for large differences, such as inputs
+        outside the calibrated ranges. The notes are also warnings. If the file has uint8 inputs,
+        `x` is first rounded to pixels. If only the file packs weights in 4 bits, it is compared
+        with `simulate(model, pack_int4=True)`.
 
     Raises:
         ValueError: if the model is not quantized, or if the file is damaged or belongs to another
-            model. Inputs and labels must match the model. The number of an output's rows must not
-            depend on the batch size.
+            model. Also if `x` or `y` do not match the model, or if an output's number of rows
+            depends on the batch size.
         ImportError: if `runtime` is not installed, or the package `tflite-micro` for "tflm".
 
     Example:
@@ -152,7 +151,7 @@ def verify(
     packed_inputs = pack_inputs(graph.origin.inputs, list(inputs.values()))
 
     def compute(size: int) -> list[NDArray]:
-        """Return the outputs that the file should compute, in batches of `size`."""
+        """Return the model's outputs. The file should compute the same outputs."""
         if packed_weights or refused:
             return out.simulate_values(graph, packed_inputs, size, verbose)
         return out.predict(model, packed_inputs, size, verbose)
@@ -202,7 +201,7 @@ def verify(
     tensors, merged = look_inside(None, True) if per_layer else ((), ())
 
     def find_tensors() -> tuple[TensorReport, ...]:
-        """Compare the layers on a few examples, unless `per_layer` has compared them."""
+        """Return the comparison of each layer. Without `per_layer`, compare a few examples."""
         if not tensors:
             with contextlib.suppress(UnknownLayers):
                 return look_inside(math.ceil(out.FEW / full_batches) * full_batches, False)[0]
@@ -233,10 +232,14 @@ def verify(
 def _open(
     contents: bytes, graph: ResolvedGraph, kernels: Kernels | None, runtime: Runtime | None
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
-    """Open a file with the requested kernels, the model's kernels, or a substitute.
+    """Open a file with the requested kernels, or with the kernels of the model's target.
+
+    TFLite Micro, which stands for Ethos-U, may lack operators of the file. TFLite's kernels then
+    run the file instead.
 
     Returns:
-        The file, the substitute or None, and the operators that the model's kernels lack.
+        `(file, family, missing)`. If TFLite's kernels are used instead of TFLite Micro, `family` is
+        their family, and `missing` names the operators. Otherwise, they are None and "".
     """
     try:
         name = kernels or graph.origin.file_family.name

@@ -22,35 +22,35 @@ from keras_qat.tflite.reader import FileGraph
 from keras_qat.training.readiness import list_some
 
 IDEAL = 50.0
-"""SQNR, in dB, of an 8-bit tensor with a good range."""
+"""SQNR in dB that a tensor with 8 bits can reach."""
 
 CLIPPED = 0.02
-"""Maximum share of values outside a good range. Outliers alone are a smaller share."""
+"""If more than this share of a tensor's values is outside its range, the range is too narrow."""
 
 COARSE = 4.0
-"""Minimum spread of a tensor's values, in steps of its range. 4 steps are 23 dB."""
+"""If the standard deviation of a tensor is at most this many steps (LSB), steps are too coarse."""
 
 SMALL_PART = 1 / 8
-"""Minimum share of a good range that the values use."""
+"""If the values use less than this share of the range, the range is too wide."""
 
 LOW_SQNR = 12.0
-"""A channel of an output is lost below this SQNR in dB."""
+"""Below this SQNR in dB, quantization makes a channel of an output useless."""
 
 MOST_CHANNELS = 100
-"""Maximum number of channels to search for small channels. More channels are classes."""
+"""`find_small_channels` skips outputs with more channels, because these are usually classes."""
 
 FEW_VALUES = 32
-"""Channels with fewer values are not judged."""
+"""`find_small_channels` skips channels with fewer values, because their SQNR is unreliable."""
 
 LOST_PART = 1 / 32
-"""Values are lost if they use less than this share of a range, which is 8 of 256 levels."""
+"""A channel is small if its values use less than this share of the range: 8 of 256 levels."""
 
 
 # Before the comparison
 
 
 def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes) -> list[str]:
-    """Returns reasons why the file does not belong to the model."""
+    """Returns a sentence for each sign that the file was not exported from the current model."""
     reasons = []
     if not any(tensor.is_quantized for tensor in file_graph.tensors):
         reasons.append(
@@ -84,7 +84,7 @@ def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes
 def find_excess(
     file_graph: FileGraph, inputs: Mapping[str, NDArray], rescaled: Mapping[str, Rescaling]
 ) -> list[str]:
-    """Returns a sentence for each input with many values outside the file's range."""
+    """Returns a sentence for each input if many of its values are outside the range in the file."""
     sentences = []
     for name, ends in file_graph.get_input_ranges().items():
         dtype, x = file_graph.inputs[name].dtype, inputs[name]
@@ -99,12 +99,10 @@ def find_excess(
 
 
 def are_equal(outputs: Sequence[NDArray], others: Sequence[NDArray]) -> bool:
-    """Returns True if all outputs are equal. NaN equals NaN."""
     return all(map(functools.partial(np.array_equal, equal_nan=True), outputs, others))
 
 
 def describe_randomness(name: str) -> str:
-    """Explains that the outputs of a model differ each time it runs."""
     return (
         f"'{name}' draws random numbers at inference: its outputs differ between two runs on the "
         f"same inputs. Draw them only in training, or make them an input."
@@ -112,7 +110,6 @@ def describe_randomness(name: str) -> str:
 
 
 def describe_mixing(name: str, batch_size: int) -> str:
-    """Explains that the outputs of a model depend on the batch size."""
     return (
         f"'{name}' computes over all examples of a batch, for example to normalize by the batch's "
         f"statistics, so its outputs depend on the batch size, which is {batch_size} in the file. "
@@ -121,7 +118,7 @@ def describe_mixing(name: str, batch_size: int) -> str:
 
 
 def find_float_faults(calls: Graph, inputs: list[NDArray], exact: list[NDArray]) -> list[str]:
-    """Returns problems of the float model itself."""
+    """Returns problems of the float model, such as an untrained BatchNormalization."""
     inner = {layer.name: layer for call in calls.calls for layer in list_layers(call.layer)}
     fresh = [name for name, layer in inner.items() if _is_untrained_norm(layer)]
     if fresh:
@@ -152,10 +149,11 @@ def _is_untrained_norm(layer: keras.layers.Layer) -> bool:
 
 
 def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list[str]:
-    """Returns a sentence for each output if some channels are too small for the output's range.
+    """Returns a sentence for each output if its channels have very different ranges.
 
-    For example, an output holds scores and boxes in pixels. The scores are then too small.
-    `outputs` are tuples (name, float values, quantized values).
+    For example, an output with scores up to 1 and boxes up to 300 pixels has a range of 0 to 300.
+    All scores are then rounded to 0 or 1. `outputs` are tuples (name, float values, quantized
+    values).
     """
     sentences = []
     for name, in_float, quantized in outputs:
@@ -183,12 +181,12 @@ def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list
 
 
 def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
-    """Returns the tensor with the lowest SQNR relative to its inputs.
+    """Returns the tensor that loses most SQNR, compared with the inputs of its operator.
 
     Args:
         tensors: the tensors, in the order of computation.
-        all_vary: whether all outputs differ between examples. A tensor that is the same for all
-            examples, such as a positional embedding, is then no problem.
+        all_vary: True to ignore tensors that are the same for all examples, such as a positional
+            embedding. If an output is the same for all examples, such a tensor is the cause.
     """
     sqnr_of: dict[str, float | None] = {}
     losses: list[tuple[float, TensorReport]] = []
@@ -204,7 +202,7 @@ def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorRepor
 
 
 def explain_loss(tensor: TensorReport) -> str:
-    """Returns the cause of a tensor's low SQNR, with advice. Returns "" if it is unknown."""
+    """Returns why a tensor has a low SQNR, with advice. Returns "" for an unknown cause."""
     (low, high), (lowest, highest) = tensor.range, tensor.float_range
     ends, values = f"{low:.4g} to {high:.4g}", f"{lowest:.4g} to {highest:.4g}"
     if tensor.sqnr is None:

@@ -1,4 +1,7 @@
-"""Determines what a model's outputs are for, such as classes, and what labels mean."""
+"""Determines the meaning of outputs and labels, for example classes or regression values.
+
+An application turns an output into a decision, such as the index of the largest class.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +20,27 @@ from keras_qat.ops.op import FixedRange, SharedRange
 Use = Literal["classes", "decisions", "signals", "values", "embeddings", "classes or values"]
 
 EXACT = 1e-3
-"""Tolerance for the sum of probabilities and the length of a unit vector. Both should be 1."""
+"""Tolerance when checking whether probabilities sum to 1, and whether vectors have length 1."""
 
 MOST_NEIGHBOURS = 512
-"""Maximum number of examples to search for the nearest neighbour."""
+"""Nearest neighbours are searched among at most this many examples."""
 
 NEARER = 0.2
-"""In embeddings, the nearest neighbour's class is right more often than the argmax. This is the
-minimum difference, as a share of the examples."""
+"""An output is an embedding if classifying by the nearest neighbour is more accurate than by the
+argmax. The accuracy must differ by more than this."""
 
 RARER_KEPT = 0.75
-"""If less than this share of the rare decisions stays the same, only rare decisions are compared.
-All decisions except the most frequent one are rare."""
+"""If most decisions are "background", agreement on the other decisions matters. If less than this
+share of the others agrees, `compare_decisions` returns the agreement on the others only."""
 
 FEW_RARER = 8
-"""Minimum number of rare decisions to compare only rare decisions."""
+"""`compare_decisions` needs at least this many decisions to compare them alone."""
 
 
 def find_use(
     exact: NDArray, loss: CompiledLoss | None, has_sigmoid: bool, inputs: Sequence[NDArray]
 ) -> Use:
-    """Determines an output's use, such as "classes", from its float values, loss and operator."""
+    """Guesses the meaning of an output, such as "classes", for example from its loss."""
     is_like_input = exact.shape[1:] in {x.shape[1:] for x in inputs if x.ndim > 2}
     has_entries = exact.ndim > 1 and exact.shape[-1] > 1
     is_finite = has_entries and bool(np.isfinite(exact).all())
@@ -58,7 +61,7 @@ def find_use(
 
 
 def are_probabilities(exact: NDArray) -> bool:
-    """Returns True if entries along the last axis are probabilities with a sum of 1."""
+    """Returns True if the last axis holds probabilities with a sum of 1, as after a softmax."""
     has_entries = exact.ndim > 1 and exact.shape[-1] > 1
     is_valid = has_entries and bool(np.isfinite(exact).all()) and exact.min() >= -EXACT
     return is_valid and _are_ones(exact.sum(-1))
@@ -69,7 +72,7 @@ def _are_ones(values: NDArray) -> bool:
 
 
 def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Returns True if a function with results from 0 to 1, such as a sigmoid, computes a tensor."""
+    """Returns True if a sigmoid, or another function from 0 to 1, computes a tensor."""
     producers = {output: node for node in graph.nodes for output in node.outputs}
     while (node := producers.get(tensor)) is not None and node.op is not None:
         if isinstance(node.op.output, FixedRange):
@@ -81,11 +84,11 @@ def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
 
 
 def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bool) -> float | None:
-    """Returns the share of decisions that stay the same, 0 to 1. Returns None without decisions.
+    """Returns the share of decisions, 0 to 1, that are the same in float and quantized.
 
-    For classes, the decision is the index of the largest entry. For embeddings, it is the nearest
-    example. For yes-or-no outputs, it is whether a value is above the middle. `RARER_KEPT`
-    describes how rare decisions count.
+    For classes, the decision is the argmax. For embeddings, it is the nearest example. For
+    yes-or-no outputs, it is whether a probability exceeds 0.5, or a logit exceeds 0. Returns None
+    for regression values, and if all decisions are the same. See `RARER_KEPT` for rare decisions.
     """
     if use in ("signals", "values") or not exact.size:
         return None
@@ -113,7 +116,7 @@ def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bo
 
 
 def count_most_frequent(answers: NDArray) -> int:
-    """Returns how many answers equal the most frequent answer of their column."""
+    """Returns how many answers would be right if each column had its most frequent answer."""
     positions = answers[0].size if len(answers) > 1 else 1
     _, kinds = np.unique(answers, return_inverse=True)
     kinds = kinds.reshape(-1, positions)
@@ -124,12 +127,12 @@ def count_most_frequent(answers: NDArray) -> int:
 
 
 def _compute_distances(vectors: NDArray, others: NDArray) -> NDArray:
-    """Return the squared distances from each vector to `others`, without a constant per vector."""
+    """Return squared distances to `others`, except for a term that depends only on the vector."""
     return np.square(others).sum(-1) - 2 * vectors @ others.T
 
 
 def find_nearest_labels(vectors: NDArray, labels: NDArray) -> NDArray:
-    """Returns, for each example, the label of its nearest neighbour."""
+    """Returns, for each example, the label of the other example with the nearest vector."""
     distances = _compute_distances(vectors, vectors)
     np.fill_diagonal(distances, np.inf)
     return labels[distances.argmin(-1)]
@@ -140,12 +143,12 @@ class Labels:
     """The labels of one output.
 
     Args:
-        kind: "classes", "decisions", "neighbours", "values" or "custom". Classes are an index for
-            each row. Decisions are 0 or 1 for each entry. Neighbours are a class for each vector.
-            Values are targets for each entry. Custom labels are for a custom loss.
-        values: the labels. Classes lack the last axis of the output.
+        kind: the meaning of the labels. "classes": a class index for each row. "decisions": 0 or 1
+            for each entry. "neighbours": a class index for each embedding. "values": a regression
+            target for each entry. "custom": anything that a custom loss accepts.
+        values: the labels. Class indices have the output's shape without the last axis.
         loss: the loss of the output.
-        is_counted: whether each row has a label, for classes. None means that all rows have labels.
+        is_counted: mask of the rows with a valid class index. None if all rows have one.
     """
 
     kind: str
@@ -160,10 +163,9 @@ def match_labels(
     examples: int,
     losses: list[CompiledLoss | None],
 ) -> list[NDArray | None]:
-    """Returns an array for each output, or None for an output without labels.
+    """Checks the labels that a user passed to `verify`, and returns them in the order of outputs.
 
-    Raises:
-        ValueError: if labels do not match the outputs or the number of examples.
+    An output without labels has None.
     """
     names = list(graph.outputs)
     if isinstance(y, Mapping):
@@ -194,7 +196,6 @@ def match_labels(
 def _check_labels(
     name: str, labels: NDArray, shape: tuple[int | None, ...], loss: CompiledLoss | None
 ) -> None:
-    """Raise a `ValueError` unless labels are classes or targets of an output."""
     if loss is not None and loss.kind == "custom":
         return
     sizes = tuple(size or 0 for size in shape)
@@ -219,7 +220,7 @@ def _has_integers(labels: NDArray) -> bool:
 def interpret_labels(
     labels: NDArray, exact: NDArray, use: Use, loss: CompiledLoss | None
 ) -> Labels:
-    """Decides whether labels from `match_labels` are classes, decisions or targets."""
+    """Decides whether labels from `match_labels` are class indices, yes-or-no, or targets."""
     entries = exact.shape[-1] if exact.ndim > 1 else 1
     if labels.shape != exact.shape and entries == 1 and labels.size == exact.size:
         labels = labels.reshape(exact.shape)
@@ -240,7 +241,7 @@ def interpret_labels(
 
 
 def _are_vectors(exact: NDArray, labels: NDArray) -> bool:
-    """Return True if the nearest neighbour predicts labels better than the argmax does."""
+    """Return True if an output holds embeddings instead of one score per class. See `NEARER`."""
     if labels.max(initial=0) + 1 >= exact.shape[-1] or len(labels) < 2:
         return False
     vectors, classes = exact[:MOST_NEIGHBOURS].astype(np.float64), labels[:MOST_NEIGHBOURS]

@@ -1,4 +1,8 @@
-"""Compares every tensor that the model and its TFLite file have in common."""
+"""Compares the output of each layer in the model and in its TFLite file.
+
+The file runs in two ways. In the free run, it computes all layers from the inputs. It also runs
+"in pieces": each layer reads the model's values instead of the previous layer's output.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +27,16 @@ from keras_qat.training.calibration.lost_values import find_outliers
 from keras_qat.training.recurrent import Stream
 
 SAMPLE, SAMPLED = 4096, 8
-"""Outliers are searched in `SAMPLE` random values of each of the first `SAMPLED` batches."""
+"""To find outliers, `SAMPLE` random values are kept from each of the first `SAMPLED` batches."""
 
 MOST_VALUES = 1 << 25
-"""Maximum number of values in all tensors of a batch together, 128 MB in float."""
+"""Batches are made so small that all tensors together have at most this many values (128 MB)."""
 
 UNTRACED = 8
-"""For up to this many runs, running all layers eagerly is faster than tracing them."""
+"""The float model runs eagerly for this many batches, before it is worth tracing a graph."""
 
 SIMULATED = 8
-"""Number of examples that are also computed with the rounding of the file's kernels."""
+"""Number of examples for which `keras_qat.simulate` also computes the file's rounding."""
 
 
 def compare_layers(
@@ -48,15 +52,16 @@ def compare_layers(
 ) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
     """Runs model and file batch by batch, and compares their tensors.
 
-    The file runs with every tensor as an output (free run). With `in_pieces`, each layer of the
-    file also runs alone on the model's quantized values. Otherwise, the free run is only compared
-    with the float model, to find the layer that loses most.
+    With `in_pieces`, the file is compared with the quantized model and with the float model.
+    Without it, only the free run is compared with the float model. That is enough to find the layer
+    that loses most SQNR.
 
     Returns:
-        The reports of all common tensors, and the layers without a tensor in the file.
+        A report for each tensor that model and file have in common, and the names of other layers.
+        For example, a file has no output of a Conv2D that is fused with the ReLU after it.
 
     Raises:
-        UnknownLayers: if the file does not name its layers, or has layers that the model lacks.
+        UnknownLayers: as in `match_tensors`.
     """
     origin = resolved.origin
     pairs, merged = match_tensors(resolved, file)
@@ -112,7 +117,7 @@ def compare_layers(
 def _make_simulation(
     resolved: ResolvedGraph, pairs: list[Pair]
 ) -> Callable[[list[NDArray]], list[NDArray]]:
-    """Return a function that computes the quantized values of `pairs` from the model's inputs."""
+    """Return a function that runs the quantized model, and returns the tensors in `pairs`."""
     origin = resolved.origin
     if origin.simulates:
         simulate = make_evaluator(origin.calls, [pair.value for pair in pairs], None)
@@ -132,7 +137,7 @@ def _make_simulation(
 def _round_like_file(
     resolved: ResolvedGraph, file: FileGraph, pairs: list[Pair], kernels: str, arrays: list[NDArray]
 ) -> dict[str, NDArray]:
-    """Compute some examples with the rounding of `kernels`. Return {} if it is unknown.
+    """Simulate the file's kernels for the first examples. Return {} if they cannot be simulated.
 
     The keys of the result are the indices of the file's tensors, as text.
     """
@@ -147,7 +152,7 @@ def _round_like_file(
 
 
 def _convert(tensor: Tensor, values: NDArray) -> NDArray:
-    """Convert values to the type of a tensor in the file. Quantize float values."""
+    """Convert float or int8 values of the model to the type of a tensor in the file."""
     if values.dtype.kind == "f":
         return np.asarray(tensor.quantize(values))
     offset = 128 if tensor.dtype == np.uint8 else 0
@@ -155,7 +160,7 @@ def _convert(tensor: Tensor, values: NDArray) -> NDArray:
 
 
 Figures = tuple[int, int, int, int]
-"""Figures of a batch: number of values, identical values, sum and maximum of differences."""
+"""Comparison of a batch: number of values, number of equal values, sum and maximum difference."""
 
 
 def _compare(expected: NDArray, q: NDArray) -> Figures:
@@ -171,7 +176,7 @@ def _summarize(batches: list[Figures]) -> Agreement:
 
 
 class _Sums:
-    """Accumulates the figures of one tensor over the batches."""
+    """Accumulates the comparison of one tensor over all batches."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
@@ -189,7 +194,7 @@ class _Sums:
         self.range = float(low), float(high)
 
     def add(self, run: NDArray, exact: NDArray) -> None:
-        """Add a batch: the values of the free run and of the float model."""
+        """Compare a batch of the file's free run with the float model."""
         if len(self.sample) < SAMPLED:
             drawn = np.random.default_rng(0).integers(0, exact.size, SAMPLE)
             self.sample.append(exact.ravel()[drawn])
@@ -204,13 +209,12 @@ class _Sums:
         self.noise.add(exact, run, self.pair.tensor.dequantize)
 
     def compare(self, expected: NDArray, fed: NDArray | None, run: NDArray) -> None:
-        """Add a batch: the values of the model, of the layer alone, and of the free run."""
+        """Compare a batch of the quantized model with the layer alone, and with the free run."""
         if fed is not None:
             self.fed.append(_compare(expected, fed))
         self.run.append(_compare(expected, run))
 
     def compare_with_simulation(self, simulated: NDArray, run: NDArray) -> None:
-        """Compare the free run with a simulation of the file's kernels on the first examples."""
         if self.pair.params is not None:
             q = simulated.ravel()
             self.simulated = float(np.mean(run.ravel()[: q.size] == q))

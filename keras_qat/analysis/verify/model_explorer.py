@@ -12,17 +12,13 @@ from keras_qat.io.atomic_files import write_contents
 
 RED, ORANGE, YELLOW, GREEN = "#f28b82", "#fcc28c", "#fff475", "#a8dab5"
 IDENTICAL = ((99, RED), (99.9, ORANGE), (99.9999, YELLOW), (100, GREEN))
-"""Upper ends of intervals in percent, with their colours. Only 100 % is green."""
+"""Colours of layers by the percentage of identical values: red up to 99, green only for 100."""
 SIGNAL = ((10, RED), (20, ORANGE), (30, YELLOW), (1000, GREEN))
-"""Upper ends of intervals of the SQNR in dB, with their colours."""
+"""Colours of layers by the SQNR: red up to 10 dB, green above 30 dB."""
 
 
 def write_node_data(tensors: Sequence[TensorReport], folder: Path) -> list[Path]:
-    """Writes one Model Explorer node data file per metric.
-
-    Raises:
-        ValueError: if there are no tensors.
-    """
+    """Writes one file of node data for each measure, such as the SQNR. Returns their paths."""
     if not tensors:
         raise ValueError("The report has no layers: call verify with per_layer=True.")
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,11 +46,7 @@ def write_node_data(tensors: Sequence[TensorReport], folder: Path) -> list[Path]
 
 
 def show_in_model_explorer(tflite: str | os.PathLike[str], node_data: Iterable[Path]) -> None:
-    """Opens a TFLite file in Model Explorer. Returns when Model Explorer's server is stopped.
-
-    Raises:
-        ImportError: without the package `ai-edge-model-explorer`.
-    """
+    """Opens a TFLite file in Model Explorer. Returns when the user stops the viewer's server."""
     try:
         import model_explorer
     except ImportError as error:

@@ -40,26 +40,26 @@ from keras_qat.training.recurrent import Stream
 from keras_qat.training.steps.custom_training import PREDICTION
 
 Rows = NDArray | slice
-"""Indices of some examples, or a slice of all examples."""
+"""Selects examples: an array of indices, or `slice(None)` for all examples."""
 
 FEW = 32
-"""Number of examples for the verdict, and to find the weakest layer of a poor model."""
+"""By default, the float model computes this many examples."""
 
 MORE = 4
-"""If the first examples are inconclusive, `MORE` times as many are computed in float."""
+"""If the verdict is unclear, the float model computes this many times as many examples."""
 
 QUICK = 1 << 19
-"""Examples with this many input values together are quick to compute in float."""
+"""If inputs are small, the float model computes more examples, up to this many input values."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
-"""Uses of outputs for which channels of small values are as important as other channels."""
+"""In these kinds of outputs, all channels are important. `find_small_channels` checks them."""
 
 SAME_PIXEL = 1e-3
-"""Largest distance from a pixel value that float32 arithmetic can cause."""
+"""Values that are this close to an integer pixel are integers, except for float rounding."""
 
 
 def check_signature(file: FileInterpreter, graph: ResolvedGraph) -> None:
-    """Raises a `ValueError` if the inputs or outputs of file and model differ."""
+    """Raises an error if names or shapes of inputs or outputs differ between file and model."""
     ends = {"inputs": (file.inputs, graph.inputs), "outputs": (file.outputs, graph.outputs)}
     for end, (tensors_of_file, tensors) in ends.items():
         in_file = {name: tensor.shape[1:] for name, tensor in tensors_of_file.items()}
@@ -82,9 +82,9 @@ def check_signature(file: FileInterpreter, graph: ResolvedGraph) -> None:
 def check_rows(
     graph: ResolvedGraph, quantized: Mapping[str, NDArray], expected: Sequence[NDArray]
 ) -> None:
-    """Raises a `ValueError` if an output has different numbers of rows in file and model.
+    """Raises an error if an output of the file has more or fewer rows than in the model.
 
-    For example, a layer may return only the first example of each batch.
+    That happens if a layer returns one row per batch, and file and model use other batch sizes.
     """
     for name, computed in zip(graph.outputs, expected, strict=True):
         if quantized[name].shape[:1] != computed.shape[:1]:
@@ -97,7 +97,10 @@ def check_rows(
 
 
 def find_input_range(graph: ResolvedGraph, file: FileInterpreter) -> tuple[float, float] | None:
-    """Returns the file's range of the first input without a quantizer in the model, or None."""
+    """Returns the input range that was passed to `export_tflite(input_range=...)`, or None.
+
+    The file quantizes an input with this range if the model does not quantize its inputs.
+    """
     for name, tensor in graph.inputs.items():
         in_file = file.inputs[name]
         if tensor.params is None and tensor.is_float and in_file.scale:
@@ -111,10 +114,11 @@ def round_to_pixels(
     inputs: Mapping[str, NDArray],
     rescaled: Mapping[str, Rescaling],
 ) -> tuple[dict[str, NDArray], dict[str, NDArray], list[str]]:
-    """Rounds inputs to pixels if the file accepts pixels. The model then reads the same values.
+    """Rounds inputs to integer pixels if the file has uint8 inputs, for example from a camera.
 
     Returns:
-        The inputs of the file, the inputs of the model, and a sentence for each changed input.
+        `(file_inputs, model_inputs, notes)`. Both inputs are the same pixels. A note is a sentence
+        about an input that rounding changed.
     """
     file_inputs, model_inputs, notes = dict(inputs), dict(inputs), []
     for name, tensor in file.inputs.items():
@@ -144,7 +148,10 @@ def round_to_pixels(
 
 
 def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling | None:
-    """Return scale and offset of a uint8 input if they differ from the model's, or None."""
+    """Return scale and offset that convert pixels of the file to the model's inputs.
+
+    Return None if the file's input is not uint8, or has the same scale as in the model.
+    """
     if tensor.dtype != np.uint8 or not tensor.scale or params is None:
         return None
     is_same = np.float32(params.scale) == np.float32(tensor.scale)
@@ -152,12 +159,10 @@ def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling
 
 
 def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
-    """Returns the model's outputs.
+    """Returns the outputs that `model.predict` returns.
 
-    A model that computes integers is run by the function that `model.predict` calls. A model with
-    fake quantization is run by `model.predict`, with two exceptions. It is called directly if a
-    custom class changes `predict`. With several workers, it is called directly because `predict`
-    would wait for the other workers.
+    It does not call `model.predict` if a custom class overrides that. In distributed training, it
+    does not either, because `predict` would wait for the other workers.
     """
     inference = getattr(model, "exact_inference", lambda: None)()
     is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -178,13 +183,13 @@ def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[N
 
 
 def simulate_values(graph: ResolvedGraph, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
-    """Computes a graph in integers. Returns the outputs as float values."""
+    """Returns the outputs of `keras_qat.simulate`, as float values."""
     outputs = run_examples(graph, x, graph.origin.family, batch_size, verbose).outputs
     return [y.values if isinstance(y, QuantizedArray) else y for y in outputs.values()]
 
 
 class OutputFigures(NamedTuple):
-    """The outputs' reports, and the results of `find_float_faults` and `find_small_channels`."""
+    """Reports of all outputs. For the other fields, see the functions `find_...` in `causes`."""
 
     outputs: tuple[OutputReport, ...]
     faults: list[str]
@@ -196,15 +201,15 @@ class OutputComparison:
     """Compares the outputs of a file, the quantized model and the float model.
 
     Args:
-        evaluate: function that computes the float model for a batch of inputs.
-        graph: the model's resolved graph.
-        file: the file.
-        inputs: an array for each input. The last batch is padded.
+        evaluate: function that computes the outputs of the float model for a batch of inputs.
+        graph: the quantized model as a graph of integer operators.
+        file: the TFLite file.
+        inputs: an array for each input, padded to full batches.
         quantized: the file's outputs by name.
-        expected: the model's outputs, in order.
-        examples: number of examples to compare. Further examples are padding.
-        labels: the result of `match_labels`.
-        losses: the loss of each output.
+        expected: the quantized model's outputs, in order.
+        examples: number of examples without padding.
+        labels: an array of labels for each output, or None, from `match_labels`.
+        losses: the loss of each output in `model.compile`, or None.
     """
 
     evaluate: Callable[..., list[NDArray]]
@@ -218,12 +223,7 @@ class OutputComparison:
     losses: list[CompiledLoss | None]
 
     def compare(self, count: int | None) -> OutputFigures:
-        """Computes the figures of all outputs.
-
-        Args:
-            count: number of examples to compute in float. The default is `FEW`, or more if they are
-                quick. If the result is inconclusive, `MORE` times as many are computed.
-        """
+        """Compares all outputs. `count` is the argument `float_examples` of `verify`."""
         rows_in_batch = len(self.inputs[0])
         quick = QUICK * rows_in_batch // sum(x.size for x in self.inputs)
         count = min(count or max(FEW, quick), self.examples)
@@ -250,7 +250,7 @@ class OutputComparison:
             return evaluate_all(self.evaluate, origin.calls, inputs, origin.fixed_batch)
 
     def _compare_rows(self, exact: list[NDArray], rows: Rows) -> OutputFigures:
-        """Compute the figures of all outputs. Compare only `rows` with the float model."""
+        """Compare all outputs. `exact` holds the float model's outputs for the examples `rows`."""
         graph, inputs = self.graph, [x[rows] for x in self.inputs]
         outputs = [
             self._compare_output(i, name, exact[i], rows) for i, name in enumerate(graph.outputs)
@@ -301,10 +301,10 @@ class OutputComparison:
         )
 
     def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
-        """Return True if the examples can show the cost of quantization.
+        """Return True if the SQNR of an output is meaningful.
 
-        Nearly equal outputs may hide the cost. They do if the examples are alike, or if the outputs
-        are probabilities of rare events.
+        If all examples have nearly the same output, its SQNR is low although quantization may be
+        fine. This is so if all inputs are alike, or if all probabilities are close to 0.
         """
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True
@@ -316,7 +316,7 @@ class OutputComparison:
 def _compare_values(
     values: NDArray, expected: NDArray, step: float | None
 ) -> tuple[float, float, float]:
-    """Return the share of identical values, and the largest and the mean difference in steps."""
+    """Return the share of identical values, and the largest and mean differences in steps (LSB)."""
     same, largest, total = 0, 0.0, 0.0
     is_rounded, step = step is not None, step or float(np.ptp(expected)) / 255 or 1.0
     for rows in split_rows(expected):
@@ -331,5 +331,5 @@ def _compare_values(
 
 
 def _spread(count: int, examples: int) -> NDArray:
-    """Return `count` evenly spread indices of examples."""
+    """Return `count` evenly spaced indices from 0 to `examples - 1`."""
     return np.linspace(0, examples - 1, count).astype(int)

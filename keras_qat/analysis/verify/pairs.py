@@ -18,12 +18,11 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.readiness import list_some
 
 NEAR = 8
-"""Maximum difference of equal scales, in units in the last place of float32. Another program may
-compute the same scale in another order."""
+"""Scales that differ by up to this many units in the last place (ULP) of float32 count as equal."""
 
 
 class UnknownLayers(ValueError):
-    """Raised if a file does not name the model's layers. Earlier versions wrote such files."""
+    """Raised if the names of a file's tensors are not names of the model's layers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +30,12 @@ class Pair:
     """A tensor that file and model have in common.
 
     Args:
-        name: the layer of the float model that computes the tensor, with the number of the call. If
-            layers are fused, the name is the layer with weights.
-        layers: all layers between the previous common tensors and this tensor.
-        value: the tensor of the quantization-aware model.
-        ours: the tensor of the resolved graph.
-        tensor: the tensor of the file.
+        name: the layer of the float model that computes the tensor. Later calls of the layer have a
+            number. If layers are fused, such as Conv2D and ReLU, it is the layer with weights.
+        layers: names of the layers that compute this tensor from earlier pairs.
+        value: the tensor in the quantization-aware Keras model.
+        ours: the same tensor in the model's graph of integer operators.
+        tensor: the same tensor in the file.
     """
 
     name: str
@@ -47,12 +46,12 @@ class Pair:
 
     @property
     def params(self) -> QuantParams | None:
-        """The model's quantization parameters. None if only the file quantizes the tensor."""
+        """The tensor's quantization parameters in the model. None if it is float there."""
         return self.ours.params
 
     @property
     def scale_ulps(self) -> int | None:
-        """Distance between the scales of file and model, in units in the last place of float32."""
+        """Difference between the scales in file and model, in units in the last place (ULP)."""
         if self.params is None:
             return None
         ends = np.array([self.params.scale, self.tensor.scale], np.float32).view(np.int32)
@@ -60,7 +59,7 @@ class Pair:
 
     @property
     def has_same_range(self) -> bool:
-        """Whether a quantized value stands for the same float value in file and model."""
+        """Whether scale and zero point are the same in file and model."""
         ulps = self.scale_ulps
         if self.params is None or ulps is None:
             return True
@@ -72,10 +71,10 @@ def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair],
     """Matches the tensors of a quantization-aware model and of its file by their names.
 
     Returns:
-        The common tensors in the order of computation, and the layers without a common tensor.
+        The matching tensors in the order of computation, and the names of layers without one.
 
     Raises:
-        UnknownLayers: if the file does not name its layers, or has layers that the model lacks.
+        UnknownLayers: if the file was not exported from this model by this version of keras_qat.
     """
     _check_scopes(resolved, file)
     by_name = {tensor.name: tensor for tensor in file.tensors}
@@ -101,7 +100,7 @@ def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair],
 
 
 def find_float_operations(resolved: ResolvedGraph, file: FileGraph) -> dict[str, str]:
-    """Returns a dict from layers to their float operators in the file, such as "ADD, MUL"."""
+    """Maps each layer that the file computes in float to its operators, such as "ADD, MUL"."""
     scopes = _list_scopes(resolved)
     kernels_of: dict[str, list[str]] = {}
     for operation in file.operations:
@@ -145,7 +144,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
 
 
 def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
-    """Return the names of the user's layers from the last `known` values to `value`."""
+    """Return the names of the float model's layers that compute `value` from `known` values."""
     names: list[str] = []
     pending = [value]
     while pending:
@@ -164,7 +163,6 @@ def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ..
 
 
 def _get_layer_name(value: Value) -> str:
-    """Return the float model's name of the layer that computes a value."""
     producer = value.producer
     if producer is not None and isinstance(producer.layer, Quantize):
         return _get_layer_name(producer.args[0])

@@ -36,21 +36,20 @@ class Report:
         kernels: the kernels that computed the file.
         outputs: a report for each output.
         verdict: whether file and model agree, and whether the model is good.
-        tensors: a report for each tensor that file and model have in common, in the order of
-            computation. It is empty without `per_layer`.
-        merged: layers without a separate tensor in the file. The operator of such a layer also
-            computes the next layer, or the tensor belongs to another layer. Many such layers show
-            that the file belongs to another model.
-        float_operations: maps layers to their float operators in the file.
-        notes: reasons why file and model may differ, other than rounding.
+        tensors: a report for each layer's output, in the order of computation. It is empty without
+            `per_layer`.
+        merged: layers without a separate output in the file, for example a Conv2D that is fused
+            with the ReLU after it. If there are many, the file may belong to another model.
+        float_operations: maps each layer that the file computes in float to its operators.
+        notes: reasons for large differences between file and model, such as other weights.
         arena_size: bytes of TFLite Micro's arena that stay in use on this computer. TFLite Micro
             needs more during start-up, and less on 32-bit chips. None with other kernels.
         runtime: the interpreter that ran the file, with its version.
         packs_int4: whether the file was compared with `simulate(pack_int4=True)` instead of
             `model.predict`.
-        refused: operators that TFLite Micro lacks, if TFLite Micro emulates the target. Then
-            `kernels` and `runtime` name the substitute, and the file was compared with
-            `simulate(kernels=...)` instead of `model.predict`.
+        refused: for Ethos-U targets: operators of the file that TFLite Micro lacks, or "". Then
+            TFLite ran the file, and it was compared with `simulate(kernels=...)` instead of
+            `model.predict`.
     """
 
     examples: int
@@ -68,7 +67,7 @@ class Report:
 
     @property
     def identical(self) -> float:
-        """The lowest share of identical values of any output, 0 to 1."""
+        """Share of values that are identical in file and model, 0 to 1, in the worst output."""
         return min(output.identical for output in self.outputs)
 
     @property
@@ -78,7 +77,7 @@ class Report:
 
     @property
     def accuracy(self) -> float | None:
-        """The lowest accuracy of any output, 0 to 1. None without labels."""
+        """The file's accuracy, 0 to 1, in the worst output. None without labels."""
         return _find_least(output.accuracy for output in self.outputs)
 
     @property
@@ -88,22 +87,25 @@ class Report:
 
     @property
     def agreement(self) -> float | None:
-        """The lowest share of rows with the float model's argmax, 0 to 1. None without classes."""
+        """Share of rows with the same argmax in the file and the float model, in the worst output.
+
+        None if each output has only one channel.
+        """
         return _find_least(output.float_argmax_agreement for output in self.outputs)
 
     @property
     def differing(self) -> tuple[TensorReport, ...]:
-        """The tensors that differ although the file's layers read the model's values."""
+        """The tensors that differ between file and model even if the layer reads equal inputs."""
         return tuple(tensor for tensor in self.tensors if not tensor.agrees)
 
     @property
     def unexplained(self) -> tuple[TensorReport, ...]:
-        """The tensors that differ by more than the rounding of the kernels."""
+        """The tensors of `differing` with differences that rounding does not explain."""
         return tuple(tensor for tensor in self.differing if tensor.simulated != 1)
 
     @property
     def other_ranges(self) -> tuple[TensorReport, ...]:
-        """The tensors with different ranges in file and model."""
+        """The tensors with another scale or zero point in the file than in the model."""
         return tuple(tensor for tensor in self.tensors if not tensor.same_range)
 
     def to_dict(self) -> dict[str, object]:
@@ -144,7 +146,7 @@ class Report:
         return paths
 
     def findings(self) -> list[str]:
-        """Returns one sentence for each unexpected fact."""
+        """Returns one sentence for each kind of problem, such as differing ranges."""
         rounding = [tensor for tensor in self.differing if tensor not in self.unexplained]
         sentences = {
             "Ranges differ between the file and the model": [
@@ -205,7 +207,7 @@ class Report:
 
 
 def _format_tensors(tensors: Iterable[TensorReport], width: int) -> Iterable[str]:
-    """Yield a header, and a line for each tensor. Names have `width` characters."""
+    """Yield the lines of a table of tensors. `width` is the width of the first column."""
     yield f"{'':<{width + 17}}  {'fed':>12} {'free run':>13} {'at':>5} {'SQNR':>5}"
     yield (
         f"{'layer':<{width}} {'kernel':<17} {'same':>8} {'LSB':>4} {'same':>8} {'LSB':>4} "
@@ -223,7 +225,6 @@ def _format_tensors(tensors: Iterable[TensorReport], width: int) -> Iterable[str
 
 
 def _shorten(text: str, length: int) -> str:
-    """Shorten a text to `length` characters by removing its middle."""
     if len(text) <= length:
         return text
     return f"{text[: (length - 1) // 2]}…{text[len(text) - length // 2 :]}"

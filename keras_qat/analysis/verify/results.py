@@ -14,29 +14,29 @@ from keras_qat.io.inputs import split_rows
 from keras_qat.training.calibration.lost_values import Outliers
 
 SAME = 0.999
-"""Minimum share of identical values in a layer that agrees with the model. The remaining values may
-lie halfway between two steps."""
+"""A layer is right if at least this share of its values is identical in file and model. Other
+values may differ by one step, because kernels round halves differently."""
 
 MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
-"""Operators that move values. Tables omit them if another operator computes the tensor."""
+"""Operators that only move values. "CONV_2D+RESHAPE" becomes "CONV_2D" in tables."""
 
 MOST = 150.0
-"""The highest signal-to-noise ratio, in dB, that float32 can represent."""
+"""Higher signal-to-noise ratios, in dB, are float32 rounding. They are reported as 150 dB."""
 
 ROUNDING = 1e-12
-"""Variance of a constant tensor due to float32 rounding, relative to its power."""
+"""A tensor is constant if its variance, divided by its mean square, is at most this."""
 
 ALIKE = 0.01
-"""If inputs are alike, at most this share of their variance is between examples."""
+"""Examples are alike if at most this share of the variance of all values is between examples."""
 
 FEW_STEPS = 2.0
-"""An output hardly differs if examples differ by at most this many steps of its range."""
+"""An output hardly differs if its standard deviation over examples is at most this many steps."""
 
 Dequantize = Callable[[NDArray], NDArray]
 
 
 def compute_sqnr(exact: NDArray, values: NDArray) -> float | None:
-    """Returns the signal-to-noise ratio of a tensor in dB. Returns None without a signal."""
+    """Returns the signal-to-noise ratio in dB. Returns None if `exact` is constant."""
     ratio = SignalToNoise()
     ratio.add(exact, values)
     return ratio.in_decibels
@@ -48,7 +48,7 @@ def are_alike(inputs: Sequence[NDArray]) -> bool:
 
 
 def _vary(x: NDArray, axis: int | None) -> NDArray:
-    """Return the variance over the first axis (0) or all axes (None). Uses little memory."""
+    """Compute `np.var(x, axis)` for axis 0 or None, in blocks that need little memory."""
     kept = x.shape[1:] if axis == 0 else ()
     sums, squares, mean = np.zeros(kept), np.zeros(kept), x[0].mean(dtype=np.float64)
     for rows in split_rows(x):
@@ -59,15 +59,15 @@ def _vary(x: NDArray, axis: int | None) -> NDArray:
 
 
 def hardly_differs(output: NDArray, step: float) -> bool:
-    """Returns True if an output varies by at most `FEW_STEPS` steps between examples."""
+    """Returns True if an output is nearly the same for all examples. See `FEW_STEPS`."""
     return len(output) > 1 and bool(np.var(output, 0).max() ** 0.5 <= FEW_STEPS * step)
 
 
 class SignalToNoise:
-    """Measures the ratio of a tensor's signal to its quantization noise over several batches.
+    """Measures the signal-to-quantization-noise ratio of a tensor over several batches.
 
-    The signal is the variance over the examples, because a constant carries no information. For a
-    single example, the signal is the variance over the entries.
+    The signal is the variance over the examples: a tensor that is always the same has no signal.
+    For a single example, the signal is the variance over the entries.
     """
 
     def __init__(self) -> None:
@@ -76,9 +76,9 @@ class SignalToNoise:
         self._power = self._noise = 0.0
 
     def add(self, exact: NDArray, values: NDArray, dequantize: Dequantize = np.asarray) -> None:
-        """Adds a batch of float values, and the same values with quantization.
+        """Adds a batch: the tensor in the float model, and in the quantized model or file.
 
-        A smaller last batch is ignored if the first axis of the tensor is not the batch.
+        A batch with another shape is ignored. That occurs if the first axis is not the batch.
         """
         exact = np.atleast_1d(exact)
         if self._examples and np.shape(self._sums) != exact.shape[1:]:
@@ -106,12 +106,12 @@ class SignalToNoise:
 
     @property
     def spread(self) -> float:
-        """The standard deviation over the examples: the root mean square of all entries."""
+        """The standard deviation over the examples, as the root mean square over all entries."""
         return float((self._signal / self._size) ** 0.5)
 
     @property
     def in_decibels(self) -> float | None:
-        """The ratio in dB, at most 150. None without a signal, or if the ratio is not finite."""
+        """The ratio in dB, at most 150. None for a constant tensor, infinity or NaN."""
         signal = self._signal
         if not signal or not np.isfinite([signal, self._noise]).all():
             return None
@@ -121,7 +121,7 @@ class SignalToNoise:
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """Comparison of the quantized values of one tensor.
+    """How well the values of one tensor agree in file and model.
 
     Args:
         identical: share of identical values, 0 to 1.
@@ -143,8 +143,8 @@ class OutputReport(Agreement):
         argmax_agreement: share of examples with the same largest entry along the last axis. None if
             the last axis has one entry.
         float_sqnr: signal-to-quantization-noise ratio of the file, in dB, at most 150. The signal
-            is the variance of the float model's output over the examples. None if the examples
-            hardly differ, or if all probabilities are nearly the same.
+            is the variance of the float model's output over the examples. None if this variance is
+            so small that the ratio would be meaningless.
         float_argmax_agreement: `argmax_agreement` of the file and the float model.
         accuracy: share of examples that the file classifies correctly. None without labels, and for
             targets that are not classes.
@@ -153,10 +153,10 @@ class OutputReport(Agreement):
             all examples.
         use: the purpose of the output: "classes", "decisions" (yes or no), "signals" (like the
             input), "values", "embeddings", or "classes or values" if unknown.
-        same_decisions: share of classes, decisions or nearest neighbours that agree with the float
-            model. If many rare decisions change, it is the share of the rare decisions. None
-            without decisions, or if all decisions are the same.
-        decisions: number of decisions for `same_decisions`.
+        same_decisions: share of classes, yes-or-no decisions or nearest neighbours that are the
+            same in file and float model. If one class is most frequent and the others often change,
+            only the others count. None for other uses, or if there is only one class.
+        decisions: number of classes, decisions or neighbours that were compared.
         score: how well the file and the float model match the labels. None without labels.
     """
 
@@ -173,7 +173,7 @@ class OutputReport(Agreement):
     score: Score | None = None
 
     def against_float(self) -> str:
-        """Returns a sentence about the cost of quantization, or "" if nothing was measured."""
+        """Returns a sentence that compares file and float model. Returns "" without figures."""
         classes, sqnr = self.float_argmax_agreement, self.float_sqnr
         figures = [] if classes is None else [f"same argmax in {classes:.2%} of rows"]
         figures += [] if sqnr is None else [f"SQNR {sqnr:.1f} dB"]
@@ -194,21 +194,21 @@ class TensorReport:
     Args:
         name: the layer of the float model that computes the tensor. Later calls of a layer have a
             number. If layers are fused, it is the layer with weights.
-        layers: all layers between the previous tensors of the report and this tensor.
+        layers: the layers that compute the tensor from earlier tensors of the report.
         kernels: the file's operators that compute the tensor. An input has none.
-        fed: agreement if the operators read the model's values. Earlier operators then have no
-            influence. None for an input.
-        run: agreement in a free run of the file.
-        simulated: share of the free run's values that equal the result of `keras_qat.simulate` for
-            these kernels. Only the first examples count. If the share is 1, only rounding differs
-            from the model. None with the optimized kernels, and for float tensors.
+        fed: agreement with the model if these operators run alone, with inputs from the model.
+            Errors of earlier operators then have no effect. None for an input.
+        run: agreement with the model if the file runs from its inputs (free run).
+        simulated: agreement of the free run with `keras_qat.simulate`, which rounds as the kernels
+            do: the share of identical values in the first examples. With 1, file and model differ
+            only by rounding. None with the optimized kernels, and for float tensors.
         scale: float value of one step in the model. None if only the file quantizes the tensor.
         zero_point: the quantized value of 0 in the model, as int8 or int16.
         file_scale, file_zero_point: the scale and zero point in the file.
-        scale_ulps: distance of the scales in units in the last place of float32.
+        scale_ulps: difference of the scales in units in the last place (ULP) of float32.
         same_range: whether the zero points are equal, and the scales are equal up to rounding.
-        at_lowest, at_highest: share of the file's values at either end of the range. After a ReLU,
-            the lowest value is zero and does not indicate clipping.
+        at_lowest, at_highest: share of the file's values that are the lowest or highest quantized
+            value. A large share means clipping, except at the lowest value after a ReLU.
         sqnr: signal-to-quantization-noise ratio of the file's free run against the float model, in
             dB. None for a tensor that is the same for all examples.
         tensor: the tensor's name in the file.
@@ -265,7 +265,7 @@ class TensorReport:
 
     @property
     def at_ends(self) -> float:
-        """Share of values that may be clipped: values at the range's ends except a ReLU's 0."""
+        """Share of values at the ends of the range, without zeros of a ReLU: perhaps clipped."""
         return self.at_highest + (self.at_lowest if self.file_zero_point > -128 else 0.0)
 
     @property
@@ -281,6 +281,6 @@ def format_share(share: float) -> str:
 
 
 def join_names(names: Iterable[str]) -> str:
-    """Joins up to eight names, and counts further names."""
+    """Formats names as "a, b, c". After eight names, continues with "and 3 more"."""
     names = list(names)
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

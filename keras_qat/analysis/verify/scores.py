@@ -1,4 +1,8 @@
-"""Computes how well an output matches its labels: an accuracy or an error."""
+"""Computes how well an output matches its labels: an accuracy or an error.
+
+It is compared with a guess: the best answer that ignores the input, such as the most frequent class
+or the mean target. The gain is by how much the float model is better than the guess.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +21,19 @@ from keras_qat.analysis.verify.labels import (
 from keras_qat.keras2.losses import CompiledLoss
 
 MOST_CHANNELS = 100
-"""Maximum number of channels with separate scores. More channels are similar to each other."""
+"""If a regression output has at most this many channels, each is also scored separately."""
 
 CLEAR = 0.15
-"""Share of the largest possible gain. If chance explains more than this share, there are too few
-examples to call a model a guess."""
+"""A model is called a guess only if there are enough examples to measure its gain precisely: the
+uncertainty must be at most this share of a perfect model's gain."""
 
 DEVIATIONS = 2.0
-"""Chance explains differences of up to this many standard deviations of a mean."""
+"""Differences of up to this many standard errors may be due to chance."""
 
 MSE = "mean squared error"
 
 Errors = Callable[[NDArray, NDArray], NDArray | None]
-"""A function of labels and predictions that returns the error of each example, or None."""
+"""A function `(labels, predictions)` that returns each example's error, or None if it fails."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +44,14 @@ class Score:
         measure: the quantity: "accuracy", "accuracy of the nearest neighbour", or an error.
         value: the file's accuracy or error.
         float_value: the float model's accuracy or error.
-        guess: the accuracy or error of the best constant answer, which ignores the input.
+        guess: the accuracy or error of the best answer that ignores the input, such as the most
+            frequent class.
         perfect: the accuracy or error of a model that is always right. None if unknown.
-        chance: the largest difference between file and float model that may be due to chance.
+        chance: smaller differences between file and float model may be due to chance.
         examples: number of examples with labels.
-        by_chance: the largest difference between float model and guess that may be due to chance.
-        channel: the channel that loses most. None if channels are not measured separately.
+        by_chance: smaller differences between float model and guess may be due to chance.
+        channel: if one channel loses more than all channels together, the score is for this
+            channel. Otherwise None.
         accuracy: the file's share of right answers. None if errors are measured.
         float_accuracy: the float model's share of right answers.
     """
@@ -64,7 +70,7 @@ class Score:
 
     @property
     def is_share(self) -> bool:
-        """Whether the score is a share of right answers instead of an error."""
+        """Whether the score is an accuracy. Otherwise, it is an error."""
         return "accuracy" in self.measure
 
     @property
@@ -73,19 +79,19 @@ class Score:
 
     @property
     def gained(self) -> float:
-        """By how much the float model is better than the guess."""
+        """The gain: by how much the float model is better than `guess`."""
         return self._sign * (self.float_value - self.guess)
 
     @property
     def is_guess(self) -> bool:
-        """Whether file and float model are only as good as a constant guess."""
+        """Whether neither the file nor the float model is better than a guess. See `CLEAR`."""
         span = 1.0 if self.perfect is None else abs(self.perfect - self.guess)
         best = self.gained - min(self.lost, 0.0)
         return not self.tells and (best <= 0 or self.by_chance <= CLEAR * span)
 
     @property
     def tells(self) -> bool:
-        """Whether the file or the float model is significantly better than a constant guess."""
+        """Whether the file or the float model is significantly better than `guess`."""
         best = self.gained - min(self.lost, 0.0)
         return best > self.by_chance or self.value == self.perfect
 
@@ -96,7 +102,7 @@ class Score:
 
     @property
     def lost_points(self) -> float | None:
-        """`lost` as a share of all answers. For errors, `lost` as a share of `guess - perfect`."""
+        """For an accuracy, `lost`. For an error, `lost / (guess - perfect)`."""
         if self.is_share:
             return self.lost
         if self.perfect is None or self.guess <= self.perfect:
@@ -105,7 +111,7 @@ class Score:
 
     @property
     def lost_gain(self) -> float:
-        """`lost` as a share of the float model's gain over the guess."""
+        """`lost / gained`: 0.1 means that quantization loses 10 % of the gain over the guess."""
         return self.lost / self.gained if self.gained > 0 else 0.0
 
     def __str__(self) -> str:
@@ -122,11 +128,7 @@ def score_output(
     has_sigmoid: bool,
     inputs: list[NDArray],
 ) -> Score | None:
-    """Returns how well an output matches its labels, in the float model and in the file.
-
-    Raises:
-        ValueError: unless labels are classes, targets, or valid for the model's loss.
-    """
+    """Returns how well an output matches its labels, in the float model and in the file."""
     truth = labels.values
     if labels.kind == "classes":
         return _score_classes(labels, exact, values)
@@ -169,8 +171,8 @@ def _score_decisions(
 ) -> Score:
     """Score yes-or-no answers. The threshold is 0.5 for a sigmoid, or 0 for logits.
 
-    If the loss is unknown, an output without a sigmoid may be logits or values from 0 to 1. The
-    threshold is then the better one for the float model.
+    If it is unknown whether an output holds logits, both thresholds are tried. The one with the
+    higher accuracy of the float model is used.
     """
     is_known = has_sigmoid or (loss is not None and loss.kind != "custom")
     limits = [0.5 if has_sigmoid else 0.0] if is_known else [0.0, 0.5]
@@ -181,7 +183,10 @@ def _score_decisions(
 def _score_answers(
     truth: NDArray, right: NDArray, float_right: NDArray, measure: str = "accuracy"
 ) -> Score:
-    """Score right answers. If a constant answer is at least as good, weigh classes equally."""
+    """Score right answers by their share, the accuracy.
+
+    If the most frequent class as a guess is as accurate, use the balanced accuracy.
+    """
     accuracy, float_accuracy = float(right.mean()), float(float_right.mean())
     in_file, in_float = (y.astype(np.float64) for y in (right, float_right))
     guess = count_most_frequent(truth) / truth.size
@@ -200,7 +205,7 @@ def _score_answers(
 
 
 def _bound_chance(differences: NDArray) -> float:
-    """Return the largest mean that may be due to chance. It is infinity for one example."""
+    """Return how large the mean of `differences` may be by chance. Infinity for one example."""
     if len(differences) < 2:
         return float("inf")
     return float(DEVIATIONS * differences.std(ddof=1) / len(differences) ** 0.5)
@@ -241,7 +246,7 @@ def _compute_squared_errors(truth: NDArray, values: NDArray) -> NDArray:
 def _score_errors(
     measure: str, errors: Errors, arrays: Sequence[NDArray], inputs: list[NDArray]
 ) -> Score | None:
-    """Score errors. `arrays` are the targets, the float values and the file's values."""
+    """Score by errors. `arrays` are the targets, the float model's and the file's outputs."""
     truth, exact, values = arrays
     count = len(truth)
     mean = truth.mean(0, keepdims=True) if count > 1 else truth.mean()
@@ -266,14 +271,14 @@ def _score_errors(
 
 
 def _compare_errors(measure: str, in_file: NDArray, in_float: NDArray, guessed: NDArray) -> Score:
-    """Score the errors of the file, the float model and a guess. `perfect` stays None."""
+    """Create a score from the errors of each example in the file, the float model and a guess."""
     means = float(in_file.mean()), float(in_float.mean()), float(guessed.mean())
     chance, by_chance = _bound_chance(in_file - in_float), _bound_chance(guessed - in_float)
     return Score(measure, *means, None, chance, len(in_file), by_chance)
 
 
 def _score_custom_loss(labels: Labels, exact: NDArray, values: NDArray) -> Score | None:
-    """Score by a custom loss. The output for another example serves as the guess."""
+    """Score by a custom loss. As a guess, use the float model's output for another example."""
     if labels.loss is None:
         return None
     others = np.roll(exact, 1, axis=0)

@@ -1,7 +1,7 @@
 """The verdict of `verify`: whether file and model agree, and whether the model is good.
 
-With labels, the accuracy or the error decides. Without labels, `RULES` decide.
-`benchmarks/verdicts` tests the rules with good models and with intentionally broken models.
+With labels, a model is good if its accuracy or error is close to the float model's. Without labels,
+`RULES` limit how much its outputs may differ. `benchmarks/verdicts` tests the rules.
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ MEANINGS = {
 }
 
 FLIPS = 0.5, 3.0
-"""Allowed mean and maximum difference from the model in LSB. Float layers cause differences."""
+"""Allowed mean and maximum difference between file and model, in LSB. Float layers cause some."""
 
 OTHER_ROUNDING = 2.0, 12.0
-"""Allowed mean and maximum difference if the kernels round differently from the model. Files with
-other weights have mean differences of 14 LSB and more."""
+"""The same limits if the file's kernels round differently from `model.predict`. If the file has
+other weights, the mean difference is at least 14 LSB."""
 
 LOST_POINTS = 0.02
-"""Maximum `Score.lost_points` of a good file."""
+"""Maximum loss of accuracy of a good file, 0 to 1. See `Score.lost_points` for errors."""
 
 LOST_GAIN = 0.15
-"""Share of the float model's gain over a guess that a good file may lose."""
+"""Maximum `Score.lost_gain` of a good file."""
 
 LOST_CUSTOM = 0.05
-"""`LOST_GAIN` for a custom loss. The loss of perfect answers is unknown."""
+"""Maximum `Score.lost_gain` for a custom loss. It is lower, because `lost_points` is unknown."""
 
 FEW_LABELS = 20
-"""With fewer labels, even a good model may appear to guess."""
+"""With fewer labels, the verdict is never that a model is no better than guessing."""
 
 
 class Figures(NamedTuple):
-    """Limits for the figures of an output without labels, as used in a `Rule`.
+    """Limits for an output without labels, as used in a `Rule`.
 
     Args:
         sqnr: SQNR against the float model in dB. None for no limit.
-        same: share of decisions that stay the same, 0 to 1. None for no limit.
-        rows: minimum number of decisions for computing `same`.
+        same: share of decisions that are the same in float, 0 to 1. None for no limit. A decision
+            is for example the class with the largest score.
+        rows: the limits only apply if at least this many decisions were compared.
     """
 
     sqnr: float | None = None
@@ -68,8 +69,8 @@ class Rule(NamedTuple):
     """Decides whether an output without labels is good or poor. In between, verify asks for labels.
 
     Args:
-        recognized: how verify recognizes the use of the output.
-        decisions: the decisions that depend on the output.
+        recognized: which outputs the rule applies to, for the documentation.
+        decisions: the decisions that an application makes from the output, such as "classes".
         good: the output is good if it reaches all limits of one of these `Figures`.
         poor: the output is poor if it misses all limits of one of these `Figures`.
     """
@@ -81,11 +82,11 @@ class Rule(NamedTuple):
 
 
 CLEAN = Figures(sqnr=25)
-"""With 25 dB, the noise is 0.3 % of the signal."""
+"""Good if the power of the quantization noise is at most 0.3 % of the signal."""
 
 PURE = Figures(sqnr=30)
-"""With 30 dB, the noise is 0.1 % of the signal, and classes stay the same. With more noise,
-`LOST_POINTS` limits the share of changed classes, as with labels."""
+"""Good if the power of the quantization noise is at most 0.1 %, because hardly any class changes.
+With more noise, at most 2 % of the classes may change, as in `LOST_POINTS`."""
 
 RULES: dict[Use, Rule] = {
     "classes": Rule(
@@ -125,12 +126,12 @@ RULES: dict[Use, Rule] = {
         (Figures(12, 0.8, 10), Figures(5, 0.9)),
     ),
 }
-"""Maps the use of an output to its rule. With 17 dB, the noise is 2 % of the signal, as
-`LOST_POINTS` allows with labels. Outputs that resemble the input need more dB, because the model
-changes little."""
+"""The rule for each kind of output. For regression values, 17 dB are a noise of 2 %, as allowed by
+`LOST_POINTS`. "signals" need more, because such models, for example denoisers, change their input
+only a little."""
 
 CLEARLY_GOOD = 20.0
-"""If the first examples are good and have this SQNR in dB, no further examples are computed."""
+"""If outputs are good on the first examples and exceed this SQNR in dB, more are not computed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +141,9 @@ class Verdict:
     Args:
         words: "same and good", "same but poor", "not the same", or "same" if the examples do not
             show whether the model is good.
-        weakest_layer: the layer that loses most by quantization if the model is poor, or "".
-        likely_cause: the cause with advice if the verdict is not good. It is "" if unknown.
-        reason: a sentence with the scores or figures that decided.
+        weakest_layer: if the model is poor, the layer that loses most SQNR, otherwise "".
+        likely_cause: if the verdict is not good, the cause with advice, or "" if it is unknown.
+        reason: a sentence with the accuracy or SQNR that decided.
     """
 
     words: str
@@ -171,7 +172,10 @@ class Verdict:
 
 
 def is_same(outputs: Sequence[OutputReport], rounds_alike: bool) -> bool:
-    """Returns True if the outputs of file and model differ only by rounding."""
+    """Returns True if the outputs of file and model differ only by rounding.
+
+    `rounds_alike` is True if the file's kernels should round exactly as `model.predict` does.
+    """
     mean, largest = FLIPS if rounds_alike else OTHER_ROUNDING
     return all(
         output.mean_difference <= mean and output.max_difference <= largest for output in outputs
@@ -182,10 +186,11 @@ class Grade(NamedTuple):
     """The grade of one output.
 
     Args:
-        words: the words of the verdict for this output. None if the output does not vary.
-        reason: a sentence with the score or the figures that decided.
+        words: the words of a `Verdict` about this output. None if the examples cannot show whether
+            it is good, because it hardly varies.
+        reason: a sentence with the accuracy or SQNR that decided.
         by_labels: whether labels decided.
-        fault: a problem of the float model.
+        fault: a problem of the float model, or "".
     """
 
     words: str | None
@@ -195,7 +200,7 @@ class Grade(NamedTuple):
 
 
 def grade_output(output: OutputReport) -> Grade:
-    """Grades an output by its labels, or by `RULES` if labels do not decide."""
+    """Grades an output by its labels. Without enough labels, grades it by `RULES`."""
     labelled = _grade_score(output.name, output.score) if output.score else None
     if labelled and labelled.words != UNDECIDED:
         return labelled
@@ -215,7 +220,7 @@ def grade_output(output: OutputReport) -> Grade:
 
 
 def _grade_score(name: str, score: Score) -> Grade:
-    """Grade an output by the score of its labels. With too few labels, it is undecided."""
+    """Grade an output by how well it matches its labels. With few labels, it stays undecided."""
     reason = f"According to the labels of '{name}': {score}."
     if score.is_guess and score.examples >= FEW_LABELS:
         measure = "accuracy" if score.is_share else "error"
@@ -230,12 +235,12 @@ def _grade_score(name: str, score: Score) -> Grade:
 
 
 def grade_figures(use: Use, sqnr: float | None, same: float | None, rows: int) -> str | None:
-    """Grades an output by its distance from the float model. Returns None without `sqnr`.
+    """Grades an output by its difference from the float model, with a rule of `RULES`.
 
     Args:
-        use: the purpose of the output.
-        sqnr: the output's SQNR in dB. None if the examples hardly differ.
-        same: share of decisions that stay the same. None without decisions.
+        use: the kind of output, such as "classes".
+        sqnr: the output's SQNR in dB. The result is None if `sqnr` is None.
+        same: share of decisions that are the same in float. None without decisions.
         rows: number of decisions.
     """
     if sqnr is None:
@@ -259,22 +264,21 @@ def grade_figures(use: Use, sqnr: float | None, same: float | None, rows: int) -
 
 
 def is_clearly_good(output: OutputReport) -> bool:
-    """Returns True if an output is good and has an SQNR above `CLEARLY_GOOD`."""
     sqnr = output.float_sqnr
     return sqnr is not None and sqnr > CLEARLY_GOOD and grade_output(output).words == GOOD
 
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """Problems that `verify` found besides the figures of outputs.
+    """Problems that `verify` found. All fields except `faulty` hold complete sentences.
 
     Args:
-        mismatches: reasons why the file may not belong to the model.
-        faulty: names of layers that the file computes differently, if known.
+        mismatches: signs that the file was not exported from the current model.
+        faulty: names of layers that the file computes differently. Empty without `per_layer`.
         faults: problems of the float model.
-        small_channels: outputs without labels that have lost channels.
+        small_channels: outputs with channels that are too small for the output's range.
         excess: inputs with many values outside their range.
-        lost: features and concatenated tensors with values too small for their range.
+        lost: other tensors with values too small for their range, for example in a Concatenate.
     """
 
     mismatches: Sequence[str]
@@ -291,7 +295,7 @@ def judge(
     found: Findings,
     look_inside: Callable[[], Sequence[TensorReport]],
 ) -> Verdict:
-    """Returns the verdict. Unless it is good, calls `look_inside` to compare inner tensors."""
+    """Returns the verdict. Calls `look_inside` if the cause may be in an inner layer."""
     if not is_same(outputs, rounds_alike) or found.faulty:
         causes = list(found.mismatches)
         causes += [f"the file computes {list_some(list(found.faulty))} differently."] * bool(
