@@ -1,4 +1,4 @@
-"""Targets: dataclasses with the operators, types and limits of a device or runtime."""
+"""Targets. Each states the operators, types and limits of a device or runtime."""
 
 from keras_qat.config import targets as _targets
 from keras_qat.config.targets import *  # noqa: F403

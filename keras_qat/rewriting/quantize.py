@@ -223,7 +223,7 @@ def make_exact(model: keras.Model) -> None:
 
 
 def _quantize_output(output: tf.Tensor) -> tf.Tensor:
-    """Return the output of the `Quantize` layer that reads `output`, or `output` without one."""
+    """Return the output of the `Quantize` layer that reads `output`, or `output` if none does."""
     quantized = [
         outputs for layer, outputs in find_keras_consumers(output) if isinstance(layer, Quantize)
     ]

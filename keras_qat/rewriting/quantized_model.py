@@ -54,7 +54,8 @@ from keras_qat.training.steps.custom_training import get_class_config, take_trai
 from keras_qat.training.steps.step_tensors import compute_together
 
 CONVERTS = "convert_with_keras_qat.export_tflite"
-"""Name scope of operations at inference. TFLiteConverter shows it when it converts a SavedModel."""
+"""Name scope of operations at inference. It advises users of TFLiteConverter to call the
+function."""
 
 
 @backend.register
@@ -107,7 +108,6 @@ class QuantizedModel(
     """True if `quantize_model` has reported the float layers in this process."""
 
     def set_untracked(self, **attributes: object) -> None:
-        """Sets attributes that Keras does not track."""
         for name, value in attributes.items():
             object.__setattr__(self, name, value)
 

@@ -227,7 +227,7 @@ class _Visitor:
         self.sources[new] = self.plan.graph.weights.get(old, old.weights)
 
     def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
-        """Return the specification of a wrapper's output quantizer, or None without one.
+        """Return how the wrapper that computes `value` quantizes it. Return None if it does not.
 
         If several tensors share a range, a `Quantize` layer after the wrapper quantizes the output.
         """

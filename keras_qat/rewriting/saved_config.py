@@ -115,7 +115,7 @@ def restore_model(
 
 
 def _restore_training(model: keras.Model, config: Config, custom_objects: Config | None) -> None:
-    """Add the methods of the custom class in `config`. Warn if the class cannot be created."""
+    """Add `train_step` and other methods of the class in `config`. Warn if this is impossible."""
     left_out, class_config = config.pop("left_out"), config
     if config["config"] is None:
         class_config = {**config, "config": model.float_config}

@@ -17,7 +17,7 @@ LARGEST_SUM = 511.0
 """Largest safe sum of `exp(score - largest score)` in a softmax. Kernels abort at 512."""
 
 MARGIN = 0.97
-"""Sums up to this share of `LARGEST_SUM` are accepted, because kernels round scores differently."""
+"""A sum may be at most this share of `LARGEST_SUM`, because kernels round scores differently."""
 
 KEEPS_IDS = ("CAST", "RESHAPE")
 """Operators that may be between an input of token ids and the GATHER of an Embedding."""

@@ -32,7 +32,7 @@ from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import read_contents
 
 ARENA = 64
-"""Bytes that kernels get in the arena for each byte of the file, besides the tensors."""
+"""Bytes of the arena for kernels, per byte of the file. Tensors need additional memory."""
 
 SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
 """Minimum bytes for kernels, and maximum bytes of the arena. TFLite Micro aborts at 2 GiB."""

@@ -26,7 +26,7 @@ class Tensor:
         name: name of the tensor. The names of merged operations are separated by `;`.
         shape: shape of the tensor. Sizes that are known only at run time are -1.
         dtype: type of the entries. `object` for strings and 4-bit integers.
-        scale: float value of one step. 0 for a tensor without a scale or with several scales.
+        scale: size of a quantization step. 0 for a tensor without a scale or with several scales.
         zero_point: the quantized value of 0.
         type: TFLite's name of the type, such as "int4".
     """

@@ -62,10 +62,10 @@ def read_contents(file: str | os.PathLike[str] | bytes) -> bytes:
 
 @contextlib.contextmanager
 def report_damage() -> Iterator[None]:
-    """Explains errors in a block that reads a damaged file.
+    """Explains errors in a `with` block that reads a TFLite file.
 
     Raises:
-        ValueError: if missing or garbled data cause an error in the block.
+        ValueError: if missing or wrong data cause an error in the block.
     """
     try:
         yield

@@ -12,7 +12,7 @@ class CannotTrace(Exception):
 
 
 class TooLarge(CannotTrace):
-    """Raised for an operation that only very many simpler operations could replace."""
+    """Raised for a Fourier transform that would become a product with a very large matrix."""
 
 
 class ReadsWeights(CannotTrace):

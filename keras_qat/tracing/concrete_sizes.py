@@ -116,7 +116,7 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
 
 
 def is_called_by_user(*others: str) -> bool:
-    """Returns True if custom code called the patched function that calls this function.
+    """Returns True if custom code called the patched function that now calls `is_called_by_user`.
 
     Keras, NumPy, TensorFlow and the packages `others` do not count as custom code.
     """

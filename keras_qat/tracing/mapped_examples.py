@@ -105,7 +105,7 @@ def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[Ke
 
 
 def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[Any]:
-    """Return the outputs of a call, an operation on one example, for all examples.
+    """Return the outputs of `call`, which was traced for one example, for all examples.
 
     `known` has the values of inputs: a batch for an input in `mapped`, otherwise a shared tensor.
     """

@@ -167,8 +167,8 @@ class _TrainingSections:
             for trace in (trained, tested)
         ]
         self.starts: dict[tuple[int, int], Any] = {}
-        """Maps `(id(a), id(b))` to `a` if the tensors are equal, to the start of a section if `b`
-        equals the start and the section ends at `a`, or to None."""
+        """Maps `(id(a), id(b))` to `a` if the tensors are equal. If a section ends at `a` and its
+        start equals `b`, maps the pair to the start. Maps all other pairs to None."""
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
         """Maps the ids of a section's start and end to its side inputs, as pairs `(a, b)`."""
         self.rebuilt: set[Node] = set()

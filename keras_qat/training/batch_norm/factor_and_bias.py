@@ -32,7 +32,8 @@ def compute_factor_and_bias(wrapper: Weighted, dtype: tf.DType = tf.float32) -> 
         dtype: the type of the computation and of the results.
 
     Returns:
-        The factor and the bias, each a vector or None. An affine layer multiplies by the factor.
+        Two vectors. The factor is None for a layer with a kernel but without BatchNormalization.
+        The bias is None if nothing is added.
     """
     layer, norm = wrapper.layer, wrapper.batch_norm
     factor, bias = None, getattr(layer, "bias", None)
