@@ -90,7 +90,7 @@ class Inference:
 
     @property
     def in_float(self) -> Evaluator:
-        """A function that computes the outputs in float. Calibration and this class share it."""
+        """A function that computes the outputs in float. Calibration may have traced it already."""
         watch = get_watch(self.model)
         return watch.outputs if watch else self._in_float
 
@@ -121,7 +121,7 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Calls `settle` and returns True if `predict` computes in integers. Else returns False."""
+        """Prepares `compute_settled` if it replaces `predict`. Returns whether it does."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
@@ -150,7 +150,7 @@ class Inference:
         return self.traced[1]
 
     def _infer_eagerly(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute the outputs of an eager call. All weights are read, so that tapes watch them."""
+        """Compute the outputs of an eager call. It reads all weights, so a tape watches them."""
         return self._get_function()(*inputs)
 
     def _check_nan(self, inputs: Sequence[tf.Tensor]) -> None:

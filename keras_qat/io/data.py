@@ -28,7 +28,6 @@ from keras_qat.keras2.backend import keras
 from keras_qat.messages import warn_caller
 
 BATCH_SIZE = 32
-"""Default batch size, as in Keras."""
 
 MANY, MOST = 1_000, 100_000
 """Data without a length cause a warning after `MANY` batches, and an error after `MOST` batches."""

@@ -23,7 +23,6 @@ from keras_qat.ops.registry import find_op
 
 
 def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
-    """Convert every channels-first layer to channels last."""
     if not any(_has_channels_first(call) or _is_norm_of_first(call) for call in graph.calls):
         return graph
     visitor = _Visitor(context)

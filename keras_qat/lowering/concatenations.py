@@ -174,8 +174,8 @@ def scale_tensors(graph: Graph, context: LoweringContext) -> Graph:
     """Rewrite `norm(concat(a, b))` to `norm(concat(a, b / k) * [1, k])` if 8 bits would lose `a`.
 
     `k` is a power of two, so the results stay exactly the same. The new normalization multiplies
-    its input by `[1, k]`. The moving mean and variance show the range of each tensor, so the model
-    must be trained.
+    its input by `[1, k]`. The mean and variance of a trained normalization show each tensor's
+    range. Untrained models stay unchanged.
     """
     readers, counts = graph.find_single_consumers(), graph.count_calls()
     replaced: dict[Call, list[Call]] = {}
