@@ -85,8 +85,8 @@ class Emission:
     def activation(self) -> int:
         """The fused activation in TFLite's schema: none, ReLU or ReLU6.
 
-        A ReLU with another maximum becomes a plain ReLU. The kernel still clips at this maximum,
-        because the quantized range of the output ends there.
+        A ReLU with a maximum other than 6 becomes a plain ReLU. The kernel still clips at this
+        maximum, because the quantized range of the output ends there.
         """
         if self.node.maximum is None:
             return Activation.NONE
@@ -122,7 +122,7 @@ class Emission:
     def constant(
         self, name: str, values: Any, params: QuantParams | None = None, **options: Any
     ) -> int:
-        """Adds a constant tensor, and returns its index. Python integers become int32."""
+        """Adds a constant tensor, and returns its index. `options` are for `Builder.constant`."""
         if not isinstance(values, (np.ndarray, np.generic)):
             values = np.array(values, np.int32)
         return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", values, params, **options)
@@ -130,8 +130,8 @@ class Emission:
     def temporary(self, name: str, shape: Shape, like: int | str | QuantParams) -> int:
         """Adds a tensor between two operators, and returns its index.
 
-        `like` is a type, such as "int32", quantization parameters, or the index of a tensor with
-        the same type and parameters.
+        `like` determines the type and the quantization parameters. It is a type, such as "int32",
+        `QuantParams`, or the index of a similar tensor.
         """
         name = f"{SCOPE}/{self.node.name}/{name}"
         if isinstance(like, QuantParams):
@@ -223,9 +223,9 @@ ONE_PIXEL = {"padding": schema.Padding.VALID, "strideH": 1, "strideW": 1}
 
 
 def as_pair(sizes: Any) -> tuple[int, int]:
-    """Returns a layer's size as (height, width). For example, 3 becomes (3, 3).
+    """Returns a kernel size or strides as (height, width). For example, 3 becomes (3, 3).
 
-    The size [3], for a sequence, becomes (1, 3).
+    A layer for sequences has one size: [3] becomes (1, 3).
     """
     if isinstance(sizes, int):
         return sizes, sizes

@@ -295,7 +295,7 @@ def _count_contract(call: Call) -> int | None:
 
 
 def _group_axes(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
-    """Return the shape of matrices with the axes `groups` as (rows, columns).
+    """Return the shape of matrices. `groups` has the letters of the rows and of the columns.
 
     BATCH_MATMUL supports 3 batch axes. If there are more, they are merged into one axis.
     """

@@ -175,7 +175,7 @@ class Op:
         clips: whether the operator is a ReLU that can be fused into the previous operator.
         elementwise: whether each value is computed separately. Channels can then be any axis.
         alias: whether the output is the input, as in Dropout at inference.
-        only_rounds: whether the operator only rounds float values.
+        only_rounds: whether the operator only rounds float values, like QUANTIZE.
         is_constant: whether the output is a constant in files. The input then only determines the
             quantization parameters.
         reads_only_weights: whether the output depends only on weights. Its range is then the

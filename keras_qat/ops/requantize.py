@@ -67,7 +67,7 @@ def prepare_requantization(
 ) -> Multiplier:
     """Returns the multiplier that `requantize` needs to convert values from `params` to `output`.
 
-    If the ratio of the scales is from 2^-8 to 2^7, XNNPACK multiplies by n / 256 for an integer n.
+    XNNPACK multiplies by n / 256 for an integer n, if the ratio of scales is from 2^-8 to 2^7.
     Otherwise, TFLite's kernel multiplies by a 31-bit multiplier.
     """
     before, after = (end.as_tensors().scale for end in (params, output))

@@ -1,7 +1,7 @@
 """Softmax and L2 normalization. XNNPACK has kernels for neither, so TFLite's kernels run.
 
-TFLite has four softmax kernels. They compute exponentials from a float32 table (x86), from a uint16
-table (64-bit ARM), in fixed point (reference kernel), or in int16.
+TFLite has four softmax kernels. Two look up exponentials in a float32 table (x86) or in a uint16
+table (64-bit ARM). The reference kernel computes them in fixed point. The fourth is for int16.
 
 Softmax over many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its output has an observed
 range. In 8 bits, 512 nearly equal values would lose precision: each result is 1/512, but an 8-bit

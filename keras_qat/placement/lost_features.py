@@ -1,7 +1,7 @@
 """Warns of lost features in the model's inputs.
 
-All features of an input share one range. If the range is 0 to 1000, the values of a feature from 0
-to 1 are all quantized to the same integer. The feature is lost.
+All features of an input share one range. If the range is 0 to 1000, all values from 0 to 1 become
+the same integer. A feature with these values is lost.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from keras_qat.keras2.backend import keras
 Ends = tuple[float, float]
 
 LEVELS, FAR = 4, 32
-"""A feature is lost if it spans fewer than `LEVELS` quantized values, and the range is at least
-`FAR` times as wide. The same holds for a tensor that is concatenated with others."""
+"""A feature is lost if two conditions hold. It spans fewer than `LEVELS` quantized values, and the
+range is at least `FAR` times as wide. A tensor that is concatenated can also be lost."""
 SHOWN = 5
 """Maximum number of features in a warning."""
 UNVARIED = 2e-6

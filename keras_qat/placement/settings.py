@@ -27,8 +27,8 @@ REQUESTED = (OUT_OF_SCOPE, BY_RECIPE, NOT_IN_FILE)
 
 
 Scope = str | Iterable[str] | Callable[[Any], bool]
-"""A layer's name, a class name, a pattern with `*`, a prefix of names, a list of these, or a
-function of a layer. The prefix "a" selects names such as `a_1`, `a/b`, `a.b` and `a-b`."""
+"""A layer's name, a class name, a pattern with `*`, or a prefix of names. Also a list of these, or
+a function of a layer. The prefix "a" selects names such as `a_1`, `a/b`, `a.b` and `a-b`."""
 
 
 def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -> None:

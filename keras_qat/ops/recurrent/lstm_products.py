@@ -21,7 +21,7 @@ GATE = QuantParams(np.float32(2.0**-12), 0, 16)
 
 @dataclasses.dataclass(frozen=True)
 class Products:
-    """The weights for the inputs or for the hidden state, and the multipliers for their products.
+    """The weights for the inputs or for the hidden state, with the multipliers that rescale sums.
 
     Args:
         kernel, bias: the quantized weights.

@@ -24,8 +24,8 @@ SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in (
 assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
-"""16-bit parameters for values up to 1, 10 and 20. The last two scales are no powers of two,
-because some kernels compute sigmoid and tanh differently for powers of two."""
+"""16-bit parameters for values up to 1, 10 and 20. The last two scales are no powers of two. For
+powers of two, some kernels compute sigmoid and tanh differently."""
 
 NEVER_CLIPPED = (UNIT, SUM)
 """Parameters of tensors that never exceed the range, so clipping is not necessary."""
