@@ -67,7 +67,7 @@ class MaskTensors:
             self._made_by.setdefault(value, call)
 
     def hand_over(self, values: list[Value]) -> None:
-        """Let the next call in `note` that computes one of `values` determine its mask."""
+        """Forget which calls compute `values`. The next `note` decides about their masks."""
         for value in values:
             self._made_by.pop(value, None)
 

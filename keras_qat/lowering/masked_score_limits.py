@@ -78,9 +78,9 @@ class ScoreLimits:
         self._mask = mask and self._facts.find(find_mask, (mask, where_true))
 
     def find(self, value: Value, side: int) -> Distance | None:
-        """Return the distance that makes all calls that read `value` ignore masked scores.
+        """Return the required distance between masked scores in `value` and other scores.
 
-        Return None if a call never ignores them.
+        Return None if a call never ignores masked scores.
         """
         return self._facts.find(self._find_distance, (value, side))
 

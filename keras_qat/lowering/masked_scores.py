@@ -58,7 +58,7 @@ class _Mask:
     """1 if masked scores are far below all others, -1 if far above."""
     tensor: Value | None = None
     is_hiding: bool = True
-    """Whether scores are masked where `tensor` is nonzero. If False, they are where it is 0."""
+    """Whether nonzero entries of `tensor` mask scores. If False, zeros mask scores."""
     visible: NDArray[np.bool_] | None = None
     """A constant array that is False for masked scores."""
     sum: Call | None = None
@@ -266,7 +266,7 @@ def _compute_with(call: Call, replace: Callable[[Any], Any], **options: str) -> 
 
 
 def _find_constant(term: Any) -> NDArray[np.floating] | None:
-    """Return a constant, which `tf.tile` may copy for each example. Return None for tensors."""
+    """Return a constant, also if `tf.tile` copies it for each example. Return None for tensors."""
     if not isinstance(term, Value):
         return read_array(term)
     is_copy = term.producer is not None and term.shape and get_kind(term.producer) in COPIES

@@ -58,7 +58,7 @@ def _restore(parts: PartsBuilder, folded: Value) -> list[Call]:
 
 
 def _has_integer_operator(call: Call, layer: layers.RNN) -> bool:
-    """Return True if the inner recurrent layer has an operator for a single outer step."""
+    """Return True if the recurrent layer in a TimeDistributed has an operator."""
     (x,), y = call.inputs, call.output
     step, output = (Value(v.name, (None, *v.shape[2:]), v.dtype) for v in (x, y))
     return not layer.stateful and find_op(Call(layer, (step,), {}, output, call.name)) is not None

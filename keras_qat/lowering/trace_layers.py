@@ -171,7 +171,7 @@ class _Attempt:
         self.opaque: dict[str, str] = {}
         """Maps the name of a call that could not be traced to the reason."""
         self.refused: dict[layers.Layer, str] = {}
-        """Maps the layer of such a call to the reason."""
+        """Maps a layer with an opaque call to the reason."""
         self._readers = self.graph.consumers()
         self._outputs = set(flatten_values(self.graph.outputs))
         self._masked = {call.layer for call in calls if reads_mask(call)}

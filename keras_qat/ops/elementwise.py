@@ -227,7 +227,7 @@ def _prepare_multiply(a: Arguments) -> _Product:
 
 
 def _multiply(a: Arguments) -> tf.Tensor:
-    """Compute a * b, and multiply by the ratio in float32 or in fixed point.
+    """Compute a * b, and multiply by `_Product.ratio` in float32 or in fixed point.
 
     If both inputs are the same tensor, XNNPACK uses a table of squares.
     """

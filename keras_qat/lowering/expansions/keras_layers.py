@@ -100,7 +100,7 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
 
 
 def list_owners(layer: keras.layers.Layer) -> list[Any]:
-    """Return `[layer]` if its class is in `EARLY_LAYERS`. Its expansion reads its weights."""
+    """Return `[layer]` if its class is in `EARLY_LAYERS`. The expansion reads the weights."""
     return [layer] if type(layer) in EARLY_LAYERS else []
 
 
