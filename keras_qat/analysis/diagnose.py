@@ -40,10 +40,10 @@ from keras_qat.training.recurrent import list_states
 from keras_qat.training.schedule import check_quantized, get_float_reason, get_recipe
 
 FITTED = 256
-"""Maximum number of examples to calibrate a model with a remedy."""
+"""Maximum number of examples for calibrating the models on which remedies are tried."""
 CALIBRATE = "calibrate(qat, x)"
 SUSPECTS = 3
-"""Remedies try more bits, or float, for this many layers: those where the SQNR drops most."""
+"""`diagnose` tries more bits or float for this many layers, in which the SQNR drops most."""
 GAIN = 3.0
 """A remedy is reported if it raises the SQNR by at least this many dB. 3 dB halve the noise."""
 BEYOND, USED = 0.01, 0.5
@@ -122,9 +122,9 @@ class Diagnosis:
 def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
     """Finds problems of a quantized model, and measures which remedies help.
 
-    Each remedy is applied to a copy of the model, such as `calibrate` with another method. Half of
-    the examples calibrate the copies. With the other half, the integer outputs that an exported
-    file would compute are compared with the float model.
+    Each remedy, such as `calibrate` with another method, is applied to a copy of the model. Half of
+    the examples calibrate the copies. The other half is used to compare the integer outputs of
+    their files with the float model.
 
     Args:
         model: a model from `quantize_model` that was calibrated or trained.

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """A condition on variables. A traced graph only has the branch for its current value.
+    """A condition on variables. Only the branch for its current value is traced.
 
     If variables change and `tensor` then differs from `value`, the graph must be traced again.
 

@@ -44,7 +44,7 @@ def find_range(
 
 
 EXPONENT, BELOW = 0x7F800000, 0x007FFFFF
-"""Bit masks of a float32 value: its exponent, and the fraction bits below."""
+"""Bit masks of the exponent and the fraction (mantissa) of a float32 value."""
 
 
 def power_of_two(scale: tf.Tensor) -> tf.Tensor:

@@ -3,7 +3,7 @@
 Kernels multiply sums by float factors, but without float arithmetic. A factor is a fixed-point
 value: an integer multiplier and a power of two. TFLite's int8 kernels multiply 32-bit sums by
 31-bit multipliers and round twice. The int16 kernels multiply 64-bit sums by 15-bit multipliers and
-round once. All integers are int64 tensors here. A sign is not counted as a bit.
+round once. All integers are int64 tensors here. Bit counts exclude the sign: an int32 has 31 bits.
 
 `tests/arithmetic/test_proofs.py` proves for all inputs that `to_fixed_point`, `multiply`, `divide`
 and `upper_bits` equal TFLite's definitions.
@@ -33,12 +33,13 @@ MANTISSA = 52
 """Fractional bits of a float64."""
 
 LEAST_RATIO = 2.0**-8
-"""If QUANTIZE changes the scale of int8 values by a smaller ratio, it goes through int16.
+"""The smallest ratio of input scale to output scale that one QUANTIZE converts from int8 to int8.
 
-XNNPACK does not support such ratios. TFLite's own kernel rounds halves inconsistently.
+For smaller ratios, files first convert to int16. XNNPACK does not support such ratios, and TFLite's
+own kernel rounds halves inconsistently.
 """
 FINER_STEPS = 2.0**7
-"""Number of int16 steps per int8 step when QUANTIZE goes through int16. See `LEAST_RATIO`."""
+"""If files convert int8 to int16 first, there are this many int16 steps per int8 step."""
 
 
 def shift(x: tf.Tensor, bits: Integer) -> tf.Tensor:

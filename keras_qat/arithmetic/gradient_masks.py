@@ -1,7 +1,7 @@
 """Gradients of fake quantization on a CPU: zero for elements outside the range.
 
-A single TensorFlow operation, which compares and selects, computes such a gradient. XLA does not
-support it, and GPUs would have to wait for it. There, `plain_operations` stores a mask instead.
+A single TensorFlow operation computes such a gradient. XLA does not support the operation, and it
+is slow on GPUs. There, `plain_operations` stores a mask instead.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class KernelFamily:
     """How the kernels of one runtime round. The defaults describe TFLite's portable kernels.
 
     An int8 kernel computes a 32-bit result, and multiplies it by a factor to get the scale of the
-    output. A field with a function is this multiplication. None is `fixed_point.multiply`.
+    output. The fields `sums`, `matrix_products` and `products` are functions that multiply. None
+    means fixed-point arithmetic.
 
     Args:
         name: the name that users pass as `kernels=`.
@@ -65,8 +66,8 @@ class KernelFamily:
         int16_lstm: True if there is an LSTM for int16 activations.
         int4_dense_per_channel: True if FULLY_CONNECTED supports int4 weights with one scale per
             channel.
-        static_shapes: True if the runtime cannot compute shapes. In files with a fixed batch size,
-            they must then be constants.
+        static_shapes: True if shapes must be constants in files with a fixed batch size, because
+            the runtime cannot compute shapes.
     """
 
     name: str

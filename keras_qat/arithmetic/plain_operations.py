@@ -49,7 +49,7 @@ def product(x: Scalar, y: tf.Tensor) -> tf.Tensor:
 
 
 def quotient(x: Scalar, y: Scalar) -> tf.Tensor:
-    """Computes x / y with exact rounding. The result is 0 if y is 0."""
+    """Computes x / y, correctly rounded. The result is 0 if y is 0."""
     x = tf.convert_to_tensor(x, dtype=getattr(y, "dtype", None))
     y = tf.cast(y, x.dtype)
     if x.dtype == tf.float32 and is_in_xla():
@@ -83,7 +83,7 @@ def are_numbers(minimum: Scalar, maximum: Scalar) -> bool:
 def fake_quantize(
     x: tf.Tensor, minimum: Scalar, maximum: Scalar, bits: int, narrow_range: bool, is_relu: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Computes the same values as `fake_quant_with_min_max_vars` on a CPU, also on GPUs and in XLA.
+    """Computes on any device the same values as `fake_quant_with_min_max_vars` on a CPU.
 
     Args:
         x: the tensor, float32.
@@ -93,7 +93,7 @@ def fake_quantize(
 
     Returns:
         The quantized values, and a mask for the gradient. The mask is true for elements in the
-        range, widened by a millionth. With `is_relu`, it is false for elements that are 0 or less.
+        range, widened by a millionth. With `is_relu`, it is false for zeros and tiny elements.
     """
     levels = float(2**bits - 1 - narrow_range)
     minimum, maximum = (
@@ -176,7 +176,7 @@ def _round(steps: tf.Tensor, levels: float) -> tf.Tensor:
 def nudged_range(
     minimum: Scalar, maximum: Scalar, bits: Scalar = 8, narrow_range: bool | Scalar = False
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the nudged range of TensorFlow's fake quantization. Zero is a level of it."""
+    """Returns the nudged range of fake quantization: shifted slightly to make zero a level."""
     lowest = narrow_range if tf.is_tensor(narrow_range) else float(narrow_range)
     highest = 2.0**bits - 1.0
     scale = quotient(maximum - minimum, highest - lowest)

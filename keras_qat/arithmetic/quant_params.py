@@ -169,7 +169,7 @@ ENOUGH = 2e-4
 
 
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
-    """Returns the share of its width by which to widen a range to keep values away from ties.
+    """Returns by how much to widen a range, as a share of its width, to avoid rounding ties.
 
     The result is the smallest multiple of `WIDER` that is sufficient, or the best one. For data
     without equal steps, it is `WIDER`.

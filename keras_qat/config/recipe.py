@@ -82,10 +82,9 @@ class Recipe:
             elsewhere.
         unpacked_bits: bits of the weights of all layers except convolutions and dense layers. Files
             cannot store these weights packed as int4. None means the same bits as elsewhere.
-        without_float: whether LayerNormalization and similar layers also use integers, and
-            indices that the model computes, for example for a gather. Integers are slower on
-            targets with float, and rounding may change indices. `strict=True` and targets without
-            float set it to True.
+        without_float: whether layers such as LayerNormalization, and indices that the model
+            computes, also use integers. Integers are slower on targets with float, and rounding may
+            change indices. `strict=True` and targets without float set it to True.
     """
 
     name: str
@@ -155,11 +154,11 @@ class Recipe:
         return result
 
     def preserve(self, what: specs.Preserve) -> Recipe:
-        """Returns a copy of the recipe that keeps pruned or clustered weights so in training.
+        """Returns a copy of the recipe that keeps zero weights zero, or equal weights equal.
 
         Args:
-            what: "zeros" keeps zero weights at zero. A pruned model then stays pruned. "clusters"
-                also keeps equal weights of a layer equal, which slows down training. In the file,
+            what: "zeros" keeps zero weights at zero, for pruned models. "clusters" also keeps equal
+                weights of a layer equal, for clustered models. It slows down training. In the file,
                 only weights of the same output channel stay equal, because each channel has its own
                 scale.
 

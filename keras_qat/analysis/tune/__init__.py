@@ -41,8 +41,8 @@ class TuneResult:
         interrupted: whether Ctrl-C ended the search early.
         directory: the directory with the models of all attempts.
         describe: formats a value of the metric, for the table.
-        temporary: keeps the temporary directory until it is garbage-collected. None if you passed
-            `directory`.
+        temporary: a `tempfile.TemporaryDirectory`, which is deleted together with this result. None
+            if you passed `directory`.
     """
 
     model: QuantizedModel
@@ -133,7 +133,7 @@ def tune(
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
         train: training data: `(x, y)` or `x` as arrays, a `tf.data.Dataset`, or a
-            `keras.utils.Sequence`. Without labels, it trains to match the float model's outputs.
+            `keras.utils.Sequence`. Without labels, training fits the float model's outputs.
         validation: data of the same type as `train`, but with other examples. Without labels, the
             score is the agreement with the float model's outputs.
         max_drop: the allowed drop of the metric in points. With 0.5, an accuracy of 90.0 % may drop

@@ -27,7 +27,7 @@ LARGER_IS_BETTER = (
     *("acc", "auc", "precision", "recall", "f1", "fbeta", "iou", "dice", "cosine", "r2", "kappa"),
     *("sensitivity", "specificity", "psnr", "ssim"),
 )
-"""Keras metrics with one of these words in their name are better if larger. Others are errors."""
+"""Metrics with one of these words in their name are better if larger. Other metrics are errors."""
 
 
 class Score(NamedTuple):
@@ -174,5 +174,5 @@ def _make_compiled_metric(
 
 
 def unwrap(arrays: list[Any]) -> Any:
-    """Return an array for a single input or output, otherwise a list, because Keras wants that."""
+    """Return `arrays[0]` for a single input or output, otherwise `arrays`, as Keras expects."""
     return arrays if len(arrays) > 1 else arrays[0]

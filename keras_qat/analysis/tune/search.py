@@ -37,7 +37,7 @@ from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 EPOCHS = 5
 ENOUGH = 256
-"""Minimum number of examples for training without labels, and maximum number for `diagnose`."""
+"""Minimum number of examples for training without labels. Maximum number for `diagnose`."""
 
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
@@ -251,7 +251,7 @@ class Rung:
 
 
 def _change(*changes: dict[str, Any]) -> Propose:
-    """Return a `propose` function. It returns the best settings so far with each of `changes`."""
+    """Return a function that proposes the best settings so far with other values of some fields."""
     return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
 
 
@@ -288,7 +288,7 @@ def _end_before_outputs(search: Search) -> list[Settings]:
 
 
 def _spare_layers(search: Search) -> Iterator[Settings]:
-    """Propose to keep the most sensitive layer in float, and then the most sensitive layers."""
+    """Propose to keep the most sensitive layer in float, and then several sensitive layers."""
     base, x = search.best, search.builder.train.take(ENOUGH)
     layers = list(diagnose(search.load(search.best_attempt), x).layers)
     for count in sorted({1, len(layers)}) if layers else ():

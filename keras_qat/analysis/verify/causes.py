@@ -84,7 +84,7 @@ def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes
 def find_excess(
     file_graph: FileGraph, inputs: Mapping[str, NDArray], rescaled: Mapping[str, Rescaling]
 ) -> list[str]:
-    """Returns a sentence for each input if many of its values are outside the range in the file."""
+    """Returns a sentence for each input with many values outside the input's range in the file."""
     sentences = []
     for name, ends in file_graph.get_input_ranges().items():
         dtype, x = file_graph.inputs[name].dtype, inputs[name]

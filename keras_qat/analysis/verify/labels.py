@@ -34,7 +34,7 @@ RARER_KEPT = 0.75
 share of the others agrees, `compare_decisions` returns the agreement on the others only."""
 
 FEW_RARER = 8
-"""`compare_decisions` needs at least this many decisions to compare them alone."""
+"""To compare only the other decisions (see `RARER_KEPT`), there must be at least this many."""
 
 
 def find_use(
@@ -116,7 +116,7 @@ def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bo
 
 
 def count_most_frequent(answers: NDArray) -> int:
-    """Returns how many answers would be right if each column had its most frequent answer."""
+    """Counts the answers that equal the most frequent answer in their column."""
     positions = answers[0].size if len(answers) > 1 else 1
     _, kinds = np.unique(answers, return_inverse=True)
     kinds = kinds.reshape(-1, positions)
@@ -127,7 +127,10 @@ def count_most_frequent(answers: NDArray) -> int:
 
 
 def _compute_distances(vectors: NDArray, others: NDArray) -> NDArray:
-    """Return squared distances to `others`, except for a term that depends only on the vector."""
+    """Return squared distances from `vectors` to `others`, without adding `|vector|^2`.
+
+    The nearest one is the same without this term.
+    """
     return np.square(others).sum(-1) - 2 * vectors @ others.T
 
 
@@ -165,7 +168,7 @@ def match_labels(
 ) -> list[NDArray | None]:
     """Checks the labels that a user passed to `verify`, and returns them in the order of outputs.
 
-    An output without labels has None.
+    The result has None for an output without labels.
     """
     names = list(graph.outputs)
     if isinstance(y, Mapping):
@@ -220,7 +223,7 @@ def _has_integers(labels: NDArray) -> bool:
 def interpret_labels(
     labels: NDArray, exact: NDArray, use: Use, loss: CompiledLoss | None
 ) -> Labels:
-    """Decides whether labels from `match_labels` are class indices, yes-or-no, or targets."""
+    """Decides whether labels from `match_labels` are class indices, yes-or-no labels or targets."""
     entries = exact.shape[-1] if exact.ndim > 1 else 1
     if labels.shape != exact.shape and entries == 1 and labels.size == exact.size:
         labels = labels.reshape(exact.shape)

@@ -33,7 +33,7 @@ MOST_VALUES = 1 << 25
 """Batches are made so small that all tensors together have at most this many values (128 MB)."""
 
 UNTRACED = 8
-"""The float model runs eagerly for this many batches, before it is worth tracing a graph."""
+"""For up to this many batches, running the float model eagerly is faster than tracing a graph."""
 
 SIMULATED = 8
 """Number of examples for which `keras_qat.simulate` also computes the file's rounding."""

@@ -46,7 +46,7 @@ FEW = 32
 """By default, the float model computes this many examples."""
 
 MORE = 4
-"""If the verdict is unclear, the float model computes this many times as many examples."""
+"""If the verdict is unclear, the float model computes four times as many examples."""
 
 QUICK = 1 << 19
 """If inputs are small, the float model computes more examples, up to this many input values."""
@@ -84,7 +84,7 @@ def check_rows(
 ) -> None:
     """Raises an error if an output of the file has more or fewer rows than in the model.
 
-    That happens if a layer returns one row per batch, and file and model use other batch sizes.
+    That happens if a layer returns one row per batch, and file and model use different batch sizes.
     """
     for name, computed in zip(graph.outputs, expected, strict=True):
         if quantized[name].shape[:1] != computed.shape[:1]:
@@ -189,7 +189,7 @@ def simulate_values(graph: ResolvedGraph, x: Any, batch_size: int, verbose: int)
 
 
 class OutputFigures(NamedTuple):
-    """Reports of all outputs. For the other fields, see the functions `find_...` in `causes`."""
+    """Reports of all outputs, and results of `find_float_faults` and `find_small_channels`."""
 
     outputs: tuple[OutputReport, ...]
     faults: list[str]

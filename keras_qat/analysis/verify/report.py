@@ -33,7 +33,7 @@ class Report:
 
     Args:
         examples: number of examples that were run.
-        kernels: the kernels that computed the file.
+        kernels: the kernels that ran the file.
         outputs: a report for each output.
         verdict: whether file and model agree, and whether the model is good.
         tensors: a report for each layer's output, in the order of computation. It is empty without

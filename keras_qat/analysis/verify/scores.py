@@ -185,7 +185,7 @@ def _score_answers(
 ) -> Score:
     """Score right answers by their share, the accuracy.
 
-    If the most frequent class as a guess is as accurate, use the balanced accuracy.
+    If always guessing the most frequent class is as accurate, use the balanced accuracy.
     """
     accuracy, float_accuracy = float(right.mean()), float(float_right.mean())
     in_file, in_float = (y.astype(np.float64) for y in (right, float_right))

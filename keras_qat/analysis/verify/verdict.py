@@ -31,7 +31,7 @@ MEANINGS = {
 }
 
 FLIPS = 0.5, 3.0
-"""Allowed mean and maximum difference between file and model, in LSB. Float layers cause some."""
+"""Allowed mean and maximum difference between file and model, in LSB, because of float layers."""
 
 OTHER_ROUNDING = 2.0, 12.0
 """The same limits if the file's kernels round differently from `model.predict`. If the file has
@@ -141,7 +141,7 @@ class Verdict:
     Args:
         words: "same and good", "same but poor", "not the same", or "same" if the examples do not
             show whether the model is good.
-        weakest_layer: if the model is poor, the layer that loses most SQNR, otherwise "".
+        weakest_layer: the layer that loses most SQNR, if the model may be poor, otherwise "".
         likely_cause: if the verdict is not good, the cause with advice, or "" if it is unknown.
         reason: a sentence with the accuracy or SQNR that decided.
     """
