@@ -221,7 +221,7 @@ def _make_error(node: Node, why: str) -> ValueError:
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
-    """Replace a float constant by quantized zeros. Return False if it was not zero."""
+    """Replace a float constant by quantized zeros. Return False if the constant was not zero."""
     data = model.buffers[tensor.buffer].data
     if data is None:
         return True

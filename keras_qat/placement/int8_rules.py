@@ -140,7 +140,7 @@ class Int8Placement:
         return op if is_integer else None
 
     def record_float_calls(self) -> None:
-        """Records the float calls and the reasons. Files may store their weights as int8."""
+        """Records the float calls and the reasons, and weights that files store as int8."""
         for call in self.graph.calls:
             outputs = flatten_values(call.outputs)
             values = [*outputs, *call.inputs]

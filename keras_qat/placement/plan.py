@@ -23,7 +23,7 @@ from keras_qat.placement.settings import NOT_IN_FILE, REQUESTED
 INSIDE = "inside, one range for all steps"
 
 MUCH_MEMORY = 1024
-"""Plans mention the memory of per-channel scales if it is at least this number of bytes."""
+"""Plans mention the memory of per-channel scales if the scales need at least this many bytes."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ a function of a layer. The prefix "a" selects names such as `a_1`, `a/b`, `a.b` 
 def check_scope(scope: Scope | None, calls: list[Call], inputs: Iterable[str]) -> None:
     """Raises a `ValueError` if an entry of a scope matches no layer, for example a misspelled name.
 
-    `calls` are the calls before lowering. A scope may also contain names of `inputs`.
+    `calls` are the calls before and after lowering. A scope may also contain names of `inputs`.
     """
     if scope is None:
         return
