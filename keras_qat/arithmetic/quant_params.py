@@ -153,9 +153,9 @@ def round_half_away(x: tf.Tensor) -> tf.Tensor:
 WIDER = 1 / 1019
 """The range of an input grows by this share of its width, to avoid rounding ties.
 
-Data often has n equal steps, for example pixels with n = 255. In the wider range of 255 steps, the
-data covers 255 / (1 + 1 / 1019) = 1019 / 4 steps. The k-th value then lies at 1019 k / (4 n). This
-is never a tie for n < 1019, and for powers of 2 or 10, because 1019 is a prime.
+Data often has n equal steps, for example pixels with n = 255. With 8 bits, the data then covers
+255 / (1 + 1 / 1019) = 1019 / 4 steps of the range. The k-th value lies at 1019 k / (4 n). As 1019
+is a prime, this is never a tie for n < 1019, or for n a power of 2 or 10.
 """
 
 TRIES = 10

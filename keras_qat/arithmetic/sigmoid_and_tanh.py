@@ -179,7 +179,7 @@ def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
 def _points() -> np.ndarray:
     """Return TFLite's table of 65536 * sigmoid(k / 24) for k from 0 to 255.
 
-    Half of the largest error of linear interpolation is added, to make the average error small.
+    The entries include half of the largest error of linear interpolation.
     """
     sigmoid = 1 / (1 + np.exp(-np.arange(256) / 24))
     curvature = sigmoid * (1 - sigmoid) * (2 * sigmoid - 1) / 24**2

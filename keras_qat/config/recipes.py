@@ -127,8 +127,8 @@ def int16x8(weight_bits: int = 8, ema_decay: float = 0.999, *, per_channel: bool
 
     Use it for models whose activations need more than 256 levels, such as audio, regression or
     super-resolution. Activations have 65,536 levels, symmetric around zero. Files are hardly larger
-    than with int8, but slower, because XNNPACK has no 16x8 kernels. A few layers, such as PReLU,
-    stay in float.
+    than with int8, but slower. XNNPACK has no 16x8 kernels. A few layers, such as PReLU, stay in
+    float. `predict` returns the same quantized values as the file.
 
     Args:
         weight_bits: 2 to 8.
@@ -159,9 +159,9 @@ def int4_weights(
     """Returns a recipe with 4-bit weights and int8 activations: half the size of `int8`.
 
     By default, `export_tflite` stores each weight in a byte, which all kernels run at full speed.
-    After `qat.pack_int4 = True`, it packs two weights into a byte. TFLite supports that only for
-    convolutions and dense layers. Other weights, such as depthwise kernels, keep 8 bits, because 4
-    bits would not make the file smaller. `int8(weight_bits=4)` uses 4 bits for all weights. The
+    After `qat.pack_int4 = True`, it packs two weights into a byte, but only in convolutions and
+    dense layers. Other weights, such as depthwise kernels, keep 8 bits, because 4 bits would not
+    make the file smaller. `int8(weight_bits=4)` uses 4 bits for all weights. The
     model needs `learn_rounding` or training. To give sensitive layers more bits, use `end_bits` or
     `override(name, weight_bits=8)`.
 

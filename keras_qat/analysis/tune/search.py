@@ -56,7 +56,7 @@ class Attempt:
         drop: how much worse the metric is than the float model's, in points. None if skipped.
         margin: uncertainty of the drop: the 95 % confidence interval is `drop` ± `margin`.
         size: bytes of the file. None if the step was skipped.
-        arena: bytes of memory that TFLite Micro needs. None for other targets.
+        arena: bytes of memory that TFLite Micro needs. None for other targets, or if it fails.
         seconds: duration of the attempt.
         outcome: "kept" with a reason, "not better", "smaller", or why the step was skipped.
     """
@@ -224,7 +224,7 @@ class Search:
 
 
 def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
-    """Return the memory that TFLite Micro needs for a file. Return None for other targets."""
+    """Return the memory that TFLite Micro needs. Return None for other targets, or if it fails."""
     if qat.kernels != MicroInterpreter.kernels:
         return None
     with contextlib.suppress(ImportError, Refusal, ValueError):
