@@ -78,13 +78,6 @@ def test_calls_of_a_shared_layer_share_the_parts():
     assert len({part.output.name for part in [*first, *second]}) == 4
 
 
-def test_a_tensor_that_is_returned_unchanged():
-    call = read_call(tf.identity)
-    (part,) = expand_call(call, lambda input: input, LoweringContext())
-    assert type(part.layer) is keras.layers.Activation
-    assert np.all(part.layer(tf.ones(2)) == 1.0)
-
-
 @pytest.mark.parametrize(
     ("function", "args", "kwargs"),
     [
@@ -126,8 +119,7 @@ def test_other_options_stay_in_float(name):
 
 
 def test_numbers_are_those_of_the_operation(monkeypatch):
-    x = keras.Input(SHAPE)
-    model = keras.Model(x, tf.math.log_sigmoid(x))
+    model = build_model(SHAPE, tf.math.log_sigmoid)
     assert not keras_qat.plan(model).float_layers
     monkeypatch.setitem(EARLY, "log_sigmoid", lambda x: -1.01 * tf.math.softplus(-x))
     assert keras_qat.plan(model).float_layers

@@ -15,26 +15,14 @@ from tests.networks.small import functional, layers
 
 pytestmark = pytest.mark.legacy
 
+EVERYTHING = {"padding": "same", "depth_multiplier": 2, "use_bias": False, "activation": "relu"}
 CASES = {
     "conv_relu": (partial(layers.Conv2D, 4, 3, activation="relu"), ["Conv2D", "Activation"]),
     "conv": (partial(layers.Conv2D, 4, 3), ["Conv2D"]),
     "dense_softmax": (partial(layers.Dense, 4, activation="softmax"), ["Dense", "Activation"]),
-    "depthwise_tanh": (
-        partial(layers.DepthwiseConv2D, 3, activation="tanh"),
-        ["DepthwiseConv2D", "Activation"],
-    ),
     "separable": (partial(layers.SeparableConv2D, 4, 3), ["DepthwiseConv2D", "Conv2D"]),
     "separable_with_everything": (
-        partial(
-            layers.SeparableConv2D,
-            4,
-            3,
-            strides=2,
-            padding="same",
-            depth_multiplier=2,
-            use_bias=False,
-            activation="relu",
-        ),
+        partial(layers.SeparableConv2D, 4, 3, strides=2, **EVERYTHING),
         ["DepthwiseConv2D", "Conv2D", "Activation"],
     ),
 }

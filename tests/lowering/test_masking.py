@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import keras_qat
 from tests.end_to_end.exact import assert_exact_everywhere
-from tests.helpers import keras, layers, quantize_on, rng
+from tests.helpers import build_model, keras, layers, quantize_on, rng
 
 pytestmark = pytest.mark.legacy
 
@@ -15,8 +15,7 @@ STEPS, MISSING = 4, -1.0
 
 def model_of(features, build=lambda x: layers.GRU(4)(layers.Masking(MISSING)(x))):
     keras.utils.set_random_seed(1)
-    x = keras.Input((STEPS, features))
-    return keras.Model(x, layers.Dense(3)(build(x)))
+    return build_model((STEPS, features), lambda x: layers.Dense(3)(build(x)))
 
 
 def data_of(features, missing=MISSING, far=False):

@@ -7,6 +7,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.ops.weighted_sums import RECENT
 from tests.helpers import keras, layers, rng, scramble
+from tests.networks.lent_weights import TiedHead
 
 pytestmark = pytest.mark.legacy
 
@@ -115,46 +116,22 @@ def embedded():
     return tokens, layers.Embedding(TOKENS, SIZE, mask_zero=True)(tokens)
 
 
-def average():
-    tokens, x = embedded()
-    return tokens, layers.GlobalAveragePooling1D()(Shift()(x))
+def of_tokens(function):
+    def build():
+        tokens, x = embedded()
+        return tokens, function(tokens, x)
+
+    return build
 
 
-def attention():
-    tokens, x = embedded()
-    return tokens, layers.MultiHeadAttention(2, 4)(x, x)
-
-
-def weights_of_scores():
-    tokens, x = embedded()
-    return tokens, layers.Attention(use_scale=True)([Shift()(x), x])
-
-
-def additive():
-    tokens, x = embedded()
-    return tokens, layers.AdditiveAttention()([x, x])
-
-
-def masked_softmax():
-    tokens, x = embedded()
+def masked_sum(tokens, x):
     weights = layers.Softmax(axis=1)(layers.Dense(1)(x), mask=tf.not_equal(tokens, 0)[..., None])
-    return tokens, tf.reduce_sum(weights * x, 1)
+    return tf.reduce_sum(weights * x, 1)
 
 
 def real_numbers():
     x = keras.Input((STEPS, 5))
     return x, layers.GlobalAveragePooling1D()(Shift()(layers.Masking()(x)))
-
-
-def by_hand():
-    tokens, x = embedded()
-    return tokens, Attend()(x)
-
-
-def residual():
-    tokens, x = embedded()
-    y = layers.Add()([x, layers.ReLU()(Shift()(x))])
-    return tokens, layers.GlobalAveragePooling1D()(y)
 
 
 def translation():
@@ -164,48 +141,43 @@ def translation():
 
 
 MODELS = {
-    build.__name__: build
-    for build in (
-        *(average, attention, weights_of_scores, additive, masked_softmax, real_numbers),
-        *(by_hand, residual, translation),
-    )
+    "average": of_tokens(lambda _, x: layers.GlobalAveragePooling1D()(Shift()(x))),
+    "attention": of_tokens(lambda _, x: layers.MultiHeadAttention(2, 4)(x, x)),
+    "weights_of_scores": of_tokens(lambda _, x: layers.Attention(use_scale=True)([Shift()(x), x])),
+    "additive": of_tokens(lambda _, x: layers.AdditiveAttention()([x, x])),
+    "masked_softmax": of_tokens(masked_sum),
+    "real_numbers": real_numbers,
+    "by_hand": of_tokens(lambda _, x: Attend()(x)),
+    "residual": of_tokens(
+        lambda _, x: layers.GlobalAveragePooling1D()(layers.Add()([x, layers.ReLU()(Shift()(x))]))
+    ),
+    "translation": translation,
 }
 
 
-def model_of(build):
-    inputs, x = build()
-    model = scramble(keras.Model(inputs, layers.Dense(3)(x)))
-    for weight in model.trainable_weights:
-        weight.assign(0.5 * weight)
-    return model
+def padded(model, count=32, between=False):
+    """Returns random inputs of a model: sequences of 1 to all steps, followed by zeros.
 
-
-def padded(model, count=32):
-    """Returns random inputs of a model: sequences of 1 to all steps, followed by zeros."""
+    If `between` is true, other steps except the first are zeros, too.
+    """
     numbers, data = rng(3), []
     for tensor in model.inputs:
         sizes = (count, *tensor.shape[1:])
-        is_float = tensor.dtype.is_floating
-        x = numbers.normal(size=sizes) if is_float else numbers.integers(1, TOKENS, sizes)
+        # Tokens may be float values.
+        x = numbers.normal(size=sizes) if len(sizes) == 3 else numbers.integers(1, TOKENS, sizes)
         x[np.arange(STEPS) >= numbers.integers(1, STEPS + 1, (count, 1))] = 0
+        if between:
+            x[numbers.random((count, STEPS)) < 0.2] = 0
+            x[:, 0] = np.where(x[:, 0] == 0, 1, x[:, 0])
         data.append(x.astype(tensor.dtype.as_numpy_dtype))
     return data if len(data) > 1 else data[0]
-
-
-class Tied(layers.Layer):
-    def __init__(self, embedding):
-        super().__init__()
-        self.embedding = embedding
-
-    def call(self, x):
-        return tf.matmul(x, self.embedding.embeddings, transpose_b=True)
 
 
 def test_masks_are_handed_on_where_layers_are_opened_twice():
     """Layers are traced twice if there are tied embeddings."""
     tokens, embedding = keras.Input((STEPS,)), layers.Embedding(TOKENS, SIZE, mask_zero=True)
     x = layers.MultiHeadAttention(1, SIZE)(y := Shift()(embedding(tokens)), y)
-    model = scramble(keras.Model(tokens, Tied(embedding)(x)))
+    model = scramble(keras.Model(tokens, TiedHead(embedding)(x)))
     qat = keras_qat.quantize_model(model, target="ethos_u55")
     keras_qat.set_quantization(qat, False)
     data = np.arange(4 * STEPS).reshape(4, STEPS) % 3

@@ -102,11 +102,7 @@ def test_plan_says_that_a_float_layer_cannot_be_copied():
     model = model_of(lambda x: Conditional(gains=GAINS)(x))
     (reason,) = keras_qat.plan(model).float_layers.values()
     assert reason.endswith(f"quantize_model cannot copy it either, as Conditional {NO_CONFIG}")
-    with pytest.raises(
-        ValueError,
-        match=rf"'conditional.*' cannot be copied, because .* "
-        rf"{NO_CONFIG}",
-    ):
+    with pytest.raises(ValueError, match=rf"'conditional.*' cannot be copied, .* {NO_CONFIG}"):
         keras_qat.quantize_model(model)
 
 
@@ -192,33 +188,30 @@ class OfKind(keras.constraints.Constraint):
 UNSAVED = {
     "a constraint": (
         lambda x: layers.Conv2D(2, 1, kernel_constraint=OfKind())(x),
-        "int8",
         "Keras cannot save the OfKind of a weight: Cannot serialize object Kind.CLIPPED",
     ),
-    "a class": (lambda x: CLOSED["numpy"][0]()(x), "int8", "InNumpy is not registered"),
+    "a class": (lambda x: CLOSED["numpy"][0]()(x), "InNumpy is not registered"),
     "a function": (
         lambda x: layers.Activation(closed_function)(x),
-        "int8",
         "closed_function is not registered",
     ),
     "a lambda": (
         lambda x: layers.Conv2D(2, 1, activation=lambda y: closed_function(y))(x),
-        "int8",
         "cannot load an activation that is a lambda",
     ),
     "an object": (
         lambda x: layers.Activation(partial(closed_function))(x),
-        "int8",
         "an activation that is a partial",
     ),
-    "an Ellipsis": (lambda x: x[..., :2], keras_qat.recipes.contrib(), "cannot store an Ellipsis"),
+    "an Ellipsis": (lambda x: x[..., :2], "cannot store an Ellipsis"),
 }
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", UNSAVED)
 def test_what_keras_cannot_save_is_said(name, tmp_path):
-    build, recipe, reason = UNSAVED[name]
+    build, reason = UNSAVED[name]
+    recipe = "contrib" if name == "an Ellipsis" else "int8"
     with pytest.warns(UserWarning, match=f"(?s)cannot be saved and loaded again.*{reason}"):
         qat = keras_qat.quantize_model(model_of(build), recipe)
     with pytest.raises((TypeError, ValueError)):  # As Keras finds it.

@@ -113,11 +113,8 @@ def quantized(kind, **options):
 @pytest.mark.parametrize(
     ("kind", "moves"),
     [
-        (Freezable, True),
+        *((kind, True) for kind in (Freezable, Synchronized, OfTensorFlow1, Assigning)),
         (Frozen, False),
-        (Synchronized, True),
-        (OfTensorFlow1, True),
-        (Assigning, True),
     ],
 )
 def test_it_is_folded_and_learns_like_keras_own(kind, moves, tmp_path):

@@ -9,16 +9,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.lowering import lower
 from keras_qat.ops.registry import find_op
 from tests.helpers import keras, layers, rng
-from tests.networks.forms.tensors import (
-    cropped,
-    nested,
-    one_index,
-    reshaped,
-    slices,
-    splits,
-    stacked,
-    unstacked,
-)
+from tests.networks.forms.tensors import PARTS, concatenated, stacked
 
 PEOPLE = {
     "image": rng(1).normal(size=(128, 6)).astype(np.float32),
@@ -111,53 +102,32 @@ def test_others_stay_as_they_are(model):
 JOINS = {"concatenate", "stack"}
 
 
-def whole_and_part(small, large):
-    both = tf.concat([small, large], -1)
-    return both[..., :4], both
+OTHERS = {
+    "across": (concatenated, lambda both: both[..., 2:6]),
+    "with_steps": (concatenated, lambda both: both[..., ::2]),
+    "of_examples": (lambda small, large: tf.concat([small, small], 0), lambda both: both[2:]),
+    "one_of_a_stack": (stacked(1), lambda pairs: pairs[:, :1]),
+    "whole_and_part": (concatenated, lambda both: (both[..., :4], both)),
+}
+"""Parts that read several of the joined tensors."""
 
 
-OF_ONE = [slices, one_index, splits, stacked, unstacked, nested, reshaped, cropped]
-
-
-def model_of(function):
+def kinds_in_lowered(join, read):
     inputs = [keras.Input((5, 4)), keras.Input((5, 6))]
     small, large = (layers.Dense(x.shape[-1])(x) for x in inputs)
-    return keras.Model(inputs, function(small, large * 1000.0))
-
-
-def kinds_in(calls):
+    model = keras.Model(inputs, read(join(small, large * 1000.0)))
+    calls = lower(read_model(model)).calls
     return {op.name for op in map(find_op, calls) if op is not None}
 
 
-@pytest.mark.parametrize("function", OF_ONE)
-def test_what_is_read_in_parts_alone_is_not_joined(function):
-    graph = read_model(model_of(function))
-    assert not JOINS & kinds_in(lower(graph).calls)
+@pytest.mark.parametrize("name", [name for name in PARTS if name != "several"])
+def test_what_is_read_in_parts_alone_is_not_joined(name):
+    assert not JOINS & kinds_in_lowered(*PARTS[name])
 
 
-def across(small, large):
-    both = tf.concat([small, large], -1)
-    return both[..., 2:6]
-
-
-def with_steps(small, large):
-    return tf.concat([small, large], -1)[..., ::2]
-
-
-def of_examples(small, large):
-    return tf.concat([small, small], 0)[2:]
-
-
-def one_of_a_stack(small, large):
-    return tf.stack([small, large[..., :4]], 1)[:, :1]
-
-
-@pytest.mark.parametrize(
-    "function", [across, with_steps, of_examples, one_of_a_stack, whole_and_part]
-)
-def test_other_parts_are_of_the_joined_tensor(function):
-    graph = read_model(model_of(function))
-    assert JOINS & kinds_in(lower(graph).calls)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_parts_are_of_the_joined_tensor(name):
+    assert JOINS & kinds_in_lowered(*OTHERS[name])
 
 
 def test_each_tensor_that_is_unstacked_has_a_layer_of_its_own():

@@ -14,7 +14,6 @@ class StandardizedDense(layers.Layer):
 
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (input_shape[-1], 5))
-        super().build(input_shape)
 
     def call(self, inputs):
         mean, variance = tf.nn.moments(self.kernel, 0)
@@ -53,7 +52,6 @@ class MaskedSteps(layers.Layer):
         mask = keras.initializers.Constant(np.array([1, 1, 0], np.float32).reshape(3, 1, 1))
         self.mask = self.add_weight("mask", (3, 1, 1), initializer=mask, trainable=False)
         self.kernel = self.add_weight("kernel", (3, input_shape[-1], 5))
-        super().build(input_shape)
 
     def call(self, inputs):
         return tf.nn.conv1d(inputs, self.mask * self.kernel, 1, "SAME")
@@ -62,7 +60,6 @@ class MaskedSteps(layers.Layer):
 class NormalizedDepthwise(layers.Layer):
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (3, 3, input_shape[-1], 2))
-        super().build(input_shape)
 
     def call(self, inputs):
         kernel = tf.nn.l2_normalize(self.kernel, [0, 1])
@@ -75,7 +72,6 @@ class NormalizedTransposed(layers.Layer):
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (3, 3, 5, input_shape[-1]))
         self.steps = self.add_weight("steps", (4, 3, 5))
-        super().build(input_shape)
 
     def call(self, inputs):
         count, height, width = tf.unstack(tf.shape(inputs)[:3])
@@ -90,7 +86,6 @@ class NormalizedWithGaps(layers.Layer):
 
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (3, input_shape[-1], 5))
-        super().build(input_shape)
 
     def call(self, inputs):
         kernel = tf.nn.l2_normalize(self.kernel, [0, 1])
@@ -104,7 +99,6 @@ class Oscillating(layers.Layer):
         shape = (input_shape[-1],)
         self.rate = self.add_weight("rate", shape, initializer="ones")
         self.pitch = self.add_weight("pitch", shape, initializer="ones")
-        super().build(input_shape)
 
     def call(self, inputs):
         rates = tf.complex(-tf.exp(self.rate), self.pitch)

@@ -10,8 +10,6 @@ import tensorflow as tf
 from tests.helpers import keras, layers
 from tests.networks.computed_kernels import COMPUTED
 
-__all__ = ["OPENED"]
-
 
 class ChannelAffine(layers.Layer):
     """A factor and an offset for each channel."""
@@ -28,7 +26,6 @@ class ChannelAffine(layers.Layer):
 class ZeroInitGain(layers.Layer):
     def build(self, input_shape):
         self.gain = self.add_weight("gain", (), initializer="zeros")
-        super().build(input_shape)
 
     def call(self, inputs):
         return self.gain * inputs
@@ -60,7 +57,6 @@ class ReflectionPadding2D(layers.Layer):
 class PositionEmbedding(layers.Layer):
     def build(self, input_shape):
         self.table = self.add_weight("table", input_shape[1:], initializer="uniform")
-        super().build(input_shape)
 
     def call(self, inputs):
         return inputs + tf.expand_dims(self.table, 0)
@@ -72,7 +68,6 @@ class EmbeddedPositions(layers.Layer):
     def build(self, input_shape):
         self.embedding = layers.Embedding(*input_shape[1:], embeddings_regularizer="l2")
         self.scale = layers.Dense(1, use_bias=False)
-        super().build(input_shape)
 
     def call(self, inputs):
         positions = self.embedding(tf.range(inputs.shape[1]))
@@ -84,7 +79,6 @@ class ClassToken(layers.Layer):
 
     def build(self, input_shape):
         self.token = self.add_weight("token", (1, 1, input_shape[-1]), initializer="uniform")
-        super().build(input_shape)
 
     def call(self, inputs):
         token = inputs[:, :1] * 0.0 + self.token
@@ -97,7 +91,6 @@ class ManyTokens(layers.Layer):
     def build(self, input_shape):
         shape = (1, 1, input_shape[-1])
         self.tokens = [self.add_weight(f"token{i}", shape, initializer="ones") for i in range(3)]
-        super().build(input_shape)
 
     def call(self, inputs):
         count, size = tf.shape(inputs)[0], inputs.shape[-1]
@@ -179,7 +172,6 @@ class OwnConv(layers.Layer):
         shape = (3, 3, input_shape[-1], self.filters)
         self.kernel = self.add_weight("kernel", shape, regularizer=keras.regularizers.l2(0.01))
         self.bias = self.add_weight("bias", (self.filters,))
-        super().build(input_shape)
 
     def call(self, inputs):
         return tf.nn.conv2d(inputs, self.kernel, strides=2, padding="SAME") + self.bias
@@ -195,7 +187,6 @@ class OfBackend(layers.Layer):
         self.depthwise = self.add_weight("depthwise", (3, 3, 6, 1))
         self.pointwise = self.add_weight("pointwise", (1, 1, 6, 5))
         self.up = self.add_weight("up", (2, 2, 3, 5))
-        super().build(input_shape)
 
     def call(self, inputs):
         k = keras.backend
@@ -216,7 +207,6 @@ class OwnDepthwise(layers.DepthwiseConv2D):
 class OwnDense(layers.Layer):
     def build(self, input_shape):
         self.parts = [self.add_weight("kernel", (input_shape[-1], 6)), self.add_weight("b", (6,))]
-        super().build(input_shape)
 
     def call(self, inputs):
         return tf.nn.relu(tf.nn.bias_add(tf.matmul(inputs, self.parts[0]), self.parts[1]))
@@ -227,7 +217,6 @@ class Crossed(layers.Layer):
 
     def build(self, input_shape):
         self.mix = self.add_weight("mix", (input_shape[1], 5))
-        super().build(input_shape)
 
     def call(self, inputs):
         return tf.tensordot(inputs, self.mix, axes=(1, 0))
@@ -238,7 +227,6 @@ class SoftGate(layers.Layer):
 
     def build(self, input_shape):
         self.logits = self.add_weight("logits", input_shape[-1:], initializer="uniform")
-        super().build(input_shape)
 
     def call(self, inputs):
         return inputs * tf.reshape(tf.nn.softmax(self.logits), [1, 1, 1, -1])
@@ -412,7 +400,6 @@ class LateProjection(layers.Layer):
 
     def build(self, input_shape):
         self.second = layers.Conv2D(4, 1, name="conv")
-        super().build(input_shape)
 
     def call(self, inputs):
         return self.first(inputs) + self.second(inputs)

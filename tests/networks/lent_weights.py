@@ -165,7 +165,6 @@ class Twice(layers.Layer):
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (3, 3, input_shape[-1], 4))
         self.offset = self.add_weight("offset", (4,))
-        super().build(input_shape)
 
     def call(self, inputs):
         near = tf.nn.conv2d(inputs, self.kernel, 1, "SAME") + self.offset
@@ -181,7 +180,6 @@ class Demodulated(layers.Layer):
 
     def build(self, input_shape):
         self.kernel = self.add_weight("kernel", (self.size, self.size, input_shape[-1], 4))
-        super().build(input_shape)
 
     def call(self, inputs):
         lengths = 1.0 + tf.reduce_sum(tf.abs(self.kernel), [0, 1, 2])

@@ -10,6 +10,7 @@ from tests.end_to_end import test_given_states, test_integer_tensors
 from tests.end_to_end.exact import inputs_of, model_of
 from tests.helpers import images, keras, layers, scramble
 from tests.lowering import test_masking, test_masks, test_recurrent_masks
+from tests.lowering.test_masks import padded
 from tests.networks import lent_weights
 from tests.networks.custom import OPENED
 from tests.networks.forms import (
@@ -98,11 +99,11 @@ TABLES: dict[str, dict[str, Network]] = {
         for name in cells_and_convolutions.MODELS
     },
     "masked steps": {
-        name: Network(partial(behind_dense, ends), test_recurrent_masks.padded)
+        name: Network(partial(behind_dense, ends), partial(padded, count=24, between=True))
         for name, ends in {**MASKED_STEPS, **test_recurrent_masks.NESTED}.items()
     },
     "masks": {
-        name: Network(partial(behind_dense, ends), test_masks.padded)
+        name: Network(partial(behind_dense, ends), padded)
         for name, ends in test_masks.MODELS.items()
     },
     "masking": {

@@ -7,61 +7,60 @@ from tests.helpers import images, layers
 from tests.networks.forms.form import Form, forms
 
 
-def slices(small, large):
-    both = tf.concat([small, large], -1)
-    return both[..., :4], both[:, None, :, -6:-3]
+def concatenated(small, large):
+    return tf.concat([small, large], -1)
 
 
-def one_index(small, large):
-    both = layers.Concatenate()([small, large])
-    return both[:, ::-1, 2], both[..., 5]
-
-
-def splits(small, large):
-    return tf.split(tf.concat([small, large], 2), [1, 3, 6], axis=-1)
-
-
-def stacked(small, large):
-    pairs = tf.stack([small, large[..., :4]], axis=2)
-    return pairs[:, :, 0], pairs[:, 1:, 1, :3]
-
-
-def unstacked(small, large):
-    return tf.unstack(tf.stack([small, large[..., :4]], -1), axis=-1)
-
-
-def nested(small, large):
-    both = tf.concat([small, tf.concat([small, large], -1)], -1)
-    return both[..., 1:3], both[..., 4:][..., 4:]
+def stacked(axis):
+    return lambda small, large: tf.stack([small, large[..., :4]], axis)
 
 
 def reshaped(small, large):
-    both = tf.reshape(tf.concat([small, large], -1), [tf.shape(small)[0], 1, 5, 10])
-    return both[..., :4], tf.split(both, [4, 6], -1)[0], both[:, 0, 1:, 3:4]
-
-
-def cropped(small, large):
-    both = tf.concat([tf.concat([small, small], 1), large[..., :4]], 1)
-    return tf.slice(both, [0, 0, 0], [-1, 5, 4]), layers.Cropping1D((6, 7))(both)
+    return tf.reshape(concatenated(small, large), [tf.shape(small)[0], 1, 5, 10])
 
 
 def several(small, large):
     """Concatenates a detector's boxes, as centers and sizes, and scores."""
-    both = tf.concat([small, large, small * 0.5, small[..., :1]], -1)
-    return (*tf.split(both, [4, 6, 5], -1), both[:, 1:, -5:], both[..., -4:])
+    return tf.concat([small, large, small * 0.5, small[..., :1]], -1)
 
 
-def of_both(function):
-    return lambda *x: function(layers.Dense(4)(x[0]), layers.Dense(6)(x[1]) * 1000.0)
+PARTS = {
+    "slices": (concatenated, lambda both: (both[..., :4], both[:, None, :, -6:-3])),
+    "one_index": (
+        lambda *pair: layers.Concatenate()([*pair]),
+        lambda both: (both[:, ::-1, 2], both[..., 5]),
+    ),
+    "splits": (concatenated, lambda both: tf.split(both, [1, 3, 6], axis=-1)),
+    "stacked": (stacked(2), lambda pairs: (pairs[:, :, 0], pairs[:, 1:, 1, :3])),
+    "unstacked": (stacked(-1), lambda pairs: tf.unstack(pairs, axis=-1)),
+    "nested": (
+        lambda small, large: tf.concat([small, concatenated(small, large)], -1),
+        lambda both: (both[..., 1:3], both[..., 4:][..., 4:]),
+    ),
+    "reshaped": (
+        reshaped,
+        lambda both: (both[..., :4], tf.split(both, [4, 6], -1)[0], both[:, 0, 1:, 3:4]),
+    ),
+    "cropped": (
+        lambda small, large: tf.concat([tf.concat([small, small], 1), large[..., :4]], 1),
+        lambda both: (tf.slice(both, [0, 0, 0], [-1, 5, 4]), layers.Cropping1D((6, 7))(both)),
+    ),
+    "several": (
+        several,
+        lambda both: (*tf.split(both, [4, 6, 5], -1), both[:, 1:, -5:], both[..., -4:]),
+    ),
+}
+"""How two tensors are joined, and which parts of the result are read."""
+
+
+def of_both(join, read):
+    return lambda *x: read(join(layers.Dense(4)(x[0]), layers.Dense(6)(x[1]) * 1000.0))
 
 
 X = [np.random.default_rng(1).normal(size=(16, 5, size)).astype(np.float32) for size in (4, 6)]
 JOINED_PARTS = {
     **forms(
-        {
-            function.__name__: of_both(function)
-            for function in (slices, one_index, splits, stacked, unstacked, nested, several)
-        },
+        {k: of_both(*row) for k, row in PARTS.items() if k not in ("reshaped", "cropped")},
         *X,
         target="ethos_u55",
     ),
