@@ -12,14 +12,6 @@ from keras_qat.targets import TFLM, problems
 from tests.comparison import KERNELS, assert_identical
 from tests.helpers import assert_all_equal, images, keras, observe, save_and_load
 
-__all__ = [
-    "assert_agreement",
-    "assert_exact_everywhere",
-    "assert_trains_and_is_kept",
-    "inputs_of",
-    "model_of",
-]
-
 
 def assert_exact_everywhere(
     qat: Any, x: np.ndarray, kernels: Any, per_layer: bool = False

@@ -74,10 +74,6 @@ def gate_with_nothing(x):
     return layers.Multiply()([x, y])
 
 
-def add_nothing(x):
-    return layers.Add()([x, layers.Conv2D(4, 1, kernel_initializer=make_tiny(1e-7))(x)])
-
-
 def cut_nothing(x):
     """TFLite's kernels refuse a 6 that does not fit 32 bits."""
     merged = layers.ReLU(6.0)(layers.Dense(3, kernel_initializer=make_tiny(1e-9, 1))(x))
@@ -86,7 +82,10 @@ def cut_nothing(x):
 
 NEXT_TO_NOTHING = {
     "output": (gate_with_nothing, "int8"),
-    "range": (add_nothing, "int8"),
+    "range": (
+        lambda x: layers.Add()([x, layers.Conv2D(4, 1, kernel_initializer=make_tiny(1e-7))(x)]),
+        "int8",
+    ),
     "relu6": (cut_nothing, "int8"),
     "relu6, 16 bits": (cut_nothing, "int16x8"),
     # TFLite's kernel of sums crashed.

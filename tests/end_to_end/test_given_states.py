@@ -146,18 +146,14 @@ def test_a_state_goes_from_output_to_input_as_it_is():
     assert (given.scale, given.zero_point) == (result.scale, result.zero_point) == (1 / 128, 0)
 
 
-def operators(qat: Any) -> list[str]:
-    file = FileInterpreter(keras_qat.export_tflite(qat), "optimized")
-    return [name for name, *_ in file.operations()]
-
-
 def test_a_state_that_nobody_reads_is_in_no_file():
     result = []
     for read in (False, True):
         x = keras.Input((2, FEATURES))
         y = layers.SimpleRNN(UNITS, return_sequences=True, return_state=read)(x)
         model = keras.Model(x, y[0] if read else y)
-        result.append(operators(calibrated(model)))
+        file = FileInterpreter(keras_qat.export_tflite(calibrated(model)), "optimized")
+        result.append([name for name, *_ in file.operations()])
     assert result[0] == result[1]
 
 

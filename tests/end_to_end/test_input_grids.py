@@ -38,16 +38,8 @@ class Grid(NamedTuple):
 
 def drawn(numbers: np.random.Generator) -> Grid:
     """Draws a grid: `k / 127.5 - 1`, `k / 255`, `k / 2^n`, `k / 10^n` or `k / n`, or affine."""
-    parts = int(
-        numbers.choice(
-            [
-                255,
-                2 ** numbers.integers(1, 13),
-                10 ** numbers.integers(1, 4),
-                numbers.integers(1, 1001),
-            ]
-        )
-    )
+    powers = 2 ** numbers.integers(1, 13), 10 ** numbers.integers(1, 4)
+    parts = int(numbers.choice([255, *powers, numbers.integers(1, 1001)]))
     mean, deviation = numbers.integers(300, 600) / 1000, numbers.integers(200, 300) / 1000
     whole, real = float(numbers.integers(1, 256)), numbers.uniform(0.01, 100)
     affine = [

@@ -82,15 +82,6 @@ def test_a_file_of_pixels_gives_the_codes_of_the_model(fed, pixels, kernels):
     np.testing.assert_array_equal(file.predict(x, codes=True), expected.codes)
 
 
-@pytest.mark.sample(1)
-def test_a_file_of_pixels_is_verified(fed, pixels):
-    (qat, x), (_, rescaling) = fed, pixels
-    contents = keras_qat.export_tflite(qat, input_dtype="uint8", rescaling=rescaling)
-    report = keras_qat.verify(qat, contents, x, per_layer=True)
-    assert report.identical == 1
-    assert all(tensor.run.identical == 1 for tensor in report.tensors)
-
-
 @pytest.fixture(scope="module")
 def rescaled():
     """Returns a model that begins with `Rescaling`, and observed no pixel above 250."""

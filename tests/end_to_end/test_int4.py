@@ -149,8 +149,7 @@ def test_a_model_set_to_pack_int4_predicts_what_its_file_gives(kernels, tmp_path
         ),
     )
     x = images(8, (6, 6, 2))
-    qat = keras_qat.quantize_model(scramble(model), "int4_weights", target=kernels)
-    observe(qat, x)
+    qat = observe(keras_qat.quantize_model(scramble(model), "int4_weights", target=kernels), x)
     in_bytes = qat.predict(x)
     qat.pack_int4 = True
     with warnings.catch_warnings():

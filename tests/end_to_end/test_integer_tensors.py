@@ -1,6 +1,5 @@
 """Tests models with integer inputs, indices and outputs, which int8 kernels do not compute."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,20 +65,15 @@ def test_complex_numbers():
     assert_agreement(model_of(build))
 
 
-def use_spectrum(move: Callable[[Any], Any]) -> Any:
-    """Returns a model that moves the complex values of a spectrogram."""
-
-    def build(x: Any) -> Any:
-        spectrum = tf.signal.stft(tf.reshape(x, [-1, 144]), 32, 16)
-        return layers.Dense(3)(tf.abs(move(spectrum)))
-
-    return model_of(build)
-
-
 @pytest.mark.slow
 def test_complex_numbers_that_tflite_does_not_move_say_what_to_do():
     """The lookup of the file's type raised a KeyError."""
-    model = use_spectrum(lambda x: tf.where(tf.abs(x) > 1, x, 0 * x))
+
+    def build(x: Any) -> Any:
+        spectrum = tf.signal.stft(tf.reshape(x, [-1, 144]), 32, 16)
+        return layers.Dense(3)(tf.abs(tf.where(tf.abs(spectrum) > 1, spectrum, 0 * spectrum)))
+
+    model = model_of(build)
     qat = observe(keras_qat.quantize_model(model), inputs_of(model))
     with pytest.raises(ValueError, match=r"TFLite has no operation for tf\.SelectV2"):
         keras_qat.export_tflite(qat)

@@ -23,8 +23,11 @@ ERRORS = {"int8": 0.03, "int16x8": 0.01}
 CASES = [(name, width) for name in LARGE for width in LARGE_WIDTHS]
 
 
-def check(name, width):
-    """Asserts that files equal the model, and are close to float."""
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:target tflm. operators missing")
+@pytest.mark.parametrize(("name", "width"), CASES)
+def test_large_sizes(name, width):
+    """Files equal the model, and are close to float."""
     network = LARGE[name]
     model = network.build()
     x = network.inputs(model)
@@ -45,18 +48,3 @@ def check(name, width):
         if not name.startswith(SMALL):
             error = np.abs(predicted - expected).max() / np.ptp([*expected.ravel(), 0.0])
             assert error < ERRORS[width], kernels
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:target tflm. operators missing")
-@pytest.mark.parametrize(("name", "width"), CASES)
-def test_large_sizes(name, width):
-    check(name, width)
-
-
-@pytest.mark.slow
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["mean of 100000", "dense of 100000 ones"])
-def test_what_adds_up_to_more_than_32_bits(name):
-    """Averages of 16-bit values, and 8-bit products of weights with the same sign."""
-    check(name, "int16x8" if name.startswith("mean") else "int8")

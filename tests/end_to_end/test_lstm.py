@@ -12,7 +12,7 @@ import keras_qat
 from keras_qat.arithmetic.kernel_families import kernel_family
 from keras_qat.ops.op import Arguments
 from keras_qat.ops.recurrent.lstm import LSTM
-from keras_qat.targets import TFLM, problems
+from keras_qat.targets import problems
 from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import unpack
@@ -57,19 +57,7 @@ def file() -> bytes:
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference", "tflm"])
 @pytest.mark.parametrize("per_layer", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_files_give_what_the_model_predicts(kernels, per_layer):
-    if kernels == "tflm":
-        pytest.importorskip("tflite_micro")
-    qat = trained()
-    contents = file() if kernels != "tflm" else keras_qat.export_tflite(qat, batch_size=1)
-    assert bool(problems(contents, TFLM)) == (kernels != "tflm")  # Its batch size is unknown.
-    qat.kernels = kernels
-    report = keras_qat.verify(qat, contents, images(), kernels=kernels, per_layer=per_layer)
-    assert [tensor.identical for tensor in report.outputs] == [1.0]
-    assert {tensor.run.identical for tensor in report.tensors} <= {1.0}
-    result = keras_qat.simulate(qat, images(), kernels=kernels)
-    (simulated,) = result.outputs.values()
-    assert result.float_layers == ()
-    np.testing.assert_allclose(simulated.values, qat.predict(images(), verbose=0), atol=1e-6)
+    assert_exact_everywhere(trained(), images(), kernels, per_layer)
 
 
 def test_each_run_of_a_file_begins_with_zeros():

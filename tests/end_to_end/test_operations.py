@@ -73,15 +73,6 @@ def test_a_shape_that_is_resized_to_leaves_nothing_behind():
     assert not [layer.name for layer in made.model.layers if "shape" in layer.name]
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("number", [1.0, -3.5])
-def test_padding_with_other_numbers(number):
-    paddings = [[0, 0], [1, 1], [0, 0], [0, 0]]
-    report = exported(lambda y: tf.pad(y, paddings, "CONSTANT", number), per_layer=True).report
-    assert not report.float_operations
-    assert report.identical == 1
-
-
 def test_a_sum_of_unknown_length_is_in_float():
     model = functional((None, 4), build=lambda x: tf.reduce_sum(x, 1))
     (reason,) = keras_qat.plan(model).float_layers.values()

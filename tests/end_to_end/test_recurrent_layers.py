@@ -1,8 +1,5 @@
 """Tests recurrent layers in integers: their plans, and cases that the forms do not test."""
 
-import functools
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,18 +8,12 @@ import keras_qat
 from keras_qat.ops.recurrent.step_math import find_weight_parts
 from keras_qat.ops.recurrent.unrolled import SIMPLE_RNN
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import images, keras, layers, observe, quantize_on, scramble
+from tests.helpers import images, keras, layers, quantize_on, scramble
 from tests.networks.forms.cells_and_convolutions import SHAPES, tiny
 from tests.networks.forms.form import Form
 from tests.networks.forms.recurrent import SHAPE, WORDS, masked, mixed, small
 from tests.networks.small import functional
 from tests.ops.harness import file_of, node_of
-
-
-@functools.cache
-def quantized(build: Any) -> Any:
-    model = scramble(functional(SHAPE, build=build))
-    return observe(keras_qat.quantize_model(model), images(24, SHAPE))
 
 
 def test_all_hidden_states_are_packed_into_the_output():
@@ -69,11 +60,6 @@ def test_ranges_inside_are_planned_named_and_shared_by_all_steps(name):
     inside = [row.tensor for row in plan.rows if row.reason.startswith("inside")]
     assert inside == [f"{name}/{part}" for part in parts]
     assert not plan.float_layers
-
-
-def test_ranges_inside_have_data():
-    listed = {item.quantizes: item for item in keras_qat.quantizers(quantized(small))}
-    assert all(listed[(f"gru/{part}",)].calibrated for part in INSIDE["gru"][2])
 
 
 def test_ranges_inside_are_no_wider_than_what_is_in_them():

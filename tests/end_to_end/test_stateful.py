@@ -14,10 +14,8 @@ from keras_qat.ops.recurrent.kept_states import read_states
 from keras_qat.training.recurrent import list_states
 from tests.helpers import assert_all_equal, keras, layers, save_and_load
 
-KERNELS = [
-    "xnnpack",
-    *(pytest.param(item, marks=pytest.mark.slow) for item in ("reference", "tflm")),
-]
+SLOW = [pytest.param(kernels, marks=pytest.mark.slow) for kernels in ("reference", "tflm")]
+KERNELS = ["xnnpack", *SLOW]
 STEPS, FEATURES = 3, 4
 
 

@@ -20,6 +20,7 @@ from tests.helpers import keras, rng
 apps = keras.applications
 CLASSES = 10
 OPTIONS = {"weights": None, "classes": CLASSES, "classifier_activation": None}
+SMALL = {"input_shape": (32, 32, 3), **OPTIONS}
 
 
 def module(constructor: Any) -> Any:
@@ -33,69 +34,47 @@ def cut(model: Any, layer: str) -> Any:
     return keras.Model(model.input, keras.layers.Dense(CLASSES, name="logits")(x))
 
 
-def resnet() -> Any:
+def resnet(version: int) -> Any:
     resnet = module(apps.ResNet50)
+    stack = (resnet.stack1, resnet.stack2)[version - 1]
 
     def stacks(x: Any) -> Any:
-        x = resnet.stack1(x, 8, 2, stride1=1, name="conv2")
-        return resnet.stack1(x, 16, 1, name="conv3")
+        x = stack(x, 8, 2, **({"stride1": 1} if version == 1 else {}), name="conv2")
+        return stack(x, 16, version, **({} if version == 1 else {"stride1": 1}), name="conv3")
 
-    return resnet.ResNet(stacks, preact=False, use_bias=True, input_shape=(32, 32, 3), **OPTIONS)
-
-
-def resnet_v2() -> Any:
-    resnet = module(apps.ResNet50)
-
-    def stacks(x: Any) -> Any:
-        x = resnet.stack2(x, 8, 2, name="conv2")
-        return resnet.stack2(x, 16, 2, stride1=1, name="conv3")
-
-    return resnet.ResNet(stacks, preact=True, use_bias=True, input_shape=(32, 32, 3), **OPTIONS)
+    return resnet.ResNet(stacks, preact=version == 2, use_bias=True, **SMALL)
 
 
 def resnet_rs() -> Any:
     blocks = [{"input_filters": 16, "num_repeats": 2}, {"input_filters": 24, "num_repeats": 1}]
-    return module(apps.ResNetRS50).ResNetRS(
-        depth=50, block_args=blocks, input_shape=(32, 32, 3), **OPTIONS
-    )
+    return module(apps.ResNetRS50).ResNetRS(depth=50, block_args=blocks, **SMALL)
 
 
 def densenet() -> Any:
-    return module(apps.DenseNet121).DenseNet([2, 1, 1, 1], input_shape=(32, 32, 3), **OPTIONS)
+    return module(apps.DenseNet121).DenseNet([2, 1, 1, 1], **SMALL)
 
 
 def efficientnet() -> Any:
     efficientnet = module(apps.EfficientNetB0)
     (block,) = efficientnet.DEFAULT_BLOCKS_ARGS[1:2]
-    blocks = [{**block, "repeats": 2}]
-    return efficientnet.EfficientNet(
-        0.5, 1.0, 32, blocks_args=blocks, input_shape=(32, 32, 3), **OPTIONS
-    )
+    return efficientnet.EfficientNet(0.5, 1.0, 32, blocks_args=[{**block, "repeats": 2}], **SMALL)
 
 
 def efficientnet_v2() -> Any:
     efficientnet = module(apps.EfficientNetV2B0)
     fused, _, plain = efficientnet.DEFAULT_BLOCKS_ARGS["efficientnetv2-b0"][1:4]
     blocks = [{**fused, "num_repeat": 1}, {**plain, "num_repeat": 2}]
-    return efficientnet.EfficientNetV2(
-        0.5, 1.0, 32, blocks_args=blocks, input_shape=(32, 32, 3), **OPTIONS
-    )
+    return efficientnet.EfficientNetV2(0.5, 1.0, 32, blocks_args=blocks, **SMALL)
 
 
 def regnet(block_type: str) -> Any:
-    return module(apps.RegNetX002).RegNet(
-        [1, 1, 1, 1], [16, 24, 32, 40], 8, block_type, 32, input_shape=(32, 32, 3), **OPTIONS
-    )
+    sizes = [1, 1, 1, 1], [16, 24, 32, 40], 8
+    return module(apps.RegNetX002).RegNet(*sizes, block_type, 32, **SMALL)
 
 
 def convnext() -> Any:
-    return module(apps.ConvNeXtTiny).ConvNeXt(
-        [1, 1, 1, 1],
-        [8, 16, 24, 32],
-        layer_scale_init_value=0.5,
-        input_shape=(32, 32, 3),
-        **OPTIONS,
-    )
+    sizes = [1, 1, 1, 1], [8, 16, 24, 32]
+    return module(apps.ConvNeXtTiny).ConvNeXt(*sizes, layer_scale_init_value=0.5, **SMALL)
 
 
 def nasnet() -> Any:
@@ -114,8 +93,8 @@ def whole(constructor: Any, size: int = 32, layer: str = "", **options: Any) -> 
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "vgg": lambda: whole(apps.VGG16, layer="block3_pool"),
-    "resnet": resnet,
-    "resnet_v2": resnet_v2,
+    "resnet": lambda: resnet(1),
+    "resnet_v2": lambda: resnet(2),
     "resnet_rs": resnet_rs,
     "inception": lambda: whole(apps.InceptionV3, 75, "mixed0"),
     "inception_reduction": lambda: whole(apps.InceptionV3, 75, "mixed4"),

@@ -216,18 +216,13 @@ UNIT_NORM = {
 }
 
 
-def _application_hard_swish(x: Any) -> Any:
-    # As in keras.applications.mobilenet_v3.
-    return layers.Multiply()([x, layers.ReLU(6.0)(x + 3.0) * (1.0 / 6.0)])
-
-
 HARD_SWISH = {
     "product_of_gate": lambda x: x * (tf.nn.relu6(x + 3.0) / 6.0),
     "gate_first": lambda x: (tf.nn.relu6(x + 3.0) * (1.0 / 6.0)) * x,
     "product_divided": lambda x: x * tf.nn.relu6(x + 3.0) / 6.0,
     "product_times_a_sixth": lambda x: x * tf.nn.relu6(3.0 + x) * (1.0 / 6.0),
     "relu_layer": lambda x: tf.multiply(x, layers.ReLU(6.0)(tf.add(x, 3.0)) / 6.0),
-    "keras_applications": _application_hard_swish,
+    "keras_applications": lambda x: layers.Multiply()([x, layers.ReLU(6.0)(x + 3.0) * (1.0 / 6.0)]),
 }
 """Ways to write it, each after a convolution."""
 

@@ -22,23 +22,13 @@ from tests.networks.forms.form import Form
 
 __all__ = ["FORMS", "LEGACY", "SLOW", "Form"]
 
+MODULES = (
+    *(attention, cells_and_convolutions, constants, equivalents, habits, in_the_wild),
+    *(indices, masks, patterns, python_on_sizes, recurrent, sizes),
+    *(spectra, tensors, weights, written_out),
+)
 FORMS: dict[str, dict[str, Form]] = {
-    **attention.FORMS,
-    **cells_and_convolutions.FORMS,
-    **constants.FORMS,
-    **equivalents.FORMS,
-    **habits.FORMS,
-    **in_the_wild.FORMS,
-    **indices.FORMS,
-    **masks.FORMS,
-    **patterns.FORMS,
-    **python_on_sizes.FORMS,
-    **recurrent.FORMS,
-    **sizes.FORMS,
-    **spectra.FORMS,
-    **tensors.FORMS,
-    **weights.FORMS,
-    **written_out.FORMS,
+    subject: forms for module in MODULES for subject, forms in module.FORMS.items()
 }
 LEGACY = {
     *("cells", "formulas", "gather nd", "masked recurrent", "shared patterns", "sizes"),

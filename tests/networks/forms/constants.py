@@ -120,25 +120,25 @@ def with_examples(x, rows, columns):
     return tf.gather_nd(x, tf.stack([examples, rows, columns], -1))
 
 
-def in_one_tensor(x, rows, columns):
-    return tf.gather_nd(x, tf.concat([rows[..., None], columns[..., None]], -1), batch_dims=1)
-
-
 def single_numbers(x, rows, columns):
     batch, indices = tf.shape(x)[0], [rows, columns, tf.minimum(rows, 1)]
     examples = tf.repeat(tf.range(batch)[:, None], 5, axis=1)
     return tf.gather_nd(params=x, indices=tf.stack([examples, *indices], axis=2))
 
 
-def rows_alone(x, rows, columns):
-    return tf.gather_nd(x, rows[..., None], batch_dims=1)
-
-
+INDEXED = {
+    "with_examples": with_examples,
+    "in_one_tensor": lambda x, *ids: tf.gather_nd(
+        x, tf.concat([i[..., None] for i in ids], -1), batch_dims=1
+    ),
+    "single_numbers": single_numbers,
+    "rows_alone": lambda x, rows, columns: tf.gather_nd(x, rows[..., None], batch_dims=1),
+}
 DRAW = np.random.default_rng(1)
 GATHER_ND = forms(
     {
-        function.__name__: lambda *inputs, f=function: layers.Lambda(lambda x: f(*x))(inputs)
-        for function in (with_examples, in_one_tensor, single_numbers, rows_alone)
+        name: lambda *inputs, f=function: layers.Lambda(lambda x: f(*x))(inputs)
+        for name, function in INDEXED.items()
     },
     images(8, SHAPE),
     DRAW.integers(0, 4, (8, 5), np.int32),

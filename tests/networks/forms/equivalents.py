@@ -12,14 +12,7 @@ KERNEL = np.random.default_rng(1).normal(size=(6, 8, 2)).astype(np.float32)
 KERNELS = MATRIX[:2, :2, None, None], MATRIX[None, None, :1]
 VOLUME = np.random.default_rng(2).normal(size=(2, 3, 1, 2, 3)).astype(np.float32)
 MASK = [True, False, True, True, False, True]
-
-
-def log_sum_exp(x):
-    return tf.reduce_logsumexp(x, axis=-1), tf.reduce_logsumexp(x, axis=[1, 2], keepdims=True)
-
-
-def of_three(x):
-    return tf.einsum("btc,bsc,bsd->btd", x, tf.nn.relu(x), x)
+POWERS = np.linspace(0.5, 1.8, 8, dtype=np.float32)
 
 
 def chosen(x):
@@ -27,14 +20,6 @@ def chosen(x):
     both = tf.stack([x, 1.0 - x])
     weights = tf.nn.softmax(both, axis=0)
     return x * weights[0] + tf.nn.relu(x) * weights[1]
-
-
-def zero_where_divided_by_zero(x):
-    return tf.math.divide_no_nan(x, tf.nn.relu(x - 1.0))
-
-
-def by_channel(x):
-    return tf.pow(tf.abs(x), np.linspace(0.5, 1.8, 8, dtype=np.float32))
 
 
 class SumsAWeight(layers.Layer):
@@ -56,7 +41,9 @@ def lower_triangle(x):
 
 FUNCTIONS = {
     "nn.log_softmax": (tf.nn.log_softmax, lambda x: tf.nn.log_softmax(x, axis=1)),
-    "math.reduce_logsumexp": (log_sum_exp,),
+    "math.reduce_logsumexp": (
+        lambda x: [tf.reduce_logsumexp(x, -1), tf.reduce_logsumexp(x, [1, 2], keepdims=True)],
+    ),
     "math.log_sigmoid": (tf.math.log_sigmoid,),
     "math.erfc": (tf.math.erfc,),
     "math.scalar_mul": (
@@ -77,7 +64,7 @@ FUNCTIONS = {
         lambda x: x + tf.repeat(x[0, :3, 0], [1, 3, 2])[None, :, None],
     ),
     "math.divide_no_nan": (
-        zero_where_divided_by_zero,
+        lambda x: tf.math.divide_no_nan(x, tf.nn.relu(x - 1.0)),
         lambda x: tf.math.divide_no_nan(x, [0.0, 1.0, 2.0, 4.0] * 2),
     ),
     "math.reciprocal_no_nan": (lambda x: tf.math.reciprocal_no_nan(tf.nn.relu(x) + 0.5),),
@@ -101,7 +88,11 @@ FUNCTIONS = {
         lambda x: tf.gather(x, tf.argsort(tf.reduce_mean(x, 2)), axis=1, batch_dims=1),
     ),
     "math.reduce_euclidean_norm": (lambda x: tf.math.reduce_euclidean_norm(x, axis=-1),),
-    "math.pow": (lambda x: 2.0**x, lambda x: tf.abs(x) ** tf.sigmoid(x), by_channel),
+    "math.pow": (
+        lambda x: 2.0**x,
+        lambda x: tf.abs(x) ** tf.sigmoid(x),
+        lambda x: tf.pow(tf.abs(x), POWERS),
+    ),
     "math.reduce_prod": (
         lambda x: tf.reduce_prod(tf.sigmoid(x), axis=1),
         lambda x: tf.reduce_prod(x[:, :, :2], -1, keepdims=True),
@@ -199,7 +190,7 @@ FUNCTIONS = {
         lambda x: tf.einsum("btc->bct", x),
         lambda x: tf.einsum("...c,cd->...d", x, MATRIX),
         lambda x: tf.einsum("ct,btc->btc", np.tile(MATRIX, 2), x),
-        of_three,
+        lambda x: tf.einsum("btc,bsc,bsd->btd", x, tf.nn.relu(x), x),
         lambda x: tf.einsum("btc,tcd->bdt", x, KERNEL),
         lambda x: tf.einsum("tcd,btc->bd", KERNEL, x),
         lambda x: tf.einsum("btc,td->btdc", x, KERNEL[:, 0]),

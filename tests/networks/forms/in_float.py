@@ -112,44 +112,31 @@ def conv_lstm(**options):
     return lambda x: layers.ConvLSTM2D(2, 2, **options)(x)
 
 
-OPAQUE = "cannot be traced"
+OPAQUE, TOO_MANY = "cannot be traced", f"more than {MOST_STEPS} steps"
+IN_TRAINING = "it computes differently in training"
 LONG = (40, 4)
 """Recurrent layers of up to 32 steps would be traced step by step."""
 
-IMAGES = (3, 6, 5, 2)
-ROWS = {
-    "LSTM, relu": ("its activations are not tanh and sigmoid", lstm(activation="relu"), LONG),
-    "LSTM, states": (
-        "its states are inputs or outputs",
-        lambda x: lstm(return_state=True)(x)[1],
-        LONG,
-    ),
+OF_STEPS = {
+    "LSTM, relu": ("its activations are not tanh and sigmoid", lstm(activation="relu")),
+    "LSTM, states": ("its states are inputs or outputs", lambda x: lstm(return_state=True)(x)[1]),
     "Bidirectional, relu": (
         "Bidirectional.*its activations are not tanh and sigmoid",
         both_ways(activation="relu"),
-        LONG,
     ),
     "Bidirectional, states": (
         "Bidirectional.*its states are inputs",
         lambda x: both_ways(return_state=True)(x)[0],
-        LONG,
     ),
-    "GRU, relu": (
-        "are not tanh and sigmoid or hard_sigmoid",
-        lambda x: layers.GRU(3, "relu")(x),
-        LONG,
-    ),
-    "SimpleRNN, selu": (
-        "are not tanh and relu",
-        lambda x: layers.SimpleRNN(3, activation="selu")(x),
-        LONG,
-    ),
-    "a long cell": ("it has more than 32 steps", lambda x: layers.RNN(layers.GRUCell(3))(x), LONG),
-    "a long GRU": (
-        f"more than {MOST_STEPS} steps",
-        lambda x: layers.GRU(3)(x),
-        (MOST_STEPS + 1, 4),
-    ),
+    "GRU, relu": ("not tanh and sigmoid or hard_sigmoid", lambda x: layers.GRU(3, "relu")(x)),
+    "SimpleRNN, selu": ("are not tanh and relu", lambda x: layers.SimpleRNN(3, "selu")(x)),
+    "a long cell": ("it has more than 32 steps", lambda x: layers.RNN(layers.GRUCell(3))(x)),
+}
+
+IMAGES = (3, 6, 5, 2)
+ROWS = {
+    **{name: (*row, LONG) for name, row in OF_STEPS.items()},
+    "a long GRU": (TOO_MANY, lambda x: layers.GRU(3)(x), (MOST_STEPS + 1, 4)),
     "a norm of any length": (
         "the number of channels is unknown",
         lambda x: layers.Normalization(None, 0.2, 0.3)(x),
@@ -161,18 +148,14 @@ ROWS = {
         lambda x: layers.ConvLSTM2D(2, 3, return_state=True)(x)[1],
         IMAGES,
     ),
-    "ConvLSTM, relu": (
-        "are not tanh and sigmoid",
-        conv_lstm(activation="relu", dropout=0.2),
-        IMAGES,
-    ),
+    "ConvLSTM, relu": ("not tanh and sigmoid", conv_lstm(activation="relu", dropout=0.2), IMAGES),
     "ConvLSTM, channels first": (
-        "its channels come first",
+        "channels come first",
         conv_lstm(data_format="channels_first"),
         IMAGES,
     ),
     "ConvLSTM of volumes": ("along three axes", lambda x: layers.ConvLSTM3D(2, 2)(x), (*IMAGES, 1)),
-    "a long ConvLSTM": (f"more than {MOST_STEPS} steps", conv_lstm(), (MOST_STEPS + 1, 3, 3, 2)),
+    "a long ConvLSTM": (TOO_MANY, conv_lstm(), (MOST_STEPS + 1, 3, 3, 2)),
     "a ConvLSTM of any length": ("the number of steps is unknown", tiny, (None, 6, 5, 2)),
     "a ConvLSTM of any size": ("its image size is unknown", tiny, (3, None, None, 2)),
     **{f"map of {name}": (OPAQUE, in_lambda(f), (4, 3)) for name, f in MAPPED.items()},
@@ -194,11 +177,7 @@ ROWS = {
     "gradients in NumPy": (OPAQUE, lambda x: layers.Lambda(counted)(x), (4,)),
     "a crop that makes images larger": ("", lambda x: layers.CenterCrop(8, 4)(x), (6, 7, 2)),
     **{
-        f"another {kind} in training": (
-            "it computes differently in training",
-            lambda x, kind=kind: Factors(kind)(x),
-            (3,),
-        )
+        f"another {kind} in training": (IN_TRAINING, lambda x, kind=kind: Factors(kind)(x), (3,))
         for kind in ("number", "weight", "order", "shape")
     },
 }

@@ -1,7 +1,6 @@
 """Functions written with several operations, which become one layer."""
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from tests.helpers import images, keras, layers
@@ -103,7 +102,6 @@ FORMULAS = {
         6 * images(16, SHAPE),
     ),
 }
-pytestmark = pytest.mark.legacy
 
 
 class HardSwish(layers.Layer):

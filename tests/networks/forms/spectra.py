@@ -19,10 +19,6 @@ def of_complex(x):
     return tf.math.abs(tf.expand_dims(spectra, axis=-1)[:, :24, :])
 
 
-def of_both_parts(x):
-    return tf.math.real(tf.signal.fft(tf.complex(x, x[:, ::-1])))
-
-
 def with_power(x):
     spectra = tf.signal.stft(x, 16, 8)
     return tf.math.real(spectra * tf.math.conj(spectra))
@@ -39,7 +35,7 @@ SPECTRA = {
     ),
     "imaginary part": lambda x: tf.math.imag(tf.signal.stft(x, 16, 16)),
     "of complex numbers": of_complex,
-    "of both parts": of_both_parts,
+    "of both parts": lambda x: tf.math.real(tf.signal.fft(tf.complex(x, x[:, ::-1]))),
 }
 
 
