@@ -1,5 +1,6 @@
 """Tests a single operator: its integer implementation against the interpreter's kernels."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -227,6 +228,16 @@ def random_inputs(node: Node, numbers: Any) -> dict[str, np.ndarray]:
                 q.reshape(-1)[: every.size] = numbers.permutation(every)
             result[item.name] = q
     return result
+
+
+def with_ends(node: Node, *params: Any, shapes: Any = None, **changes: Any) -> Node:
+    """Returns a node with other parameters, or shapes, of its inputs and its output, in order."""
+    ends = [*node.inputs, node.output]
+    if params:
+        ends = [dataclasses.replace(x, params=y) for x, y in zip(ends, params, strict=True)]
+    if shapes:
+        ends = [dataclasses.replace(x, shape=y) for x, y in zip(ends, shapes, strict=True)]
+    return dataclasses.replace(node, inputs=tuple(ends[:-1]), outputs=(ends[-1],), **changes)
 
 
 def sized(node: Node, batch: int) -> Node:

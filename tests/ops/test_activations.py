@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import keras
-from keras_qat.ops import elementwise, relu
+from keras_qat.ops import relu
 from keras_qat.ops.activations import ACTIVATIONS
 from keras_qat.ops.functions import LOOKUPS
 from keras_qat.ops.lookup import lookup_row
@@ -23,13 +23,7 @@ from tests.ops import harness
 from tests.ops.examples import EXAMPLES
 from tests.ops.examples.example import of_any_shape
 
-BINARY = (
-    elementwise.ADD,
-    elementwise.SUBTRACT,
-    elementwise.MULTIPLY,
-    elementwise.MAXIMUM,
-    elementwise.MINIMUM,
-)
+BINARY = tuple(map(op_named, ("add", "subtract", "multiply", "maximum", "minimum")))
 OPS = (*BINARY, relu.RELU, relu.LEAKY_RELU, relu.PRELU, *ACTIVATIONS, *LOOKUPS, SOFTMAX, UNIT_NORM)
 CASES = [
     pytest.param(op, bits, id=f"{op.name}-{bits}")

@@ -3,7 +3,6 @@
 Results must equal the file's. Interpreters compute all pairs at once.
 """
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,14 @@ from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import op_named
 from tests.comparison import KERNELS, RUNNABLE
 from tests.ops.examples.example import BATCH
-from tests.ops.harness import assert_same, in_integers, in_integers_as_tensors, make_node, node_of
+from tests.ops.harness import (
+    assert_same,
+    in_integers,
+    in_integers_as_tensors,
+    make_node,
+    node_of,
+    with_ends,
+)
 from tests.ops.test_contracts import CASES
 from tests.ops.test_movement import calls_of
 
@@ -49,22 +55,28 @@ ZEROS = ((-128, -128, -128), (127, 5, -128), (3, -7, 11))
 
 
 CODES = np.arange(-128, 128, dtype=np.int8)
-PAIRS = np.repeat(CODES, 256), np.tile(CODES, 256)
+COUNT = 2**16 // BATCH + 1
+PAIRS = [np.resize(q, (BATCH, COUNT)) for q in (np.repeat(CODES, 256), np.tile(CODES, 256))]
+
+
+def of_pairs(node: Node) -> dict[str, np.ndarray]:
+    """Returns all pairs as the inputs of a node."""
+    return {item.name: q for item, q in zip(node.inputs, PAIRS, strict=True)}
 
 
 def of_two(op: Any) -> Node:
     """Returns a node of an operator with two tensors as inputs, none of them constant."""
     nodes = (node_of(op, 8, seed)[0] for seed in range(100))
-    return next(node for node in nodes if len({*node.inputs}) == 2 and are_tensors(node.inputs))
-
-
-def are_tensors(inputs: Any) -> bool:
-    return all(isinstance(item, Tensor) for item in inputs)
+    return next(
+        node
+        for node in nodes
+        if len({*node.inputs}) == 2 and all(isinstance(item, Tensor) for item in node.inputs)
+    )
 
 
 def with_params(node: Node, scales: tuple[Any, ...], zeros: tuple[int, ...]) -> Node:
     """Returns the node on two tensors of all pairs, with these scales and zero points."""
-    op, shape = node.op, (None, 2**16 // BATCH + 1)
+    op, shape = node.op, (None, COUNT)
     assert op is not None
     params: list[Any] = [
         QuantParams(np.float32(scale), zero, 8) for scale, zero in zip(scales, zeros, strict=True)
@@ -72,13 +84,7 @@ def with_params(node: Node, scales: tuple[Any, ...], zeros: tuple[int, ...]) -> 
     if op.output == SharedRange():
         params = params[:1] * 3
     params[2] = params[2] if node.output.params is not None else None
-    inputs = tuple(
-        dataclasses.replace(item, shape=shape, params=params[place])
-        for place, item in enumerate(node.inputs)
-        if isinstance(item, Tensor)
-    )
-    output = dataclasses.replace(node.output, shape=shape, params=params[2])
-    return dataclasses.replace(node, inputs=inputs, outputs=(output,))
+    return with_ends(node, *params, shapes=[shape] * 3)
 
 
 @pytest.mark.sample(3)
@@ -86,10 +92,9 @@ def with_params(node: Node, scales: tuple[Any, ...], zeros: tuple[int, ...]) -> 
 @pytest.mark.parametrize(("op", "bits", "family"), BINARY)
 def test_every_pair(op, bits, family, scales):
     node = of_two(op)
-    pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
     for zeros in ZEROS:
         example = with_params(node, SCALES[scales], zeros)
-        inputs = {item.name: q for item, q in zip(example.inputs, pairs, strict=True)}
+        inputs = of_pairs(example)
         assert_same(example, inputs, family, f"{scales}, zero points {zeros}")
     traced = tf.function(lambda: in_integers_as_tensors(example, inputs, family), autograph=False)
     for here, there in zip(traced(), in_integers(example, inputs, family), strict=True):
@@ -112,8 +117,7 @@ HALVES = [
 def test_results_halfway_between_two_values(name, scales):
     zeros = (-128, -128, 0) if scales[-1] > 2 else ZEROS[-1]
     node = with_params(of_two(op_named(name)), scales, zeros)
-    pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
-    inputs = {item.name: q for item, q in zip(node.inputs, pairs, strict=True)}
+    inputs = of_pairs(node)
     for family in RUNNABLE if scales == SCALES["halves"] else KERNELS:
         assert_same(node, inputs, family)
 
@@ -122,17 +126,15 @@ def test_results_halfway_between_two_values(name, scales):
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize(("op", "bits", "family"), MEANS)
 def test_every_mean_of_two(op, bits, family, scales):
-    (call,) = calls_of(lambda x: tf.reduce_mean(x, -1), (2**16 // BATCH + 1, 2))
+    (call,) = calls_of(lambda x: tf.reduce_mean(x, -1), (COUNT, 2))
     for zeros in ZEROS:
         node = make_node(call, bits, np.random.default_rng(0))
         before, after = (
             QuantParams(np.float32(SCALES[scales][place]), zeros[place], 8) for place in (0, 2)
         )
-        inputs = tuple(dataclasses.replace(item, params=before) for item in node.inputs)
-        outputs = (dataclasses.replace(node.output, params=after),)
-        node = dataclasses.replace(node, inputs=inputs, outputs=outputs)
-        pairs = np.resize(np.stack(PAIRS, -1), (BATCH, *inputs[0].shape[1:]))
-        assert_same(node, {inputs[0].name: pairs}, family, f"{scales}, zeros {zeros}")
+        node = with_ends(node, before, after)
+        pairs = {node.inputs[0].name: np.stack(PAIRS, -1)}
+        assert_same(node, pairs, family, f"{scales}, zeros {zeros}")
 
 
 @pytest.mark.parametrize(
@@ -145,10 +147,9 @@ def test_every_mean_of_two(op, bits, family, scales):
 )
 def test_quotients_are_near_the_real_ones(scales, zeros, steps):
     node = with_params(of_two(op_named("divide")), scales, zeros)
-    pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
-    inputs = {item.name: q for item, q in zip(node.inputs, pairs, strict=True)}
+    inputs = of_pairs(node)
     (quotients,) = in_integers(node, inputs, "xnnpack")
-    x, y = (scales[i] * (np.float64(pairs[i]) - zeros[i]) for i in range(2))
+    x, y = (scales[i] * (np.float64(PAIRS[i]) - zeros[i]) for i in range(2))
     y[y == 0] = scales[1]  # Dividing by zero is like dividing by one step.
     real = np.clip(x / y / scales[2] + zeros[2], -128, 127)
     assert np.abs(np.float64(quotients) - real).max() <= steps
@@ -162,9 +163,8 @@ def test_results_in_far_finer_steps_are_the_real_ones(name, ratio):
     before = ratio**0.5 if name == "multiply" else ratio
     for zeros in ZEROS:
         node = with_params(of_two(op_named(name)), (before, before, 1.0), zeros)
-        pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
-        inputs = {item.name: q for item, q in zip(node.inputs, pairs, strict=True)}
-        x, y = (before * (np.float64(pairs[i]) - zeros[i]) for i in range(2))
+        inputs = of_pairs(node)
+        x, y = (before * (np.float64(PAIRS[i]) - zeros[i]) for i in range(2))
         real = np.clip(getattr(np, name)(x, y) + zeros[2], -128, 127)
         (codes,) = in_integers(node, inputs, "xnnpack")
         assert np.abs(codes - real).max() <= 0.5
@@ -175,12 +175,11 @@ def test_results_in_far_finer_steps_are_the_real_ones(name, ratio):
 def test_comparisons_are_those_of_the_real_numbers(name):
     """Except values less than 1/128 of the larger scale apart."""
     original = of_two(op_named(name))
-    pairs = [np.resize(codes, (BATCH, 2**16 // BATCH + 1)) for codes in PAIRS]
     for scales in ((0.1, 0.07), (0.01, 0.3)):
         for zeros in ((-128, -128), (3, -7)):
             node = with_params(original, (*scales, 1.0), (*zeros, 0))
-            inputs = {item.name: q for item, q in zip(node.inputs, pairs, strict=True)}
-            x, y = (scales[i] * (np.float64(pairs[i]) - zeros[i]) for i in range(2))
+            inputs = of_pairs(node)
+            x, y = (scales[i] * (np.float64(PAIRS[i]) - zeros[i]) for i in range(2))
             apart = np.abs(x - y) > max(scales) / 128
             (values,) = in_integers(node, inputs, "xnnpack")
             np.testing.assert_array_equal(values[apart], getattr(np, name)(x, y)[apart])

@@ -13,7 +13,7 @@ from keras_qat.ops.node import Node, Tensor
 from keras_qat.ops.registry import op_named
 from keras_qat.ops.requantize import REQUANTIZE
 from tests.comparison import KERNELS
-from tests.ops.harness import BATCH, assert_same, in_integers, node_of, random_inputs
+from tests.ops.harness import BATCH, assert_same, in_integers, node_of, random_inputs, with_ends
 from tests.ops.test_every_code import with_scales
 
 OPS = (
@@ -177,27 +177,18 @@ def test_slopes_that_xnnpack_leaves_to_tflite():
     node, _ = node_of(op_named("leaky_relu"), 8, 1)
     shape, scale = (None, 5), node.inputs[0].params.scale
     for slope, zero_point in [(150.5, 127), (-150.5, -128), (128.5, 127)]:
-        ends = [
-            dataclasses.replace(item, shape=shape, params=QuantParams(scale, zero, 8))
-            for item, zero in [(node.inputs[0], 0), (node.output, zero_point)]
-        ]
+        ends = [QuantParams(scale, zero, 8) for zero in (0, zero_point)]
         attributes = {**node.attributes, "slope": slope}
-        example = dataclasses.replace(
-            node, attributes=attributes, inputs=(ends[0],), outputs=(ends[1],)
-        )
+        example = with_ends(node, *ends, shapes=[shape] * 2, attributes=attributes)
         q = np.arange(-2, 3).astype(np.int8)[None].repeat(BATCH, 0)
-        assert_same(example, {ends[0].name: q}, "xnnpack", f"slope {slope}")
+        assert_same(example, {node.inputs[0].name: q}, "xnnpack", f"slope {slope}")
 
 
 @pytest.mark.parametrize(
     ("ratio", "slope"),
     [
-        (0.0035, 2.0),
-        (0.0045, 2.0),
-        (120.4985, 0.1),
-        (150.4985, 0.1),
-        (0.5, 0.007),
-        (1.0, -127.4985),
+        *((0.0035, 2.0), (0.0045, 2.0), (120.4985, 0.1), (150.4985, 0.1)),
+        *((0.5, 0.007), (1.0, -127.4985)),
     ],
 )
 def test_leaky_relus_at_the_ends_of_what_xnnpack_takes(ratio, slope):
@@ -205,38 +196,24 @@ def test_leaky_relus_at_the_ends_of_what_xnnpack_takes(ratio, slope):
     node, _ = node_of(op_named("leaky_relu"), 8, 1)
     every = np.arange(-128, 128).astype(np.int8)[None].repeat(BATCH, 0)
     for zeros in ((0, -128), (0, 127), (-128, -10), (127, 10)):
-        ends = [
-            dataclasses.replace(item, shape=(None, 256), params=QuantParams(scale, zero, 8))
-            for item, scale, zero in zip(
-                (node.inputs[0], node.output), np.float32([0.1, 0.1 / ratio]), zeros, strict=True
-            )
-        ]
-        example = dataclasses.replace(
-            node,
-            attributes={**node.attributes, "slope": slope},
-            inputs=(ends[0],),
-            outputs=(ends[1],),
-        )
-        assert_same(example, {ends[0].name: every}, "xnnpack", f"zero points {zeros}")
+        scales = np.float32([0.1, 0.1 / ratio])
+        ends = [QuantParams(*row, 8) for row in zip(scales, zeros, strict=True)]
+        attributes = {**node.attributes, "slope": slope}
+        example = with_ends(node, *ends, shapes=[(None, 256)] * 2, attributes=attributes)
+        assert_same(example, {node.inputs[0].name: every}, "xnnpack", f"zero points {zeros}")
 
 
 @pytest.mark.parametrize("shapes", [((7, 5), (7, 5)), ((7, 5), (1, 5))])
 def test_the_last_values_of_sums_of_16_bits(shapes):
     """For equal shapes, TFLite rounds blocks of 16 values once, and the remaining values twice."""
     node, _ = node_of(op_named("add"), 16, 0)
-    inputs = tuple(
-        dataclasses.replace(item, shape=(None, *shape))
-        for item, shape in zip(node.inputs, shapes, strict=True)
-    )
-    output = dataclasses.replace(node.output, shape=(None, *shapes[0]))
-    node, unlike = dataclasses.replace(node, inputs=inputs, outputs=(output,)), 0
+    node = with_ends(node, shapes=[(None, *shape) for shape in (*shapes, shapes[0])])
+    tensors, unlike = (*node.inputs, node.output), 0
     for seed in range(12):
         numbers = np.random.default_rng(seed)
         # An input step is 2^11 output steps, so the last bits of sums matter.
         scales = 1.0, numbers.uniform(0.1, 1.0), 2.0**-11
-        ends = [
-            finer(x, s / x.params.scale) for x, s in zip((*inputs, output), scales, strict=True)
-        ]
+        ends = [finer(x, s / x.params.scale) for x, s in zip(tensors, scales, strict=True)]
         example = dataclasses.replace(node, inputs=tuple(ends[:2]), outputs=(ends[2],))
         q = {
             item.name: numbers.integers(-8, 8, (BATCH, *item.shape[1:])).astype(np.int16)

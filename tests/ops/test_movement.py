@@ -1,7 +1,6 @@
 """Tests operators that move, concatenate and pool values, beyond their examples."""
 
 import contextlib
-import dataclasses
 
 import numpy as np
 import pytest
@@ -24,7 +23,7 @@ from keras_qat.tflite.interpreter import FileInterpreter
 from keras_qat.tflite.schema import unpack
 from tests.comparison import KERNELS, RUNNABLE
 from tests.helpers import build_model, layers
-from tests.ops.harness import BATCH, assert_same, file_of, make_node, random_inputs
+from tests.ops.harness import BATCH, assert_same, file_of, make_node, random_inputs, with_ends
 
 
 def calls_of(build, *shapes):
@@ -286,12 +285,11 @@ def test_means_of_more_values_than_float32_can_add():
     (call,) = calls_of(lambda x: tf.reduce_mean(x, 1), (2**18,))
     node = make_node(call, 8, np.random.default_rng(0))
     params = QuantParams(np.float32(1), -128, 8)
-    ends = [dataclasses.replace(end, params=params) for end in (*node.inputs, node.output)]
-    node = dataclasses.replace(node, inputs=tuple(ends[:1]), outputs=tuple(ends[1:]))
+    node = with_ends(node, params, params)
     codes = np.resize(np.int8([73, 74]), (BATCH, 2**18))
     codes[:, 1:4] = 73
     for family in RUNNABLE:
-        assert_same(node, {ends[0].name: codes}, family)
+        assert_same(node, {node.inputs[0].name: codes}, family)
 
 
 def test_layers_that_augment_are_nothing_at_run_time():

@@ -7,7 +7,7 @@ import pytest
 
 from keras_qat.ops.registry import op_named
 from tests.comparison import RUNNABLE
-from tests.ops.harness import BATCH, assert_same, node_of
+from tests.ops.harness import BATCH, assert_same, node_of, with_ends
 
 pytestmark = pytest.mark.parametrize("family", RUNNABLE)
 
@@ -15,11 +15,9 @@ pytestmark = pytest.mark.parametrize("family", RUNNABLE)
 def assert_exact_with(name, scale, family):
     """Asserts that all values of an input with this scale are exact."""
     node, _ = node_of(op_named(name), 16, 0)
-    (x,), output, shape = node.inputs, node.output, (None, 2**16 // BATCH + 1)
+    (x,), shape = node.inputs, (None, 2**16 // BATCH + 1)
     params = dataclasses.replace(x.params, scale=np.float32(scale))
-    x = dataclasses.replace(x, shape=shape, params=params)
-    outputs = (dataclasses.replace(output, shape=shape),)
-    node = dataclasses.replace(node, inputs=(x,), outputs=outputs)
+    node = with_ends(node, params, node.output.params, shapes=[shape] * 2)
     every = np.arange(BATCH * shape[1]).astype(np.int16)  # Past one end, and from the other.
     assert_same(node, {x.name: every.reshape(BATCH, -1)}, family, f"scale {scale!r}")
 

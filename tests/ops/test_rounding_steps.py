@@ -17,7 +17,15 @@ from keras_qat.ops.registry import op_named
 from keras_qat.ops.requantize import REQUANTIZE
 from tests.comparison import RUNNABLE
 from tests.helpers import build_model, keras, layers
-from tests.ops.harness import BATCH, assert_same, in_integers, make_node, node_of, random_inputs
+from tests.ops.harness import (
+    BATCH,
+    assert_same,
+    in_integers,
+    make_node,
+    node_of,
+    random_inputs,
+    with_ends,
+)
 
 NEXT = 1 + 2.0**-23
 FACTORS = (
@@ -78,14 +86,10 @@ def in_float32(x: int, factor: float) -> int:
     return round(single(single(Fraction(x)) * Fraction(factor)))
 
 
-def exactly_away(x: int, factor: float) -> int:
-    return away(x * Fraction(factor))
-
-
 SUMS = {
     **{("dense", 8, family): in_float32 for family in ("xnnpack", "xnnpack_arm64")},
     **{("conv", 8, family): in_float32 for family in ("xnnpack", "xnnpack_arm64")},
-    ("dense", 8, "reference"): exactly_away,
+    ("dense", 8, "reference"): lambda x, factor: away(x * Fraction(factor)),
     ("conv", 8, "reference"): rounded_twice,
     ("dense", 8, "tflm"): rounded_twice,
     ("conv", 8, "tflm"): rounded_twice,
@@ -116,13 +120,7 @@ def with_sums(kind: str, bits: int, factor: float, sums: list[int]) -> Node:
         bias=np.array(sums, np.float64),
     )
     ends = [QuantParams(np.float32(0.5), zero if bits == 8 else 0, bits) for zero in (3, -5)]
-    (x,), (output,) = node.inputs, node.outputs
-    return dataclasses.replace(
-        node,
-        weights=weights,
-        inputs=(dataclasses.replace(x, params=ends[0]),),
-        outputs=(dataclasses.replace(output, params=ends[1]),),
-    )
+    return with_ends(node, *ends, weights=weights)
 
 
 def clipped(values: list[int], params: QuantParams) -> np.ndarray:
@@ -234,14 +232,9 @@ def test_products_of_matrices_whose_scales_are_multiplied_in_double_precision(
 ):
     """For sums near a half, a product of scales in float32 would lead to another step."""
     node, numbers = node_of(op_named("matmul"), 8, 1)
-    ends = [QuantParams(np.float32(scale), 0) for scale in scales]
-    first, second, output = (
-        dataclasses.replace(tensor, params=params)
-        for tensor, params in zip((*node.inputs, node.output), ends, strict=True)
-    )
-    node = dataclasses.replace(node, inputs=(first, second), outputs=(output,))
+    node = with_ends(node, *(QuantParams(np.float32(scale), 0) for scale in scales))
     given = random_inputs(node, numbers)
-    rows, columns = given[first.name], given[second.name]
+    rows, columns = (given[item.name] for item in node.inputs)
     columns = columns if node.attributes["transposed"][1] else np.swapaxes(columns, -1, -2)
     rows[..., 2:], columns[..., 2:] = 0, 0
     rows[..., :2], columns[..., :2] = (127, 1), divmod(total, 127)

@@ -58,14 +58,6 @@ def test_what_quantization_makes_zero_has_finite_values_and_slopes(function):
     assert keras_qat.verify(qat, keras_qat.export_tflite(qat), data).identical == 1
 
 
-def _anchored(x):
-    return np.float32([[0.5, -1.0, 2.0]]) + tf.einsum("bi,bj->bi", x, x)
-
-
-def _banked(x):
-    return keras.layers.Dense(3)(tf.matmul(x, np.ones((3, 5), np.float32)))
-
-
 class Scaled(keras.layers.Layer):
     """A trained weight beside a constant."""
 
@@ -76,10 +68,16 @@ class Scaled(keras.layers.Layer):
         return tf.cumsum(tf.matmul(x, np.eye(3, 5, dtype="float32")) * self.factor, axis=1)
 
 
-@pytest.mark.parametrize("build", [_anchored, _banked, lambda x: Scaled()(x)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: np.float32([[0.5, -1.0, 2.0]]) + tf.einsum("bi,bj->bi", x, x),
+        lambda x: keras.layers.Dense(3)(tf.matmul(x, np.ones((3, 5), np.float32))),
+        lambda x: Scaled()(x),
+    ],
+)
 def test_strip_puts_constants_back(build):
-    x = keras.Input((3,))
-    model = keras.Model(x, build(x))
+    model = build_model((3,), build)
     data = images(16, (3,))
     qat = observe(keras_qat.quantize_model(model), data)
     qat.set_weights([weight * 0.5 for weight in qat.get_weights()])

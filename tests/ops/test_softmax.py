@@ -1,7 +1,5 @@
 """Tests softmax of all differences of two values, and of sums of few and many values."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,21 +8,17 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.registry import op_named
 from keras_qat.ops.softmax import _sum_in_order
 from tests.comparison import RUNNABLE
-from tests.ops.harness import BATCH, assert_same, in_integers, node_of
+from tests.ops.harness import BATCH, assert_same, in_integers, node_of, with_ends
 
 
 def with_rows(bits, scale, rows):
     """Returns a softmax along the last axis with this scale, and rows of quantized values."""
     node, _ = node_of(op_named("softmax"), bits, 0)
     rows = np.resize(rows, (BATCH, *rows.shape)).astype(f"int{bits}")
-    ends = [
-        dataclasses.replace(end, shape=(None, *rows.shape[1:]))
-        for end in (*node.inputs, *node.outputs)
-    ]
     params = QuantParams(np.float32(scale), 0 if bits == 16 else 5, bits)
-    ends[0] = dataclasses.replace(ends[0], params=params)
-    node = dataclasses.replace(node, attributes={"axis": -1}, inputs=(ends[0],), outputs=(ends[1],))
-    return node, {ends[0].name: rows}
+    shapes = [(None, *rows.shape[1:])] * 2
+    node = with_ends(node, params, node.output.params, shapes=shapes, attributes={"axis": -1})
+    return node, {node.inputs[0].name: rows}
 
 
 def all_differences(bits, width):

@@ -1,6 +1,5 @@
 """Tests that versions of operators equal those in files that TensorFlow reads and writes again."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.keras2.backend import keras, register
 from keras_qat.ops.registry import op_named, register_op
 from keras_qat.tflite.schema import OPERATORS, TYPES, operator_code, unpack
-from tests.ops.harness import file_of, make_node, node_of
+from tests.ops.harness import file_of, make_node, node_of, with_ends
 from tests.ops.test_contracts import MATCHING
 from tests.ops.test_movement import calls_of
 
@@ -197,9 +196,6 @@ def test_movements_of_many_axes(most, function, axes):
 def test_products_that_are_not_made_smaller(ratio, version):
     node, _ = node_of(op_named("multiply"), 8, 0)
     ones = QuantParams(np.float32(1), 0)
-    inputs = tuple(dataclasses.replace(x, params=ones) for x in node.inputs)
-    params = dataclasses.replace(ones, scale=np.float32(1 / ratio))
-    outputs = (dataclasses.replace(node.output, params=params),)
-    contents = file_of(dataclasses.replace(node, inputs=inputs, outputs=outputs))
+    contents = file_of(with_ends(node, ones, ones, QuantParams(np.float32(1 / ratio), 0)))
     assert_tensorflows(contents)
     assert versions(contents) == {"MUL": version}

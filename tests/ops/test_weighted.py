@@ -22,17 +22,13 @@ from keras_qat.tflite.interpreter import FileInterpreter
 from tests.comparison import KERNELS, RUNNABLE
 from tests.helpers import keras, layers
 from tests.ops.examples import EXAMPLES
-from tests.ops.harness import assert_same, in_integers, make_node, random_inputs
+from tests.ops.harness import assert_same, in_integers, make_node, random_inputs, with_ends
 
 pytestmark = pytest.mark.legacy
 
 ROWS = [
-    conv.CONV,
-    conv.DEPTHWISE_CONV,
-    conv.TRANSPOSE_CONV,
-    dense.DENSE,
-    dense.EINSUM_DENSE,
-    conv.AFFINE,
+    *(conv.CONV, conv.DEPTHWISE_CONV, conv.TRANSPOSE_CONV, conv.AFFINE),
+    *(dense.DENSE, dense.EINSUM_DENSE),
 ]
 
 
@@ -52,16 +48,12 @@ def with_weights(node, **changes):
 
 
 def operations(node):
-    """Returns the operators of a node's file, and the file."""
+    """Returns the operators of a node's file."""
     builder, indices = Builder(), {}
     ends = {tensor.name: get_tensor_index(builder, indices, tensor) for tensor in node.inputs}
     write_node(builder, node, indices)
     contents = builder.finish(ends, {"output_0": indices[node.output]})
-    return (
-        [name for name, *_ in FileInterpreter(contents, "optimized").operations()],
-        builder,
-        contents,
-    )
+    return [name for name, *_ in FileInterpreter(contents, "optimized").operations()]
 
 
 @pytest.mark.sample(3)
@@ -74,7 +66,7 @@ def test_transposed_convolutions_of_a_known_number_of_images(channels, family):
             layer = layers.Conv2DTranspose(channels, 3, strides=2, padding="same")
             node, numbers = node_of(layer, (4, 5, 6), bits, seed, batch=2)
             assert_same(node, random_inputs(node, numbers), family)
-            assert operations(node)[0] == ["TRANSPOSE_CONV"]
+            assert operations(node) == ["TRANSPOSE_CONV"]
 
 
 @pytest.mark.sample(6)
@@ -96,13 +88,12 @@ def test_transposed_convolutions_of_a_known_number_of_images(channels, family):
 def test_open_sizes(layer, shape, found, family):
     node, numbers = node_of(layer(), found)
     open_node, _ = node_of(layer(), shape)
-    inputs = (dataclasses.replace(node.inputs[0], shape=open_node.inputs[0].shape),)
-    outputs = (dataclasses.replace(node.outputs[0], shape=open_node.outputs[0].shape),)
     given = random_inputs(node, numbers)
-    node = dataclasses.replace(node, call=open_node.call, inputs=inputs, outputs=outputs)
+    shapes = [open_node.inputs[0].shape, open_node.output.shape]
+    node = with_ends(node, shapes=shapes, call=open_node.call)
     assert_same(node, given, family)
     if "Transpose" not in type(node.call.layer).__name__:
-        assert not {"SHAPE", "STRIDED_SLICE", "PACK"} & set(operations(node)[0])
+        assert not {"SHAPE", "STRIDED_SLICE", "PACK"} & set(operations(node))
 
 
 LARGE = {
@@ -133,8 +124,7 @@ def test_sums_and_biases_past_what_float32_holds(kind, of, family):
     scale = float(node.inputs[0].params.scale) * weights.scale.max()
     largest = np.abs(q).sum() / q.shape[-2 if "transpose" in kind else -1] * 100
     params = QuantParams.from_range(-1.0, (np.abs(bias).max() + largest) * scale)
-    outputs = (dataclasses.replace(node.outputs[0], params=params),)
-    node = dataclasses.replace(node, outputs=outputs)
+    node = with_ends(node, node.inputs[0].params, params)
     inputs = random_inputs(node, numbers)
     assert_same(node, inputs, family)
     assert_same_in_graph(node, inputs, family)
@@ -164,13 +154,11 @@ def test_large_sums_that_a_bias_takes_away(kind, family):
     node = with_weights(
         node, q=q, bias=bias, scale=np.full_like(node.weights.scale, np.float32(0.01))
     )
-    (x,) = node.inputs
-    x = dataclasses.replace(x, params=QuantParams(np.float32(0.02), -128, 8))
-    y = dataclasses.replace(node.output, params=QuantParams(np.float32(8 * 0.02 * 0.01), 127, 8))
-    node = dataclasses.replace(node, inputs=(x,), outputs=(y,))
-    inputs = random_inputs(node, numbers)
-    largest = numbers.choice([126, 127], inputs[x.name].shape, p=[0.004, 0.996])
-    assert_same(node, {x.name: largest.astype(np.int8)}, family)
+    ends = (0.02, -128), (8 * 0.02 * 0.01, 127)
+    node = with_ends(node, *(QuantParams(np.float32(scale), zero, 8) for scale, zero in ends))
+    ((name, given),) = random_inputs(node, numbers).items()
+    largest = numbers.choice([126, 127], given.shape, p=[0.004, 0.996])
+    assert_same(node, {name: largest.astype(np.int8)}, family)
 
 
 def assert_same_in_graph(node, inputs, family, **how):
@@ -212,7 +200,7 @@ def test_dense_as_a_convolution(bits, family):
         node, numbers = node_of(layers.Dense(9), shape, bits)
         node = dataclasses.replace(node, attributes={"form": "convolution"})
         assert_same(node, random_inputs(node, numbers), family)
-        names = operations(node)[0]
+        names = operations(node)
         assert set(names) <= {"CONV_2D", "RESHAPE"}
         assert len(names) == (1 if len(shape) == 3 else 3)
 
@@ -221,7 +209,7 @@ def test_dense_is_one_operator():
     if dense.FORM != "fully_connected":
         pytest.skip("this TensorFlow's runtime lacks the kernels")
     for shape in [(7,), (3, 7), (2, 3, 7), (2, 2, 3, 7)]:
-        assert operations(node_of(layers.Dense(9), shape)[0])[0] == ["FULLY_CONNECTED"]
+        assert operations(node_of(layers.Dense(9), shape)[0]) == ["FULLY_CONNECTED"]
 
 
 @pytest.mark.sample(4)
@@ -237,14 +225,9 @@ def test_halves_of_each_channel(kind, filters, family):
     scale = np.full_like(node.weights.scale, 2.0**-4)
     node = with_weights(node, q=q.astype(np.float64), scale=scale, bias=None)
     ends = [dataclasses.replace(item.params, scale=np.float32(0.5)) for item in (x, output)]
-    node = dataclasses.replace(
-        node,
-        inputs=(dataclasses.replace(x, params=ends[0]),),
-        outputs=(dataclasses.replace(output, params=ends[1]),),
-    )
+    node = with_ends(node, *ends)
     for shape in (output.shape, (None, None, *output.shape[2:])):
-        outputs = (dataclasses.replace(node.output, shape=shape),)
-        example = dataclasses.replace(node, outputs=outputs)
+        example = with_ends(node, shapes=[x.shape, shape])
         assert_same(example, random_inputs(node, numbers), family)
 
 
@@ -288,7 +271,7 @@ def test_embeddings_of_indices_in_float():
     (tensor,) = node.inputs
     inputs = (Tensor(tensor.name, tensor.shape, "float32", None),)
     node = dataclasses.replace(node, inputs=inputs)
-    assert operations(node)[0] == ["CAST", "GATHER"]
+    assert operations(node) == ["CAST", "GATHER"]
     indices = np.float32([[0, 1, 2, 3, 4, 9]])
     assert_same(node, {tensor.name: indices}, "reference")
 
