@@ -72,14 +72,6 @@ def test_sums_of_48_bits_are_rounded_once():
     np.testing.assert_array_equal(fixed_point.multiply_sums(tf.constant(x), number), expected)
 
 
-def test_division_by_a_power_of_two():
-    x = np.arange(-12, 13)
-    for exponent in range(4):
-        expected = [rounded(Fraction(int(row), 2**exponent)) for row in x]
-        computed = fixed_point.divide(tf.constant(x), tf.constant(exponent, tf.int64))
-        np.testing.assert_array_equal(computed, expected)
-
-
 def test_numbers_at_the_ends():
     numbers = np.array([1.0, 2.0**-31, 2.0**-40, 1 - 2.0**-40, 0.75])
     multiplier, exponent = fixed_point.to_fixed_point(numbers)

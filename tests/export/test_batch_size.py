@@ -105,12 +105,6 @@ def test_a_target_of_the_users_own_knows_the_size():
     np.testing.assert_allclose(qat.predict(x, verbose=0), simulated.values, rtol=0, atol=1e-6)
 
 
-def test_less_than_one_is_refused():
-    qat, _ = trained(recurrent)
-    with pytest.raises(ValueError, match="batch_size=0: pass an integer of at least 1"):
-        keras_qat.export_tflite(qat, batch_size=0)
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_tflite_micro_computes_what_the_model_does(network):

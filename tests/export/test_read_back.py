@@ -26,8 +26,7 @@ def written() -> tuple[bytes, Any, Any]:
     x = layers.BatchNormalization()(layers.DepthwiseConv2D(3, padding="same")(x))
     x = layers.Add()([layers.ReLU(6.0)(x), x])
     outputs = layers.Dense(3, activation="softmax")(layers.GlobalAveragePooling2D()(x))
-    qat = keras_qat.quantize_model(scramble(keras.Model(inputs, outputs)))
-    observe(qat, images())
+    qat = observe(keras_qat.quantize_model(scramble(keras.Model(inputs, outputs))), images())
     taken: list[Any] = []
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(tflite, "check_contents", lambda *args: taken.extend(args))

@@ -49,8 +49,7 @@ def test_every_spelling_runs_on_a_cpu(family, tmp_path):
 
 def test_folded():
     """A convolution and BatchNormalization become one convolution."""
-    qat = keras_qat.quantize_model(scramble(residual_net()))
-    observe(qat, images(32, (8, 8, 1)))
+    qat = observe(keras_qat.quantize_model(scramble(residual_net())), images(32, (8, 8, 1)))
     module = make_inference_module(keras_qat.resolve(qat))
     operations = collections.Counter(
         operation.type for operation in module.serve.get_concrete_function().graph.get_operations()

@@ -10,7 +10,7 @@ from keras_qat.graph.operations import MOVES
 from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import evaluate, find_sizes
 from keras_qat.lowering.read_operations import Uniform, find_uniform, read_operation
-from tests.helpers import images, keras, quantize_on
+from tests.helpers import build_model, images, keras, quantize_on
 
 KEEPS_SIGN = MOVES.union(("add", "multiply", "maximum", "minimum", "sqrt"))
 
@@ -116,8 +116,7 @@ def constant(middle: float) -> np.ndarray:
     ids=["add", "multiply", "maximum", "where", "gather"],
 )
 def test_large_constants_that_differ_in_the_middle_are_two(combine):
-    x = keras.Input((SIZE,))
-    model = keras.Model(x, [combine(x, constant(0.0)), combine(x, constant(5.0))])
+    model = build_model((SIZE,), lambda x: [combine(x, constant(0.0)), combine(x, constant(5.0))])
     data = images(8, (SIZE,))
     qat = quantize_on(model, data)
     first, second = qat.predict(data, verbose=0)

@@ -8,7 +8,7 @@ import keras_qat
 from keras_qat.training.quantizers import list_activation_quantizers
 from tests import helpers
 from tests.comparison import assert_identical
-from tests.helpers import assert_all_equal, keras, layers, rng, save_and_load, train
+from tests.helpers import assert_all_equal, build_model, keras, layers, rng, save_and_load, train
 from tests.networks.small import residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy
@@ -230,19 +230,6 @@ def test_activations_of_16_bits_are_refused(verb):
         verb(tiny_net(), "int16x8")
 
 
-def float64_layers():
-    return keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="float64", name="wrong")])
-
-
-def float64_operation():
-    x = inputs = keras.Input((4,))
-    return keras.Model(inputs, layers.Dense(3)(tf.cast(x, "float64", name="wrong")))
-
-
-def half_weights():
-    return keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype="float16", name="wrong")])
-
-
 def whole_float64():
     keras.backend.set_floatx("float64")
     keras.mixed_precision.set_global_policy("float64")
@@ -253,15 +240,25 @@ def whole_float64():
         keras.mixed_precision.set_global_policy("float32")
 
 
-@pytest.mark.parametrize(
-    "make",
-    [float64_layers, float64_operation, half_weights, whole_float64],
-    ids=lambda m: m.__name__,
-)
+def of_type(dtype):
+    return keras.Sequential([keras.Input((4,)), layers.Dense(3, dtype=dtype, name="wrong")])
+
+
+OTHER_TYPES = {
+    "float64_layers": lambda: of_type("float64"),
+    "float64_operation": lambda: build_model(
+        (4,), lambda x: layers.Dense(3)(tf.cast(x, "float64", name="wrong"))
+    ),
+    "half_weights": lambda: of_type("float16"),
+    "whole_float64": whole_float64,
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TYPES)
 @pytest.mark.parametrize("verb", [keras_qat.plan, keras_qat.quantize_model])
-def test_other_types_are_refused_early(make, verb):
+def test_other_types_are_refused_early(name, verb):
     with pytest.raises(ValueError, match=r"'(wrong|tf\.cast.*)' of .* float(64|16).*set_floatx"):
-        verb(make())
+        verb(OTHER_TYPES[name]())
 
 
 @pytest.mark.slow

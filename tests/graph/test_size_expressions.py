@@ -10,6 +10,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.graph.sizes import set_static_shapes
 from keras_qat.ops.weighted_sums import RECENT
 from tests.helpers import images, keras, layers, observe
+from tests.networks.closed import OwnNorm
 from tests.networks.forms.sizes import SHAPE, halved
 
 pytestmark = pytest.mark.legacy
@@ -50,12 +51,6 @@ class Frames(layers.Layer):
         return tf.signal.frame(x, 8, 4)
 
 
-class Normalize(layers.Layer):
-    def call(self, x):
-        x = x - tf.reduce_mean(x, -1, keepdims=True)
-        return x / tf.sqrt(tf.reduce_mean(tf.square(x), -1, keepdims=True) + 1e-3)
-
-
 class Around(layers.Layer):
     def __init__(self, inner):
         super().__init__()
@@ -71,7 +66,7 @@ class Around(layers.Layer):
 @pytest.mark.parametrize("around", [lambda inner: inner, Around])
 def test_sizes_that_opened_layers_give_to_those_behind_them(around):
     inputs, sound = keras.Input((32,)), keras.Input((None,))
-    frames = layers.Dense(8)(Normalize()(Frames()(sound)))
+    frames = layers.Dense(8)(OwnNorm()(Frames()(sound)))
     outputs = layers.Lambda(lambda x: tf.signal.overlap_and_add(x, 4))(frames)
     model = keras.Model(inputs, around(keras.Model(sound, outputs))(inputs))
     assert not keras_qat.plan(model, target="ethos_u55").float_layers

@@ -24,10 +24,6 @@ def with_shapes(x):
     return layers.Dense(3)(tf.reshape(x, (tf.shape(x)[0], 20)))
 
 
-def with_the_batch(x):
-    return layers.Dense(3)(tf.reshape(layers.Dense(4)(x), (8, -1)))
-
-
 class ReadsBatch(layers.Layer):
     """A layer that reads the batch size."""
 
@@ -54,7 +50,7 @@ def test_takes_batches_of_any_size():
 
 
 def test_operations_that_hold_the_batch_size():
-    qat = quantized(with_the_batch)
+    qat = quantized(lambda x: layers.Dense(3)(tf.reshape(layers.Dense(4)(x), (8, -1))))
     contents = export_exact(qat, X)
     outputs = keras_qat.simulate(qat, X[:16]).outputs
     codes = keras_qat.TFLiteModel(contents).predict(X, codes=True)

@@ -18,14 +18,10 @@ FORMS = [
         ]
         for center, scale in [(True, True), (False, True), (True, False)]
     ),
-    *(
-        (layers.CategoryEncoding, {"num_tokens": 5, "output_mode": mode}, (4,))
-        for mode in ("count", "multi_hot")
-    ),
-    *(
-        (layers.CategoryEncoding, {"num_tokens": 5, "output_mode": "one_hot"}, shape)
-        for shape in [(1,), ()]
-    ),
+    (layers.CategoryEncoding, {"num_tokens": 5, "output_mode": "count"}, (4,)),
+    (layers.CategoryEncoding, {"num_tokens": 5, "output_mode": "multi_hot"}, (4,)),
+    (layers.CategoryEncoding, {"num_tokens": 5, "output_mode": "one_hot"}, (1,)),
+    (layers.CategoryEncoding, {"num_tokens": 5, "output_mode": "one_hot"}, ()),
     (layers.Activation, {"activation": "softsign"}, (4,)),
     (layers.Activation, {"activation": "tanh"}, (4,)),
     (layers.Resizing, {"interpolation": "nearest", "height": 3, "width": 5}, (6, 5, 2)),

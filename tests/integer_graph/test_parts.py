@@ -36,12 +36,15 @@ def inside(qat):
     return build_model((8, 8, 1), lambda x: layers.Reshape((1, 3))(qat(2.0 * x)))
 
 
-@pytest.mark.slow
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("part", [cut, embedding, sequential, with_a_head, inside])
 @pytest.mark.parametrize("kernels", ["xnnpack", "reference"])
 def test_parts_are_exported_and_simulated(qat, part, kernels):
     model, x = part(qat), images(64, (8, 8, 1))
+    names = list(model.output_names)
+    if part is not cut and part is not with_a_head:
+        assert file_equals(model, x)
+    assert model.output_names == names
     contents = keras_qat.export_tflite(model)
     assert keras_qat.read_metadata(contents)["recipe"]["name"] == "int8"
     simulated = keras_qat.simulate(model, x, kernels)
@@ -57,16 +60,6 @@ def test_parts_are_exported_and_simulated(qat, part, kernels):
 def file_equals(model, x):
     values = keras_qat.TFLiteModel(keras_qat.export_tflite(model)).predict(x)
     return np.array_equal(values, model.predict(x, verbose=0))
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("part", [embedding, sequential, inside])
-def test_a_part_predicts_what_its_file_returns(qat, part):
-    model, x = part(qat), images(64, (8, 8, 1))
-    names = list(model.output_names)
-    assert file_equals(model, x)
-    assert model.output_names == names
-    assert keras_qat.verify(model, keras_qat.export_tflite(model), x).verdict.is_same
 
 
 def test_an_output_has_the_range_of_its_quantizer(qat):

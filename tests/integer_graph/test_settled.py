@@ -96,10 +96,8 @@ def test_what_verify_keeps_follows_the_model(qat):
 def test_training_between_batches_of_a_loop_counts(qat):
     """Training loops may keep the function that Keras creates."""
     qat.compile("sgd", "sparse_categorical_crossentropy")
-    predict, batches = (
-        qat.make_predict_function(),
-        iter(tf.data.Dataset.from_tensors((X,)).repeat()),
-    )
+    predict = qat.make_predict_function()
+    batches = iter(tf.data.Dataset.from_tensors((X,)).repeat())
     before = predict(batches)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(qat(X, training=True)[:, 0])

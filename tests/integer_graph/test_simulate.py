@@ -114,8 +114,6 @@ def test_unknown_kernels(exported):
 
 
 def test_model_that_cannot_be_exported():
-    with pytest.raises(ValueError, match="not quantization-aware"):
-        keras_qat.simulate(residual_net(), images(2, (8, 8, 1)))
     with pytest.raises(ValueError, match="have seen no data yet"):
         keras_qat.simulate(keras_qat.quantize_model(residual_net()), images(2, (8, 8, 1)))
 

@@ -10,19 +10,6 @@ from tests.networks.small import layers
 pytestmark = pytest.mark.legacy
 
 
-def test_subclassed_model():
-    class Custom(keras.Model):
-        def __init__(self):
-            super().__init__(name="custom")
-            self.dense = layers.Dense(2)
-
-        def call(self, inputs):
-            return self.dense(inputs)
-
-    with pytest.raises(ValueError, match=r"'custom' is a subclassed model.*inputs=keras.Input"):
-        keras_qat.quantize_model(Custom())
-
-
 def test_unbuilt_sequential():
     model = keras.Sequential([layers.Dense(2)], name="unbuilt")
     with pytest.raises(ValueError, match=r"'unbuilt' has no input shape yet.*keras\.Input"):

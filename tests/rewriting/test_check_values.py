@@ -21,13 +21,19 @@ def model():
     return keras.Model(inputs, layers.Dense(2, name="scores")(hidden))
 
 
-def test_what_is_understood_otherwise_is_warned_of(model, monkeypatch):
+def misunderstand(patch):
+    """Replaces `tf.abs` by a LeakyReLU."""
+
     def wrong(call, context):
         compute = lambda: layers.LeakyReLU(-0.5)(make_symbol(call.inputs[0]))  # noqa: E731
         return trace_in_place(call, compute, context)
 
-    monkeypatch.delitem(OF_FLOATS, "abs")
-    monkeypatch.setitem(LOWERINGS, "abs", wrong)
+    patch.delitem(OF_FLOATS, "abs")
+    patch.setitem(LOWERINGS, "abs", wrong)
+
+
+def test_what_is_understood_otherwise_is_warned_of(model, monkeypatch):
+    misunderstand(monkeypatch)
     with pytest.warns(UserWarning, match="differs from the float model.*scores.*own"):
         keras_qat.quantize_model(model)
     inputs = keras.Input((4, 3))
@@ -71,20 +77,15 @@ SAID = "differs from its float model even without rounding"
 
 @pytest.fixture
 def misunderstood(monkeypatch):
-    """Replaces `tf.abs` by a LeakyReLU while `quantize_model` runs."""
+    """Returns a function that quantizes a model whose `tf.abs` is misunderstood."""
 
     def quantize(after=None, **options):
         inputs = keras.Input((4, 3), name="x")
         scores = layers.Dense(2, name="scores")(tf.abs(inputs) + 1.0)
         model = keras.Model(inputs, after(scores) if after else scores)
 
-        def wrong(call, context):
-            compute = lambda: layers.LeakyReLU(-0.5)(make_symbol(call.inputs[0]))  # noqa: E731
-            return trace_in_place(call, compute, context)
-
         with monkeypatch.context() as patch:
-            patch.delitem(OF_FLOATS, "abs")
-            patch.setitem(LOWERINGS, "abs", wrong)
+            misunderstand(patch)
             with pytest.warns(UserWarning, match="differs from the float model"):
                 qat = keras_qat.quantize_model(model, **options)
         keras_qat.calibrate(qat, X)

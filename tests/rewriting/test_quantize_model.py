@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 import keras_qat
-from tests.helpers import (
-    assert_all_equal,
-    images,
-    keras,
-    observe,
-    scramble,
-    train,
-    values,
-)
+from tests.helpers import assert_all_equal, images, keras, observe, scramble, train, values
 from tests.networks.small import layers, residual_net, tiny_net
 
 pytestmark = pytest.mark.legacy

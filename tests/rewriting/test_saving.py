@@ -59,12 +59,7 @@ result = np.concatenate([outputs.ravel(), before, frozen, ranges(model)])
 
 
 def ranges(model) -> np.ndarray:
-    return np.concatenate(
-        [
-            np.ravel([quantizer.minimum, quantizer.maximum])
-            for quantizer in keras_qat.quantizers(model)
-        ]
-    )
+    return np.concatenate([np.ravel([q.minimum, q.maximum]) for q in keras_qat.quantizers(model)])
 
 
 def trained():

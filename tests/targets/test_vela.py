@@ -14,17 +14,10 @@ from keras_qat.ops.registry import op_named
 from keras_qat.targets import get, problems
 from keras_qat.tflite.reader import FileGraph
 from tests.helpers import images, keras, observe, scramble
-from tests.networks import composite, convolutional, single_layers
 from tests.ops.harness import file_of, node_of
 from tests.ops.test_contracts import MATCHING
+from tests.targets.test_plan_and_file import FAMILIES
 
-FAMILIES = {
-    name: family
-    for name, family in (
-        convolutional.FAMILIES | single_layers.FAMILIES | composite.FAMILIES
-    ).items()
-    if not family.slow and not any(None in shape for shape in family.shapes)
-}
 COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")
 REFUSED = {
     # Booleans as inputs and outputs of a file.

@@ -224,8 +224,7 @@ def calibrated(activation="elu", **options):
     convolutions = [layers.Conv2D(8, 3, activation=activation) for _ in range(2)]
     ends = layers.GlobalAveragePooling2D(), layers.Dense(4)
     model = keras.Sequential([keras.Input((8, 8, 3)), *convolutions, *ends])
-    qat = quantize_on(model, images(48, (8, 8, 3)), **options)
-    return qat
+    return quantize_on(model, images(48, (8, 8, 3)), **options)
 
 
 @pytest.mark.parametrize(
