@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORKS", "fork", "run_all", "run_program"]
-
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.survival.training", "tests.distribute.programs"])
 

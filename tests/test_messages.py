@@ -121,6 +121,7 @@ OF_FLOAT_MODELS = {
     "summary": keras_qat.summary,
     "calibrate": lambda model: keras_qat.calibrate(model, X),
     "simulate": lambda model: keras_qat.simulate(model, X),
+    "diagnose": lambda model: keras_qat.diagnose(model, X),
     "verify": lambda model: keras_qat.verify(model, b"TFL3", X),
     "set_quantization": keras_qat.set_quantization,
     "freeze_batch_norm": keras_qat.freeze_batch_norm,
@@ -196,38 +197,25 @@ class Mine(layers.Layer):
         return x @ self.weight + self.offset
 
 
-REGISTERED = {
-    "one": lambda: keras_qat.register_op(Mine, "dense", weights={"kernel": (-1,)}),
-    "two": lambda: keras_qat.register_op(Mine, "dense", weights={"weight": (), "kernel": (-1,)}),
-}
+NO_KERNEL = r"Mine was registered .* 'kernel', which layer 'mine' does not have.*: weight, offset\."
+REGISTERED = [
+    ("dense", {"weights": {"kernel": (-1,)}}, NO_KERNEL),
+    ("dense", {"weights": {"weight": (), "kernel": (-1,)}}, NO_KERNEL),
+    ("dense", {"weights": {"weight": (-1,)}}, "layer 'mine' also has weights in offset"),
+    (
+        "softmax",
+        {"attributes": lambda layer: {"axis": layer.dim}},
+        "Mine was registered as softmax .* layer 'mine': .* no attribute 'dim'",
+    ),
+]
 
 
-@pytest.mark.parametrize("kind", REGISTERED)
-def test_weights_registered_where_there_are_none(kind):
+@pytest.mark.parametrize(("kind", "options", "message"), REGISTERED)
+def test_registrations_that_do_not_fit_the_layer(kind, options, message):
     model = functional((4,), build=Mine(name="mine"))
-    message = r"Mine was registered .* 'kernel', which layer 'mine' does not have"
-    message += r".*: weight, offset\."
-    with REGISTERED[kind](), pytest.raises(ValueError, match=message):
-        keras_qat.quantize_model(model)
-
-
-def test_weights_that_are_not_registered():
-    model = functional((4,), build=Mine(name="mine"))
-    registration = keras_qat.register_op(Mine, "dense", weights={"weight": (-1,)})
-    message = "layer 'mine' also has weights in offset"
+    registration = keras_qat.register_op(Mine, kind, **options)
     with registration, pytest.raises(ValueError, match=message):
         keras_qat.quantize_model(model)
-
-
-def test_attributes_registered_that_are_not_there():
-    model = functional((4,), build=Mine(name="mine"))
-    read = lambda layer: {"axis": layer.dim}  # noqa: E731
-    message = "Mine was registered as softmax .* layer 'mine': .* no attribute 'dim'"
-    with (
-        keras_qat.register_op(Mine, "softmax", attributes=read),
-        pytest.raises(ValueError, match=message),
-    ):
-        keras_qat.plan(model)
 
 
 def test_names_of_simulated_tensors():

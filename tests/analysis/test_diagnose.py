@@ -9,7 +9,7 @@ import pytest
 import keras_qat
 from keras_qat.analysis import diagnose
 from tests.helpers import keras, quantize_on, rng
-from tests.networks.small import layers, tiny_net
+from tests.networks.small import layers
 
 X = rng().uniform(-1, 1, (64, 8)).astype(np.float32)
 
@@ -101,8 +101,6 @@ def test_what_cannot_be_diagnosed(model):
         keras_qat.diagnose(qat, X)
     with pytest.raises(ValueError, match="at least 8 examples, but got 4"):
         keras_qat.diagnose(qat, X[:4])
-    with pytest.raises(ValueError, match="not quantization-aware"):
-        keras_qat.diagnose(tiny_net(), rng().normal(size=(8, 6, 6, 2)))
     stateful = layers.GRU(2, stateful=True)
     qat = quantize_on(
         keras.Sequential([keras.Input((4, 8), 2), stateful]), np.reshape(X, (16, 4, 8))

@@ -97,12 +97,7 @@ def test_products_are_counted_as_ones_are_added_up(name):
     """If all values are 1, each product adds 1 to the sum of the outputs."""
     shape, build = ONES[name]
     model = build_model(shape, build)
-    model.set_weights(
-        [
-            np.ones(array.shape) if len(array.shape) > 1 else array * 0
-            for array in model.get_weights()
-        ]
-    )
+    model.set_weights([np.full(w.shape, float(w.ndim > 1)) for w in model.get_weights()])
     total = np.sum(model(np.ones((1, *shape), np.float32)))
     assert keras_qat.summary(calibrated(model)).multiply_accumulates == total
     assert sum(map(count_products, keras_qat.plan(model).graph.calls)) == total

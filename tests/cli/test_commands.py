@@ -287,20 +287,6 @@ def test_all_kernel_families_are_listed():
     assert set(FAMILIES) == set(KERNELS)
 
 
-def test_the_rounding_of_other_kernels(files):
-    arguments = files / "qat.keras", files / "x.npy", "--kernels", "reference"
-    np.save(files / "zeros.npy", np.zeros(len(X), int))
-    told = run("evaluate", *arguments, "--labels", files / "zeros.npy")
-    assert "in integers (reference kernels)" in told
-    written = "-o", files / "codes.npz"
-    assert json.loads(run("simulate", *arguments, *written, "--json"))["kernels"] == "reference"
-    qat = keras.models.load_model(files / "qat.keras")
-    qat.kernels = "reference"
-    expected = keras_qat.simulate(qat, X).outputs["logits"].codes
-    with np.load(files / "codes.npz") as codes:
-        np.testing.assert_array_equal(codes["logits"], expected)
-
-
 def test_files_for_microcontrollers(files, tmp_path):
     run("export", files / "qat.keras", tmp_path / "model.tflite", "--batch-size", 1)
     run("export", files / "qat.keras", tmp_path / "model.cc", "--output-dtype", "int8")

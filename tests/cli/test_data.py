@@ -75,19 +75,14 @@ def test_images(tmp_path):
         image = np.full((size, size, 3), 255, np.uint8)
         contents = tf.io.encode_png(image).numpy()
         (tmp_path / "photos" / "cats" / f"{size}.PNG").write_bytes(contents)
-    arguments = (
-        "calibrate",
-        tmp_path / "float.keras",
-        tmp_path / "photos",
-        "-o",
-        tmp_path / "q.keras",
-    )
+    paths = tmp_path / "float.keras", tmp_path / "photos", "-o", tmp_path / "q.keras"
+    arguments = "calibrate", *paths
     assert "add --pixels 0..255, 0..1 or -1..1" in run(*arguments, code=2)
     for pixels, largest in (("0..255", 255), ("0..1", 1), ("-1..1", 1)):
-        ranges = json.loads(run(*arguments, "--json", "--accept-data", "--pixels", pixels))[
-            "ranges"
-        ]
-        assert ranges[0]["maximum"] == pytest.approx(largest * (1 + 1 / 1019), rel=1e-4)
+        told = run(*arguments, "--json", "--accept-data", "--pixels", pixels)
+        assert json.loads(told)["ranges"][0]["maximum"] == pytest.approx(
+            largest * (1 + 1 / 1019), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize("scale", [1 / 255, 1 / 127.5, 0.5])

@@ -12,90 +12,55 @@ from tests.cli.running import X, run
 from tests.networks.small import tiny_net
 
 ERRORS = {
-    "no model": (["plan", "no.keras"], "'no.keras' does not exist"),
-    "no model file": (["plan", "x.npy"], r"x.npy is not a model. Pass a .*\.keras, \.h5"),
-    "damaged": (["plan", "damaged.keras"], "damaged.keras is not a Keras model, or it is damaged"),
-    "no data": (["verify", "qat.keras", "model.tflite", "no.npy"], "There is no file no.npy"),
-    "float model": (
-        ["export", "float.keras", "m.tflite"],
-        "float.keras is a float model.*calibrate",
+    "plan no.keras": "'no.keras' does not exist",
+    "plan x.npy": r"x.npy is not a model. Pass a .*\.keras, \.h5",
+    "plan damaged.keras": "damaged.keras is not a Keras model, or it is damaged",
+    "verify qat.keras model.tflite no.npy": "There is no file no.npy",
+    "export float.keras m.tflite": "float.keras is a float model.*calibrate",
+    "verify qat.keras x.npy x.npy": "x.npy is not a TFLite file",
+    "convert float.keras x.npy m.tflite --bits 4": "There is no --bits: pass --recipe low_bits",
+    "calibrate float.keras x.npy -o no/q.keras": "no does not exist",
+    "plan float.keras --scope logit": "Did you mean 'logits'",
+    "simulate qat.keras labels.csv": "73 values per row.*72",
+    "simulate qat.keras labels.csv --drop lable": "no column lable",
+    "simulate qat.keras two.npz --key c": "no array c. Its arrays are: a, b",
+    "evaluate qat.keras two.npz --labels y.npy": "^Error: There is no file y.npy",
+    "simulate qat.keras wide.npy": r"^Error: wide.npy: .*\(None, 6, 6, 2\)",
+    "simulate qat.keras two.npz": "arrays a, b. Choose one with --key",
+    "evaluate qat.keras x.npy --labels short.npy": "^Error: short.npy has 5 labels for 40 examples",
+    "simulate qat.keras nothing_here:x": "^Error: nothing_here:x: There is no module nothing_here",
+    "simulate qat.keras json:x": "json.* has no attribute 'x'",
+    "simulate qat.keras .": "contains no images",
+    "export qat.keras m.cc --pack-int4": "for .tflite files only",
+    "export qat.keras m.cc --batch-size 1": "for .tflite files only",
+    "plan float.keras --target ethos": "'ethos' is not one of 'xnnpack', 'tflm'",
+    "calibrate float.keras x.npy -o q.tflite": "q.tflite: the model is written to .keras, .h5",
+    "calibrate float.keras x.npy -o ./float.keras": (
+        "float.keras is the input model and would be overwritten"
     ),
-    "no TFLite file": (["verify", "qat.keras", "x.npy", "x.npy"], "x.npy is not a TFLite file"),
-    "option of another tool": (
-        ["convert", "float.keras", "x.npy", "m.tflite", "--bits", "4"],
-        "There is no --bits: pass --recipe low_bits",
+    "export qat.keras m.tfl": "m.tfl: an export is written to .tflite",
+    "simulate qat.keras x.npy -o codes.txt": "written to .npz files",
+    "simulate qat.keras x.npy -o no/codes.npz": "the directory no does not exist",
+    "plan qat.keras": "qat.keras is already quantized. Pass the float",
+    "calibrate qat.keras x.npy -o q.keras --recipe int16x8": (
+        "already quantized: --recipe is for float models"
     ),
-    "no directory": (
-        ["calibrate", "float.keras", "x.npy", "-o", "no/q.keras"],
-        "no does not exist",
-    ),
-    "scope": (["plan", "float.keras", "--scope", "logit"], "Did you mean 'logits'"),
-    "other columns": (["simulate", "qat.keras", "labels.csv"], "73 values per row.*72"),
-    "no column": (["simulate", "qat.keras", "labels.csv", "--drop", "lable"], "no column lable"),
-    "no array": (
-        ["simulate", "qat.keras", "two.npz", "--key", "c"],
-        "no array c. Its arrays are: a, b",
-    ),
-    "no labels": (
-        ["evaluate", "qat.keras", "two.npz", "--labels", "y.npy"],
-        "^Error: There is no file y.npy",
-    ),
-    "shapes": (["simulate", "qat.keras", "wide.npy"], r"^Error: wide.npy: .*\(None, 6, 6, 2\)"),
-    "several arrays": (["simulate", "qat.keras", "two.npz"], "arrays a, b. Choose one with --key"),
-    "other labels": (
-        ["evaluate", "qat.keras", "x.npy", "--labels", "short.npy"],
-        "^Error: short.npy has 5 labels for 40 examples",
-    ),
-    "no module": (
-        ["simulate", "qat.keras", "nothing_here:x"],
-        "^Error: nothing_here:x: There is no module nothing_here",
-    ),
-    "no name": (["simulate", "qat.keras", "json:x"], "json.* has no attribute 'x'"),
-    "no images": (["simulate", "qat.keras", "."], "contains no images"),
-    "option": (["export", "qat.keras", "m.cc", "--pack-int4"], "for .tflite files only"),
-    "source": (["export", "qat.keras", "m.cc", "--batch-size", "1"], "for .tflite files only"),
-    "target": (
-        ["plan", "float.keras", "--target", "ethos"],
-        "'ethos' is not one of 'xnnpack', 'tflm'",
-    ),
-    "calibrated to TFLite": (
-        ["calibrate", "float.keras", "x.npy", "-o", "q.tflite"],
-        "q.tflite: the model is written to .keras, .h5",
-    ),
-    "calibrated in place": (
-        ["calibrate", "float.keras", "x.npy", "-o", "./float.keras"],
-        "float.keras is the input model and would be overwritten",
-    ),
-    "ending": (["export", "qat.keras", "m.tfl"], "m.tfl: an export is written to .tflite"),
-    "codes": (["simulate", "qat.keras", "x.npy", "-o", "codes.txt"], "written to .npz files"),
-    "no directory for codes": (
-        ["simulate", "qat.keras", "x.npy", "-o", "no/codes.npz"],
-        "the directory no does not exist",
-    ),
-    "planned twice": (["plan", "qat.keras"], "qat.keras is already quantized. Pass the float"),
-    "recipe of a quantized model": (
-        ["calibrate", "qat.keras", "x.npy", "-o", "q.keras", "--recipe", "int16x8"],
-        "already quantized: --recipe is for float models",
-    ),
-    "command": (["plam", "float.keras"], "No such command 'plam'"),
-    "import": (
-        ["--import", "nothing_here", "plan", "float.keras"],
-        "There is no module nothing_here",
-    ),
+    "plam float.keras": "No such command 'plam'",
+    "--import nothing_here plan float.keras": "There is no module nothing_here",
 }
+"""Command -> the error."""
 
 
 @pytest.mark.sample(20)
-@pytest.mark.parametrize("case", ERRORS)
-def test_errors(case, sources, monkeypatch):
+@pytest.mark.parametrize("command", ERRORS)
+def test_errors(command, sources, monkeypatch):
     monkeypatch.chdir(sources)
     np.savez("two.npz", a=X, b=X)
     np.save("wide.npy", X[:, :, :1])
     np.save("short.npy", np.arange(5) % 3)
     Path("damaged.keras").write_bytes(b"PK")
-    args, message = ERRORS[case]
-    told = run(*args, code=2)
-    assert re.search(message, told.replace("\n", " ")), told
+    told = run(*command.split(), code=2)
+    assert re.search(ERRORS[command], told.replace("\n", " ")), told
     assert len(told) < 800
 
 
@@ -110,27 +75,21 @@ def test_help(command):
 
 
 MISTAKES = {
-    "epochs": (["convert", "a", "b", "c.tflite", "--epochs", "3"], "because commands do not train"),
-    "a word for a count": (
-        ["convert", "a", "b", "c.tflite", "--limit", "many"],
-        "'many' is not a valid integer",
-    ),
-    "a share with its sign": (
-        ["convert", "a", "b", "c.tflite", "--min-identical", "100%"],
-        "'100%' is not a valid number",
-    ),
-    "names in front of files": (["convert", "--model", "a"], "pass the model as the first"),
-    "running a file": (["run", "m.tflite", "x.npy"], "There is no command 'run': use simulate"),
-    "another command": (["quantize", "float.keras"], "There is no command 'quantize': use convert"),
-    "help as a command": (["help", "convert"], "use keras-qat COMMAND --help"),
-    "an option in front": (["--recipe", "int8", "plan", "a"], "Put --recipe after the command"),
+    "convert a b c.tflite --epochs 3": "because commands do not train",
+    "convert a b c.tflite --limit many": "'many' is not a valid integer",
+    "convert a b c.tflite --min-identical 100%": "'100%' is not a valid number",
+    "convert --model a": "pass the model as the first",
+    "run m.tflite x.npy": "There is no command 'run': use simulate",
+    "quantize float.keras": "There is no command 'quantize': use convert",
+    "help convert": "use keras-qat COMMAND --help",
+    "--recipe int8 plan a": "Put --recipe after the command",
 }
+"""Command -> the error."""
 
 
-@pytest.mark.parametrize("kind", MISTAKES)
-def test_mistakes(kind):
-    words, answer = MISTAKES[kind]
-    assert answer in run(*words, code=2)
+@pytest.mark.parametrize("command", MISTAKES)
+def test_mistakes(command):
+    assert MISTAKES[command] in run(*command.split(), code=2)
 
 
 def test_labels_as_an_argument(tmp_path):

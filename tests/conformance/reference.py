@@ -22,20 +22,10 @@ FOLDER = Path(os.environ.get("KERAS_QAT_REFERENCE", Path(__file__).parent / "dat
 ARGUMENTS = {
     "Conv2D": ("filters", "kernel_size", "strides", "padding", "dilation_rate", "use_bias"),
     "DepthwiseConv2D": (
-        "kernel_size",
-        "strides",
-        "padding",
-        "dilation_rate",
-        "depth_multiplier",
-        "use_bias",
+        *("kernel_size", "strides", "padding", "dilation_rate", "depth_multiplier", "use_bias"),
     ),
     "SeparableConv2D": (
-        "filters",
-        "kernel_size",
-        "strides",
-        "padding",
-        "dilation_rate",
-        "depth_multiplier",
+        *("filters", "kernel_size", "strides", "padding", "dilation_rate", "depth_multiplier"),
         "use_bias",
     ),
     "Dense": ("units", "use_bias"),
@@ -92,10 +82,8 @@ class Case:
         """The quantization-aware model, with the record's initial values."""
         options = dict(self.manifest["training_options"])
         scope = options.pop("scope", None)
-        model = keras_qat.quantize_model(
-            self.model, keras_qat.recipes.contrib(**options), scope=scope
-        )
-        return model
+        recipe = keras_qat.recipes.contrib(**options)
+        return keras_qat.quantize_model(self.model, recipe, scope=scope)
 
     @functools.cached_property
     def weights(self) -> dict[str, Any]:

@@ -56,12 +56,6 @@ def test_twice_is_the_same_as_once():
     np.testing.assert_array_equal(once(x), twice(x))
 
 
-def test_quantized_with_other_settings_is_an_error():
-    once = keras_qat.quantize_model(residual_net(), contrib(4, 4))
-    with pytest.raises(ValueError, match="already quantized"):
-        keras_qat.quantize_model(once, contrib(8, 8))
-
-
 def test_scope():
     """Layers, activations and standalone merges in the scope are quantized, and no others."""
     model = two_scopes()

@@ -109,26 +109,14 @@ def with_litert() -> Names:
     return calibrated()
 
 
-PRELUDES: dict[str, Callable[[], Names]] = {
-    "docs/bits.md": compiled,
-    "docs/boards.md": for_micro,
-    "docs/calibrate.md": compiled,
-    "docs/choosing.md": compiled,
-    "docs/coming-from-tfmot.md": compiled,
-    "docs/distribution.md": compiled,
-    "docs/export.md": calibrated,
-    "docs/feeding.md": with_litert,
-    "docs/index.md": float_model,
-    "docs/keras-3.md": of_keras_3,
-    "docs/layers.md": own_layers,
-    "docs/phones.md": with_litert,
-    "docs/accuracy-drops.md": calibrated,
-    "docs/reading.md": calibrated,
-    "docs/recurrent.md": data,
-    "docs/serving.md": with_litert,
-    "docs/simulate.md": calibrated,
-    "docs/skip.md": float_model,
-    "docs/streaming.md": for_micro,
-    "docs/targets.md": for_micro,
-    "docs/training.md": compiled,
+PAGES: dict[Callable[[], Names], str] = {
+    compiled: "bits calibrate choosing coming-from-tfmot distribution training",
+    for_micro: "boards streaming targets",
+    calibrated: "accuracy-drops export reading simulate",
+    with_litert: "feeding phones serving",
+    float_model: "index skip",
+    of_keras_3: "keras-3",
+    own_layers: "layers",
+    data: "recurrent",
 }
+PRELUDES = {f"docs/{page}.md": make for make, pages in PAGES.items() for page in pages.split()}

@@ -41,13 +41,8 @@ def network(dead: bool = False, fresh: bool = False, *last: Any) -> Any:
     return model
 
 
-def plain() -> Any:
-    return keras.Sequential([keras.Input((6, 6, 1)), layers.Conv2D(3, 3), layers.ReLU()])
-
-
 def calibrated(x: Any, model: Any = None) -> Any:
-    qat = quantize_on(model or network(), x)
-    return qat
+    return quantize_on(model or network(), x)
 
 
 def verified(model: Any, file: bytes | None = None) -> str:
@@ -109,10 +104,6 @@ def nothing_quantized() -> None:
     keras_qat.quantize_model(model, "contrib")
 
 
-def converted() -> bytes:
-    return bytes(tf.lite.TFLiteConverter.from_keras_model(network()).convert())
-
-
 MISTAKES: dict[str, Callable[[Path], Any]] = {
     "They fit as x / 255. Then call calibrate again": lambda _: calibrated(255 * X),
     "(uint8, 0 to 255) are not prepared as in training": lambda _: calibrated(
@@ -124,7 +115,8 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
     "All values of the calibration data are 0": lambda _: calibrated(0 * X),
     "The ranges come from 2 examples": lambda _: calibrated(X[:2]),
     "half of the examples vary by less than one quantized value": lambda _: calibrated(
-        with_outlier(), plain()
+        with_outlier(),
+        keras.Sequential([keras.Input((6, 6, 1)), layers.Conv2D(3, 3), layers.ReLU()]),
     ),
     "is set by -1e+09, far outside of its other values": lambda _: calibrated(X, marked()),
     "is lost. Scale these tensors alike": lambda _: calibrated(X, joined()),
@@ -140,7 +132,7 @@ MISTAKES: dict[str, Callable[[Path], Any]] = {
         X, network(False, False, layers.LayerNormalization())
     ),
     "The file computes in float: none of its tensors is quantized": lambda _: verified(
-        network(), converted()
+        network(), bytes(tf.lite.TFLiteConverter.from_keras_model(network()).convert())
     ),
     "returns a new recipe, which was not used": lambda _: not_assigned(),
     "an export would replace the saved Keras model there": saved_over,

@@ -10,7 +10,7 @@ import tensorflow as tf
 import keras_qat
 from keras_qat.recipes import Recipe
 from keras_qat.tflite.interpreter import FileInterpreter
-from tests.helpers import images, keras, observe, scramble
+from tests.helpers import images, keras, observe, save_and_load, scramble
 from tests.networks.small import functional, layers
 
 
@@ -85,7 +85,7 @@ def test_what_is_skipped_is_in_float_in_the_file(name, recipe, tmp_path):
     x = images(64, (6, 6, 3))
     qat = observe(keras_qat.quantize_model(model, recipe), x)
     file = keras_qat.export_tflite(qat)
-    for model in (qat, reloaded(qat, tmp_path)):
+    for model in (qat, save_and_load(qat, tmp_path / "model.keras")):
         report = keras_qat.verify(model, file, x)
         assert report.max_difference <= 1
         assert report.identical >= (0.9995 if recipe.name == "int8" else 0.998)
@@ -93,11 +93,6 @@ def test_what_is_skipped_is_in_float_in_the_file(name, recipe, tmp_path):
     operations = FileInterpreter(file).operations()
     computed = {kernel for kernel, _, types in operations if np.float32 in types}
     assert computed - {"DEQUANTIZE"}, operations
-
-
-def reloaded(model: Any, path: Any) -> Any:
-    model.save(path / "model.keras")
-    return keras.models.load_model(path / "model.keras")
 
 
 def test_recipes_are_json_and_saved_with_the_model(tmp_path):

@@ -7,7 +7,7 @@ import tensorflow as tf
 import keras_qat
 from tests.comparison import assert_kept
 from tests.helpers import images, keras, layers, observe, quantize_on, save_and_load
-from tests.networks.small import functional, tiny_net
+from tests.networks.small import functional
 
 
 def normalized(*more):
@@ -143,12 +143,3 @@ def test_unknown_layer_passes_through_and_is_reported():
     np.testing.assert_allclose(
         qat.predict(x, verbose=0), model.predict(x, verbose=0), rtol=1e-4, atol=1e-6
     )
-
-
-@pytest.mark.legacy
-def test_strict_lists_every_such_layer():
-    with pytest.raises(ValueError, match="stay in float") as raised:
-        keras_qat.quantize_model(with_unknown_layers(), strict=True)
-    assert "wave" in str(raised.value)
-    assert "last" in str(raised.value)
-    keras_qat.quantize_model(tiny_net(), strict=True)

@@ -38,8 +38,6 @@ from keras_qat.training.fake_quantization.weight_quantizer import get_weight
 from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
-__all__ = ["assert_alike_in_training", "quantizer_of"]
-
 NEXT = 0.51
 """Maximum distance to the nearest quantized value in steps, including float32 errors."""
 

@@ -7,8 +7,6 @@ import tensorflow as tf
 
 from tests.helpers import layers
 
-__all__ = ["fitted"]
-
 
 def fitted(x: Any, shape: tuple[int, ...]) -> Any:
     """Returns a tensor of that shape, computed from another tensor."""

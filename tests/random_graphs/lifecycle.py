@@ -22,8 +22,6 @@ from keras_qat.tflite.reader import FileGraph
 from tests.comparison import KERNELS
 from tests.random_graphs.beside_training import assert_alike_in_training, quantizer_of
 
-__all__ = ["Refused", "live", "live_on"]
-
 REASONS = ("NaN or infinity", "TFLite's converter refuses")
 
 SOME = 16

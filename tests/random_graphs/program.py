@@ -8,8 +8,6 @@ import numpy as np
 
 from keras_qat.recipes import Recipe
 
-__all__ = ["as_program"]
-
 PROGRAM = """\
 import base64, io
 import numpy as np

@@ -8,9 +8,6 @@ from tests.helpers import layers
 from tests.ops.examples.example import chosen, sizes
 from tests.random_graphs.fitting import fitted
 
-__all__ = ["recurrent"]
-
-
 UNITS = 3
 
 

@@ -18,9 +18,6 @@ from tests.ops.examples import EXAMPLES
 from tests.random_graphs.fitting import fitted
 from tests.random_graphs.recurrent import recurrent
 
-__all__ = ["STEPS", "Sketch", "Step", "built", "random_inputs"]
-
-
 LARGEST = 1e4
 """Maximum of values in the float model, so that no value becomes infinite."""
 
@@ -64,10 +61,6 @@ class Sketch:
 Make = Callable[[list[Any], np.random.Generator], Any]
 
 
-def _positive(x: Any) -> Any:
-    return layers.Activation("sigmoid")(x) + 0.25
-
-
 def _example(name: str) -> Make:
     """Returns a step with a random call of an operator, on tensors of suitable shapes."""
 
@@ -78,7 +71,8 @@ def _example(name: str) -> Make:
         for place, (shape, dtype) in enumerate(zip(example.shapes, dtypes, strict=True)):
             if tf.as_dtype(dtype).is_floating:
                 x = fitted(tensors[place % len(tensors)], shape)
-                given.append(_positive(x) if name in OF_POSITIVES else x)
+                is_positive = name in OF_POSITIVES
+                given.append(layers.Activation("sigmoid")(x) + 0.25 if is_positive else x)
             else:
                 given.append(keras.Input(shape, dtype=dtype))
         return example.build(*given)
@@ -173,10 +167,6 @@ def _joined(tensors: list[Any], numbers: np.random.Generator) -> Any:
     return kinds[numbers.integers(len(kinds))]()(tensors)
 
 
-def _activation(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    return _activated(tensors[0], numbers)
-
-
 def _any_layer(tensors: list[Any], numbers: np.random.Generator) -> Any:
     """Applies any Keras layer, in a nested model."""
     model = every_layer.example(str(numbers.choice(LAYERS)))
@@ -222,16 +212,6 @@ def _dead(tensors: list[Any], numbers: np.random.Generator) -> Any:
     return layers.BatchNormalization(gamma_initializer="zeros")(x)
 
 
-def _as_it_is(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """Returns a tensor unchanged, so outputs may be inputs, or the same tensor twice."""
-    return tensors[0]
-
-
-def _in_float(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """Applies a layer without an integer kernel."""
-    return tf.math.sin(tensors[0])
-
-
 STEPS: dict[str, Make] = {
     **{name: _example(name) for name in EXAMPLES},
     "block": _block,
@@ -243,12 +223,12 @@ STEPS: dict[str, Make] = {
     "shared": _shared,
     "nested": _nested,
     "merged": _merged,
-    "activated": _activation,
+    "activated": lambda tensors, numbers: _activated(tensors[0], numbers),
     "any_layer": _any_layer,
     "masked": _masked,
     "dead": _dead,
-    "as_it_is": _as_it_is,
-    "in_float": _in_float,
+    "as_it_is": lambda tensors, numbers: tensors[0],  # Outputs may be inputs, or equal.
+    "in_float": lambda tensors, numbers: tf.math.sin(tensors[0]),
 }
 
 

@@ -48,20 +48,8 @@ def checked(layer, x, training):
     return tf.tanh(x)
 
 
-def in_graphs(layer, x, training):
-    return tf.tanh(x) * (2.0 if tf.executing_eagerly() else 1.0)
-
-
 def typed(layer, x, training):
     return tf.tanh(x) if isinstance(x, tf.Tensor) else x
-
-
-def dropped(layer, x, training):
-    return x if training and random.random() < 1.0 else tf.tanh(x)
-
-
-def noisy(layer, x, training):
-    return x + tf.random.normal((4,)) if training else x
 
 
 def with_loss(layer, x, training):
@@ -73,25 +61,29 @@ def repeated(layer, x, training):
     return tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, tf.tanh(y)), (0, x))[1]
 
 
-def with_gaps(layer, x, training):
-    return tf.nn.convolution(x, np.ones((2, 4, 4), "float32"), dilations=2)
-
-
 EXAMPLES = {
     "weights are symbolic tensors": lambda layer, x, _: x * layer.scale,
     "losses are collected": with_loss,
     "lists of weights are symbolic": lambda layer, x, _: x * layer.weights[0],
     "inner calls are recorded": lambda layer, x, _: layer.dense(x),
     "loops are unrolled": repeated,
-    "Python and NumPy draw their largest values": dropped,
-    "TensorFlow draws in each step": noisy,
+    "Python and NumPy draw their largest values": lambda layer, x, training: (
+        x if training and random.random() < 1.0 else tf.tanh(x)
+    ),
+    "TensorFlow draws in each step": lambda layer, x, training: (
+        x + tf.random.normal((4,)) if training else x
+    ),
     "sizes are integers": count_steps,
     "Fourier transforms are recorded": lambda _, x, __: tf.abs(tf.signal.rfft(x)),
     "custom gradients are recorded": lambda _, x, __: with_custom_gradient(x),
     "functions of TensorFlow run as Python code": lambda _, x, __: tf.function(tf.tanh)(x),
-    "code is not executed eagerly": in_graphs,
+    "code is not executed eagerly": lambda layer, x, training: (
+        tf.tanh(x) * (2.0 if tf.executing_eagerly() else 1.0)
+    ),
     "assertions pass": checked,
-    "a convolution of a sequence is one operation": with_gaps,
+    "a convolution of a sequence is one operation": lambda layer, x, training: tf.nn.convolution(
+        x, np.ones((2, 4, 4), "float32"), dilations=2
+    ),
     "symbolic tensors are tensors": typed,
 }
 """Name of a patch -> code that needs it."""

@@ -300,12 +300,6 @@ def test_bad_method():
         keras_qat.calibrate(qat, images(4, (6, 6, 2)), method="percentile", percentile=0.9999)
 
 
-def test_data_that_are_all_the_same():
-    qat = keras_qat.quantize_model(tiny_net())
-    with pytest.warns(UserWarning, match="All values of the calibration data are 0, so the"):
-        keras_qat.calibrate(qat, np.zeros((8, 6, 6, 2), np.float32))
-
-
 def test_labels_are_not_printed():
     qat = keras_qat.quantize_model(tiny_net())
     with pytest.raises(ValueError, match=r"steps is an array: pass .* Labels are not needed\.$"):

@@ -16,12 +16,6 @@ SYMMETRIC = PIXELS / np.float32(127.5) - 1
 CAFFE = keras.applications.imagenet_utils.preprocess_input(PIXELS.astype(np.float32), mode="caffe")
 
 
-def calibrated(model, x, **options):
-    qat = keras_qat.quantize_model(model)
-    keras_qat.calibrate(qat, x, **options)
-    return qat
-
-
 def with_statistics(x, *first):
     """Returns a network whose BatchNormalization has the statistics of `x`."""
     keras.utils.set_random_seed(0)
@@ -62,9 +56,9 @@ def conv():
 )
 def test_data_of_another_preparation(trained_on, given, message):
     model = with_statistics(trained_on, conv())
-    calibrated(model, trained_on)  # A warning would fail the test.
+    quantize_on(model, trained_on)  # A warning would fail the test.
     with pytest.warns(UserWarning, match=message):
-        calibrated(model, given)
+        quantize_on(model, given)
 
 
 def test_training_looks_at_its_first_data():
@@ -99,31 +93,31 @@ def test_normalization_and_rescaling():
     norm = layers.Normalization(name="norm")
     norm.adapt(PIXELS)
     model = keras.Sequential([keras.Input((8, 8, 3)), norm, conv()])
-    calibrated(model, PIXELS)
+    quantize_on(model, PIXELS)
     with pytest.warns(UserWarning, match=r"'norm' varies 0.0039. times .* 255 \* x"):
-        calibrated(model, UNIT)
+        quantize_on(model, UNIT)
     model = keras.Sequential([keras.Input((8, 8, 3)), layers.Rescaling(1 / 255, name="s"), conv()])
-    calibrated(model, PIXELS)
+    quantize_on(model, PIXELS)
     with pytest.warns(
         UserWarning, match="rescaled already, but layer 's' multiplies them by 0.00392"
     ):
-        calibrated(model, UNIT)
+        quantize_on(model, UNIT)
 
 
 def test_statistics_that_say_nothing():
     """Statistics of a hardly trained model, and statistics after several inputs."""
-    calibrated(
+    quantize_on(
         keras.Sequential([keras.Input((8, 8, 3)), conv(), layers.BatchNormalization()]), UNIT
     )
     model = keras.Sequential([keras.Input((8, 8, 3)), conv(), layers.BatchNormalization()])
     model(UNIT / 50, training=True)  # A hundredth of the way from the initial statistics.
-    calibrated(model, UNIT / 50)
+    quantize_on(model, UNIT / 50)
     inputs = [keras.Input((4,), name=name) for name in "ab"]
     norm = layers.BatchNormalization(momentum=0.0)
     model = keras.Model(inputs, norm(layers.Add()(inputs)))
     x = [rng(seed).normal(size=(32, 4)).astype(np.float32) for seed in (0, 1)]
     model(x, training=True)
-    calibrated(model, [100 * part for part in x])
+    quantize_on(model, [100 * part for part in x])
 
 
 def test_pixels_beside_other_inputs():
@@ -132,7 +126,7 @@ def test_pixels_beside_other_inputs():
     outputs = layers.Dense(3)(layers.Concatenate()([image, embedded]))
     numbers = rng()
     x = numbers.integers(0, 256, (32, 3)).astype(np.float32), numbers.integers(0, 5, (32, 1))
-    calibrated(keras.Model([image, label], outputs), list(x))
+    quantize_on(keras.Model([image, label], outputs), list(x))
 
 
 def test_normalization_of_each_pixel():
@@ -140,9 +134,9 @@ def test_normalization_of_each_pixel():
     x = UNIT * np.linspace(1, 2, 8, dtype=np.float32)[:, None, None]
     norm.adapt(x)
     model = keras.Sequential([keras.Input((8, 8, 3)), norm, conv()])
-    calibrated(model, x)
+    quantize_on(model, x)
     with pytest.warns(UserWarning, match="varies 50 times as much as in training"):
-        calibrated(model, 50 * x)
+        quantize_on(model, 50 * x)
 
 
 def test_lost_features():
@@ -150,8 +144,8 @@ def test_lost_features():
     x = rng().uniform(0, 1, (32, 3)).astype(np.float32) * [1, 1000, 400]
     message = r"Input '.*': feature 0 \(of 0 to 2\) spans less .* range, 0 to 9\d\d\..*int16x8"
     with pytest.warns(UserWarning, match=message):
-        calibrated(model, x)
-    calibrated(model, x / [1, 1000, 400])
+        quantize_on(model, x)
+    quantize_on(model, x / [1, 1000, 400])
     quantize_on(model, x, "int16x8")
 
 
@@ -159,11 +153,11 @@ def test_few_examples():
     model = functional((3,), build=layers.Dense(2))
     x = rng().normal(size=(4, 3))
     with pytest.warns(UserWarning, match="The ranges come from 3 examples: .* few hundred"):
-        qat = calibrated(model, x[:3])
+        qat = quantize_on(model, x[:3])
     keras_qat.calibrate(qat, x[3:], reset=False)
     keras_qat.calibrate(qat, x)
 
 
 def test_one_number_per_example_varies_among_examples():
     x = rng().uniform(0, 1, (32, 1, 1)).astype(np.float32)
-    calibrated(functional((1, 1), build=layers.Dense(2)), x)
+    quantize_on(functional((1, 1), build=layers.Dense(2)), x)

@@ -18,8 +18,7 @@ def network(x):
 
 
 def quantized():
-    qat = quantize_on(functional((6, 6, 2), build=network), X)
-    return qat
+    return quantize_on(functional((6, 6, 2), build=network), X)
 
 
 def find(qat, path):

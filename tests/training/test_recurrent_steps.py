@@ -24,10 +24,6 @@ def run_in_plain_loop(step, multiply, weights, values, states, unroll):
     )
 
 
-def given_state(x):
-    return layers.GRU(4)(x, initial_state=layers.Dense(4, "tanh")(x[:, 0]))
-
-
 def make(kind, **options):
     return lambda x: kind(4, **options)(x)
 
@@ -40,10 +36,6 @@ def make_for_images(**options):
     return lambda x: layers.ConvLSTM1D(2, 3, **options)(x[..., None])
 
 
-def make_bidirectional(x):
-    return layers.Bidirectional(layers.GRU(4, return_sequences=True))(layers.Masking(0.0)(x))
-
-
 FORMS = {
     "gru": make(layers.GRU, return_sequences=True),
     "gru, reset before": make(layers.GRU, reset_after=False, unroll=True),
@@ -51,8 +43,10 @@ FORMS = {
     "gru, backwards": make(layers.GRU, go_backwards=True, return_sequences=True),
     "gru, dropout": make(layers.GRU, dropout=0.3, recurrent_dropout=0.3),
     "gru, masked": make_masked(layers.GRU, return_sequences=True),
-    "both ways": make_bidirectional,
-    "gru, given state": given_state,
+    "both ways": lambda x: layers.Bidirectional(layers.GRU(4, return_sequences=True))(
+        layers.Masking(0.0)(x)
+    ),
+    "gru, given state": lambda x: layers.GRU(4)(x, initial_state=layers.Dense(4, "tanh")(x[:, 0])),
     "lstm": make(layers.LSTM, return_sequences=True),
     "lstm, dropout": make(layers.LSTM, recurrent_dropout=0.3, implementation=1, unroll=True),
     "lstm, masked": make_masked(layers.LSTM),

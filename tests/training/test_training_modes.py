@@ -5,15 +5,7 @@ import pytest
 import tensorflow as tf
 
 import keras_qat
-from tests.helpers import (
-    assert_all_equal,
-    export_exact,
-    images,
-    keras,
-    rng,
-    train,
-    values,
-)
+from tests.helpers import assert_all_equal, export_exact, images, keras, rng, train, values
 from tests.networks.small import tiny_net
 
 X = images(shape=(6, 6, 2))

@@ -138,15 +138,6 @@ def test_file_without_a_fingerprint():
     assert not keras_qat.verify(qat, contents, X).notes
 
 
-def test_inputs_of_another_scale():
-    qat = with_ranges()
-    contents = keras_qat.export_tflite(qat)
-    with pytest.warns(UserWarning, match=r"99% of the values of input 'image' are outside"):
-        report = keras_qat.verify(qat, contents, 255 * X)
-    assert "'image'" in report.notes[0]
-    assert not keras_qat.verify(qat, contents, np.float32(1.2) * X).notes
-
-
 def of_a_series(shuffle):
     """Trains on a series in order of time, or shuffled. Returns the warnings of `fit`."""
     keras.utils.set_random_seed(0)

@@ -340,11 +340,3 @@ def test_the_weakest_layer_does_not_depend_on_the_memory_for_it(monkeypatch):
     expected = verdict(qat)
     monkeypatch.setattr("keras_qat.analysis.verify.layers.MOST_VALUES", 1)
     assert verdict(qat) == expected and expected.weakest_layer
-
-
-def test_a_file_is_not_compared_with_the_interpreter_itself(monkeypatch):
-    qat, file = exported("classes")
-    monkeypatch.setattr(qat, "runtime", "interpreter")
-    prepare = "keras_qat.integer_graph.file_inference.FileInference.prepare"
-    monkeypatch.setattr(prepare, lambda *_: pytest.fail("verify ran the file as the model"))
-    assert keras_qat.verify(qat, file, X).verdict.is_same

@@ -84,20 +84,3 @@ def test_batch_norm_that_was_called_frozen_stays_frozen():
     after = [weight.numpy() for weight in qat.non_trainable_weights if "moving_" in weight.name]
     assert len(before) == 2
     assert_all_equal(before, after)
-
-
-def test_options_of_the_layer_are_honoured():
-    """Constraints and regularizers still apply to the float kernel."""
-    layer = layers.Dense(
-        3, kernel_regularizer="l2", kernel_constraint="non_neg", activity_regularizer="l2"
-    )
-    model = functional((4,), build=layer)
-    qat = keras_qat.quantize_model(model)
-    x = images(16, (4,))
-    for variant in (model, qat):
-        variant(x, training=True)
-    assert len(qat.losses) == len(model.losses) == 2
-    np.testing.assert_allclose(sorted(qat.losses), sorted(model.losses), rtol=0.02)
-    qat.compile("sgd", "mse")
-    qat.fit(x, np.zeros((16, 3)), verbose=0)
-    assert qat.get_layer(f"quant_{layer.name}").layer.kernel.numpy().min() >= 0

@@ -77,16 +77,11 @@ def test_bias_correction_takes_back_the_mean():
     assert after < 0.02
 
 
-def dense_of_three_bits(x):
-    model = functional((16,), build=layers.Dense(5, name="y"))
-    return model, calibrated(recipes.int8(weight_bits=3), model, x)
-
-
 def test_bias_correction_leaves_channels_of_which_the_halves_disagree():
     """The error of a Dense layer changes its sign with the input, so no shift fits both halves."""
     x = np.abs(images(64, (16,)))
     x[32:] *= -0.5
-    _, qat = dense_of_three_bits(x)
+    qat = calibrated(recipes.int8(weight_bits=3), functional((16,), build=layers.Dense(5)), x)
     before = qat.get_weights()
     keras_qat.bias_correction(qat, x)
     assert_all_equal(before, qat.get_weights())
