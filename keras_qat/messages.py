@@ -16,9 +16,7 @@ KERAS = frozenset(("keras", "tf_keras"))
 KNOWN = KERAS | {"keras_qat"}
 """Packages without custom layers."""
 LIBRARIES = KNOWN | {"tensorflow", "builtins"}
-"""Packages without user code. During a training step, their models and callbacks change neither
-counters nor frozen ranges.
-"""
+"""Packages without code of the user, such as custom models or callbacks."""
 
 Value = TypeVar("Value")
 

@@ -32,7 +32,7 @@ from keras_qat.tracing.check_trace import draw_like
 Known = TypeVar("Known")
 
 Expansion = Callable[..., Any]
-"""A function that computes an operation with other operations, and has the same parameters.
+"""A function that replaces an operation. It has the parameters of this operation.
 
 An expansion of a Keras layer has the layer as its first parameter. It raises `CannotExpand` for
 arguments that it does not support. The original call then stays in the graph.
@@ -67,7 +67,7 @@ def unwrap(result: Known | None) -> Known:
 
 
 def make_symbol(value: Value, call: Call | None = None) -> tf.Tensor:
-    """Return a symbolic Keras tensor for a value of the graph. `get_call` returns its `call`."""
+    """Return a symbolic Keras tensor for `value`. `get_call` returns `call` for this tensor."""
     tensor = KerasTensor(tf.TensorSpec(value.shape, value.dtype))
     tensor.graph_value, tensor.expanded_call = value, call
     return tensor
@@ -81,8 +81,8 @@ def is_tensor(argument: object) -> bool:
 def get_value(argument: Any) -> Any:
     """Return the value of the graph for a symbolic tensor. Return a constant unchanged.
 
-    An expansion can then see how the tensor was computed. Random inputs do not show whether such an
-    expansion is right, so it is not tested on them.
+    An expansion can then depend on how the tensor was computed. Random inputs are not
+    computed in this way, so `expand_call` does not test this expansion on them.
     """
     if not hasattr(argument, "graph_value"):
         return argument
@@ -91,7 +91,7 @@ def get_value(argument: Any) -> Any:
 
 
 def get_call(tensor: tf.Tensor) -> Call:
-    """Return the call that is being expanded. Its expansion is then not tested on random inputs."""
+    """Return the call being expanded, which reads `tensor`. Like `get_value`, prevent a test."""
     tensor.is_known = True
     call: Call = tensor.expanded_call
     return call
@@ -130,7 +130,7 @@ def expand_call(
 
 
 def trace_in_place(call: Call, compute: Callable[[], Any], context: LoweringContext) -> list[Call]:
-    """Return the operations of `compute` as calls. Its inputs come from `make_symbol`."""
+    """Run `compute` on tensors from `make_symbol`. Return the operations that replace `call`."""
     return _expand(call, compute, context)
 
 
@@ -175,7 +175,7 @@ def _is_from_library(traceback: TracebackType | None) -> bool:
 def _is_right(traced: _Traced, context: LoweringContext) -> bool:
     """Return True if a call and its expansion return almost equal results for random inputs.
 
-    Return True without a comparison if the expansion reads weights of other layers, for example.
+    Some calls cannot be compared, such as a layer that is not built. Return True for them.
     """
     call, outputs, nodes, stand_ins = traced
     arguments = tf.nest.flatten([outputs, [(node.call_args, node.call_kwargs) for node in nodes]])

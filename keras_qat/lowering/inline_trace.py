@@ -107,13 +107,13 @@ class Inliner:
         """Calls that compute only losses and metrics of traced layers."""
         self.counts: Counter[layers.Layer] = Counter()
         self.named: dict[layers.Layer, dict[str, object]] = {}
-        """For each layer, maps a name inside the layer to the key of a call or weight."""
+        """For each layer, maps a name inside it to an identifier of the call or weight so named."""
         self._labels: dict[int, list[str]] = {}
 
     def inline(self, traced: TracedCall, prefix: str, taken: set[str]) -> list[Call]:
         """Return the calls inside a layer. They compute the outputs of the layer's call.
 
-        All names begin with `prefix`, such as "block/". The names in `taken` are not used after it.
+        All names begin with `prefix`, such as "block/". The rest of a name is not in `taken`.
         """
         self.counts[traced.call.layer] += 1
         within = (*traced.call.within, traced.call.layer)
@@ -121,7 +121,7 @@ class Inliner:
         return [call.replace(within=within) for call in calls]
 
     def label_shared(self, variable: int, name: str) -> tuple[str, str]:
-        """Return the name of a shared weight, and of its next tensor, such as `kernel#2`."""
+        """Return a shared weight's name, `kernel`, and a new name for a tensor, `kernel#2`."""
         labels = self._labels.setdefault(variable, [])
         first = labels[0] if labels else name
         labels.append(f"{first}#{len(labels) + 1}" if labels else first)
@@ -129,8 +129,6 @@ class Inliner:
 
 
 class _Inlined:
-    """Inlines one call."""
-
     def __init__(self, inliner: Inliner, traced: TracedCall, prefix: str, taken: set[str]) -> None:
         self.inliner, self.traced, self.prefix, self.taken = inliner, traced, prefix, taken
         graph, call, trace = traced.graph, traced.call, traced.trace
@@ -210,7 +208,7 @@ class _Inlined:
         return self.names[layer]
 
     def _make_unique(self, base: str, named: object) -> str:
-        """Return `base`, with a number if needed. Equal keys `named` always get the same name."""
+        """Return `base`, or `base_1` if `base` is already the name of another item than `named`."""
         name, count = base, 1
         while name in self.taken or self.named.setdefault(name, named) != named:
             name, count = f"{base}_{count}", count + 1
@@ -256,9 +254,9 @@ def identify_weights(arguments: Any) -> list[int | bytes]:
 def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) -> set[Value]:
     """Return the weights, and all tensors that a `WeightTensor` can compute from them.
 
-    For example, only `kernel * 2.0` is quantized if no other call reads `kernel`. Other calls read
-    only one such tensor for each weight. Layers with weights or noise are excluded, and so are
-    constant attention masks.
+    For example, `kernel * 2.0` is included if no other call reads `kernel`. Other calls then read
+    one tensor for each weight. Results of layers with weights or noise are excluded. Constant
+    attention masks are excluded too.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:

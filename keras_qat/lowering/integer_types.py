@@ -54,8 +54,8 @@ TYPED = {
 def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     """Separate token ids from other values in the same input of the model.
 
-    A `tf.split` becomes slices, because slices may have different types. Such an input is
-    quantized, so its token ids are rounded to integers again.
+    A `tf.split` becomes slices, because slices may have different types. The input
+    is quantized, so slices with token ids are then rounded to integers.
     """
     consumers, facts = graph.consumers(), Facts()
 
@@ -144,7 +144,7 @@ def _find_token_ids(graph: Graph) -> set[Value]:
     consumers, ends = graph.consumers(), set(flatten_values(graph.outputs))
 
     def find_moved(value: Value) -> list[Value]:
-        """Return the inputs and outputs of each call in `_moves` that reads or computes `value`."""
+        """Return all tensors that a reshape or the like (see `_moves`) connects with `value`."""
         calls = [call for call in [value.producer, *consumers[value]] if call and _moves(call)]
         return [x for call in calls for x in [*call.inputs, *flatten_values(call.outputs)]]
 
@@ -161,7 +161,7 @@ def _find_token_ids(graph: Graph) -> set[Value]:
 
 
 def _moves(call: Call) -> bool:
-    """Return True for calls such as `tf.reshape(x, [-1])` or `x + 1`."""
+    """Return True if token ids stay token ids, as in `tf.reshape(x, [-1])` or `x + 1`."""
     if get_kind(call) in SHIFTS:
         return _reads_one_integer(call)
     return moves_elements(call)

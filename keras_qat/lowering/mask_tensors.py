@@ -67,7 +67,7 @@ class MaskTensors:
             self._made_by.setdefault(value, call)
 
     def hand_over(self, values: list[Value]) -> None:
-        """Forget which calls compute `values`. The next `note` decides about their masks."""
+        """Forget the calls that compute `values`. Their replacements are given to `note` later."""
         for value in values:
             self._made_by.pop(value, None)
 
@@ -84,7 +84,7 @@ class MaskTensors:
         Args:
             call: the call.
             expansion: a call to trace instead, such as an unrolled LSTM. Or None.
-            lenders: other layers with weights that the layer reads, and variables without a layer.
+            lenders: other layers, or variables without a layer, that the traced layer reads.
 
         Raises:
             CannotTrace: if the layer or a mask cannot be traced.
@@ -278,16 +278,16 @@ def _may_read_masks(call: Call) -> bool:
 
 
 def masks_nonzero(call: Call) -> bool:
-    """Return whether a call is a Masking with a nonzero `mask_value`. Quantization may round it."""
+    """Return whether a call is a Masking with a `mask_value` that quantization may round."""
     return type(call.layer) is layers.Masking and call.layer.mask_value != 0
 
 
 def reads_floats(
     call: Call, readers: Mapping[Value, list[Call]], outputs: Collection[Value]
 ) -> bool:
-    """Return whether a Masking can compare floats, before its inputs are quantized.
+    """Return whether a Masking can read float inputs. They are then quantized after it.
 
-    No other call may read the inputs, or the tensors that they are computed from.
+    This is possible if no other call reads these inputs, or tensors that they are computed from.
     """
 
     def find_sources(value: Value) -> list[Value]:

@@ -41,14 +41,14 @@ BELOW = {
     "relu": Distance(0.0, 0.0),
     **dict.fromkeys(("reduce_max", "max_pooling", "argmax", "top_k"), Distance()),
 }
-"""Maps an operator that ignores values far below all others to the required distance."""
+"""Maps an operator to the distance from which it ignores values below all others."""
 
 ABOVE = {
     "sigmoid": Distance(0.0, 8.0),
     **dict.fromkeys(("tanh", "erf"), Distance(0.0, 4.0)),
     **dict.fromkeys(("reduce_min", "argmin"), Distance()),
 }
-"""Maps an operator that ignores values far above all others to the required distance."""
+"""Maps an operator to the distance from which it ignores values above all others."""
 
 PASSES_ON = ("reshape", "transpose", "identity", "linear", "slice", "gather")
 LIMITS = {1: "maximum", -1: "minimum"}
@@ -135,7 +135,7 @@ class ScoreLimits:
         return Distance() if name == "multiply" and is_share else None
 
     def _ask_difference(self, call: Call, other: Value, side: int) -> Steps:
-        """Return the distance for `scores - tf.reduce_max(scores, -1, keepdims=True)` and such."""
+        """Return the distance for `scores - tf.reduce_max(scores, -1, True)` or a similar call."""
         sizes = zip(other.shape[1:], call.output.shape[1:], strict=False)
         if len(other.shape) != len(call.output.shape) or all(a == b for a, b in sizes):
             return None

@@ -44,7 +44,7 @@ from keras_qat.lowering.patterns import (
 from keras_qat.lowering.read_operations import HIDES, read_operation
 
 CONSTANT_HIDES = -1e2
-"""In a constant mask, values up to this mask scores. Others are 10 times closer to 0."""
+"""A constant mask hides a score by a value of -100 or less. Other values are closer to 0."""
 
 COPIES = ("tile", "broadcast_to", "cast")
 
@@ -62,9 +62,9 @@ class _Mask:
     visible: NDArray[np.bool_] | None = None
     """A constant array that is False for masked scores."""
     sum: Call | None = None
-    """A sum to mask instead of `scores`, such as `scores + bias`."""
+    """A sum, such as `scores + bias`, that is masked instead of `scores`."""
     replace: Callable[[Any], Any] = lambda term: term
-    """Returns the new term for each term of `sum`: `bias` for `bias + mask * -1e9`, for example."""
+    """A function from a term of `sum` to its new term: `bias` for `bias + mask * -1e9`."""
     moves: tuple[Call, ...] = ()
     """Operations that reshape or transpose `tensor` to the axes of the scores."""
 

@@ -63,7 +63,6 @@ class BorrowedWeights:
         self.outside: dict[layers.Layer, list[tf.Variable]] = {}
         """Maps a layer to variables that belong to no layer. Keras does not train them."""
         self.changes = 0
-        """How often something was recorded."""
         self._refused: set[layers.Layer] = set()
         self._top = list(dict.fromkeys(call.layer for call in graph.calls))
         self._parents: dict[layers.Layer, set[layers.Layer]] = {}
@@ -141,7 +140,7 @@ class _Agreement:
     unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Recurrent layers to unroll in every call."""
     apart: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """Layers with weights that are quantized before other tensors are computed from them."""
+    """Layers with weights that are quantized first. `kernel * 2.0` is computed afterwards."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
         """Decide about layers with calls that were treated unequally. Return True to try again."""

@@ -111,8 +111,8 @@ def find_refused_cells(
 def combine_gates(cell: layers.Layer) -> contextlib.AbstractContextManager[None]:
     """Return a context that makes a Keras cell compute all gates with one matrix product.
 
-    An LSTM adds its bias to the product of inputs, because one FULLY_CONNECTED computes both. The
-    cell applies no dropout, because `_run_steps` already does.
+    An LSTM adds its bias to the product of inputs. One FULLY_CONNECTED then computes both. The cell
+    applies no dropout, because `_run_steps` already does.
     """
     if type(cell) not in CELLS or type(cell) is layers.StackedRNNCells:
         return contextlib.nullcontext()

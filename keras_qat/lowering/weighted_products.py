@@ -36,7 +36,7 @@ OF_DEPTHWISE = (
     *("depthwise_regularizer", "depthwise_constraint"),
 )
 OF_POINTWISE = ("use_bias", "bias_regularizer", "bias_constraint", "activity_regularizer")
-"""Options of a separable convolution that its depthwise or its 1x1 convolution gets."""
+"""Options of a separable convolution for its 1x1 convolution. Others are in `OF_DEPTHWISE`."""
 
 
 class _Product(NamedTuple):
@@ -109,7 +109,7 @@ def split_product(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _freeze(values: ArrayLike) -> dict[str, Any]:
-    """Return options for a layer with a frozen weight."""
+    """Return Keras options for a layer with one weight, `values`, that is never trained."""
     weight = tf.Variable(np.asarray(values, np.float32), trainable=False)
     return {"weights": [weight], "trainable": False}
 
@@ -215,7 +215,7 @@ def _get_settings(prefix: str, weight: Value) -> dict[str, Any]:
 
 
 def _is_plain(source: WeightTensor) -> bool:
-    """Return False for a frozen weight, and for a tensor computed from weights."""
+    """Return True for a trainable weight, but not for a tensor computed from weights."""
     return source.expression is None and not source.frozen
 
 
@@ -275,7 +275,7 @@ def _read_convolution(call: Call, depthwise: bool = False) -> _Product | None:
 
 
 def _read_transposed_convolution(call: Call) -> _Product | None:
-    """Read a transposed convolution. Return None if Keras' layer had outputs of another size."""
+    """Read a transposed convolution. Return None if no Keras layer has the same output size."""
     x, kernel, strides, padding, layout, dilations = get_operands(call, *_OF_CONVOLUTIONS)
     kernel = _read_kernel(kernel)
     if kernel is None or (isinstance(kernel, Value) and not _is_weight(kernel)):

@@ -94,8 +94,8 @@ def _prepare_bounded(
     Args:
         function: the float function, which computes XNNPACK's table.
         of_tflite: the same function with the operations that compute TFLite's table.
-        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. It is
-            not used for large inputs: their result is an end of the output's range.
+        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. For
+            large inputs, the result is the lowest or the highest output instead.
     """
     float32 = compute_in_float32(of_tflite, xnnpack=function)
 

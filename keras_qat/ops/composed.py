@@ -31,7 +31,7 @@ that writes a file has the index of a tensor in the file instead of values.
 """
 
 WIDE = QuantParams(None, None, 16)
-"""16-bit parameters without a scale. They are used after `Preparing`, when no scale is needed."""
+"""16-bit parameters for `Computing`. It needs no scale, because multipliers are prepared."""
 
 NO_WIDE = None if RECENT else "this TensorFlow has no QUANTIZE from int8 to int16"
 """Why files cannot contain a QUANTIZE from int8 to int16. None if they can."""
@@ -135,7 +135,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:
-        """Returns the integers in the file, which include the zero point, in 16 or 32 bits."""
+        """Casts the stored integers, such as -128 to 127, to plain integers of 16 or 32 bits."""
 
     @abc.abstractmethod
     def reshape(self, x: Quantized, shape: Shape) -> Quantized:

@@ -270,7 +270,7 @@ def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def _is_known(node: Arguments | Node) -> bool:
-    """Return True if the model has a known output shape. The file may fix the batch size.
+    """Return True if the model's output shape is known, or only the file knows the batch size.
 
     XNNPACK only runs a TRANSPOSE_CONV with a constant output shape.
     """
@@ -304,8 +304,8 @@ def _emit_transpose(e: Emission) -> None:
 def _emit_output_shape(e: Emission, x: int, image: int) -> int:
     """Return a tensor with the output's shape: a constant if known, otherwise computed from `x`.
 
-    If `batch_size` makes the other sizes known, they are computed too. With a constant, XNNPACK
-    would run the operator, and would round differently from the model.
+    If the file knows a height or width that the model does not know, the shape is computed too.
+    With a constant, XNNPACK would run the operator, and would round differently from the model.
     """
     shape = e.shape(image)
     if None not in shape and _is_known(e.node):

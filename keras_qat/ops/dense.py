@@ -127,7 +127,7 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 
 
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
-    """Accept an equation if the output has the last `count` axes of the weights, and no others.
+    """Accept an equation if only the last `count` axes of the weights are axes of the output.
 
     For example, the output of "abc,cd->abd" has the last axis of the weights. A bias must have the
     same axes, and they must be the last of the output. `EINSUM_DENSE_PER_TENSOR` computes others.
@@ -167,7 +167,7 @@ def _find_result_sizes(axes: Axes, kernel: np.ndarray | tf.Tensor) -> tuple[int,
 
 
 def _expand_bias(weights: Weights, axes: Axes, attributes: Attributes) -> Weights:
-    """Broadcast the bias to all axes that the output has from the weights, and flatten it."""
+    """Broadcast the bias to a vector with one value for each column of the weight matrix."""
     if weights.bias is None:
         return weights
     make = np if isinstance(weights.bias, np.ndarray) else tf

@@ -31,7 +31,7 @@ class _NativeScale:
 
     Args:
         is_wider: whether the result's scale is larger than the output's. Otherwise they are equal.
-        ends: the lowest and the highest integer minus the zero point.
+        ends: the lowest and the highest result. Results are integers minus the zero point.
         conversion: the multiplier that converts results to the output's scale.
     """
 

@@ -154,8 +154,8 @@ class Emission:
     def reshape(self, source: int, target: int) -> None:
         """Adds a RESHAPE of the tensor `source` to the shape of the tensor `target`.
 
-        Several sizes may be unknown if both shapes begin with them. An example is a RESHAPE from
-        [None, None, 4, 2] to [None, None, 8].
+        Several leading sizes may be unknown if they stay unchanged, as from [None, None, 4, 2] to
+        [None, None, 8].
         """
         sizes = self.builder.sizes(target)
         if sizes.count(-1) > 1:

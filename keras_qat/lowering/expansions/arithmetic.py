@@ -144,7 +144,7 @@ def _evaluate_polynomial(coeffs: Any, x: tf.Tensor) -> tf.Tensor:
 def _cumulative_product(
     x: tf.Tensor, axis: Any = 0, exclusive: bool = False, reverse: bool = False
 ) -> tf.Tensor:
-    """Multiply by the value 1 position before, then 2, 4 and so on. This rounds log2(n) times."""
+    """Compute products of 2 adjacent values, then of 4, 8 and so on. This rounds few times."""
     require(isinstance(axis, int) and axis % len(x.shape) != 0 and x.shape[axis] is not None)
     axis, size = axis % len(x.shape), x.shape[axis]
 

@@ -36,7 +36,7 @@ LARGEST = 2**20
 
 
 class ComplexPart:
-    """A call that converts complex numbers to floats, and all complex operations before it.
+    """A part of the graph with float inputs, complex numbers in between, and float results.
 
     For example, `tf.abs(tf.signal.stft(x) * 2.0)` is a part with three calls. Its input `x` is in
     `floats`. Calling this object with tensors for `floats` runs the original operations.
@@ -92,7 +92,7 @@ def _list_complex_calls(end: Call) -> list[Call]:
 
 
 def _is_complex(value: Value) -> bool:
-    """Return True for a complex value, and for `tf.zeros_like`, which `tf.complex` may read."""
+    """Return True for a complex value, or zeros, as in `tf.complex(x, tf.zeros_like(x))`."""
     return value.producer is not None and (
         value.is_complex or get_kind(value.producer) == "zeros_like"
     )
@@ -172,7 +172,7 @@ def _require_imag(x: Pair) -> tf.Tensor:
 
 
 def _magnitude(x: Pair) -> Any:
-    """Compute `longer * sqrt(1 + ratio ** 2)`. A sum of squares would need more bits."""
+    """Compute sqrt(a^2 + b^2) as a * sqrt(1 + (b/a)^2) with a >= b. Squares need more bits."""
     real, imag = x
     if imag is None:
         return tf.abs(real)

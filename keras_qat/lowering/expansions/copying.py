@@ -104,7 +104,7 @@ def _find_call(args: object, kwargs: object) -> Call:
 
 
 def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
-    """Call the operation again. Pass integers instead of tensors with a known value."""
+    """Repeat a call. Pass an integer for a size that is known, such as `tf.shape(x)[1]`."""
     numbers = {value: size for value, size in sizes.items() if isinstance(size, int)}
     args, kwargs = map_values(
         lambda value: numbers[value] if value in numbers else make_symbol(value),
@@ -114,10 +114,10 @@ def _use_sizes(call: Call, sizes: dict[Value, Any]) -> tf.Tensor:
 
 
 def _count_rows_for_copy(counts: Any, size: int | None) -> int | None:
-    """Return how many rows of a tensor get one copy of a table with `size` rows: 1 or `size`.
+    """Return 1 for `tf.tile(table, [tf.shape(x)[0], 1])`: one copy for each row of `x`.
 
-    For example, `tf.tile(table, [tf.shape(x)[0], 1])` makes one copy for each row of `x`. With
-    `tf.shape(x)[0] // size`, it makes one copy for `size` rows. Return None if unknown.
+    Return `size`, the number of rows of the table, for `[tf.shape(x)[0] // size, 1]`. Return None
+    for other `counts`.
     """
     like, runs = next(find_measured_tensors(flatten_values(counts)), None), evaluate_shape(counts)
     if like is None or not runs or size in (1, None):
@@ -150,9 +150,10 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
 
 
 def _repeat_inside(kind: str, x: tf.Tensor, counts: list[Any]) -> tuple[Any, list[Any]]:
-    """Copy a constant along all axes but the first. `counts` has the copies for each of these axes.
+    """Run `tf.tile`, for example, on a constant for all axes but the first, with `counts`.
 
-    Return the copy and the remaining counts. The copy is None if `x` is not a constant.
+    Return the result, and the counts to apply later: 1 after `tf.tile`. The result is None if `x`
+    is not a constant.
     """
     values, known = read_array(x), read_integers(counts) if counts else ()
     if values is None or known is None:

@@ -39,7 +39,7 @@ def _resize(
 
 
 def _old_resize(images: tf.Tensor, *args: object, **options: object) -> tf.Tensor:
-    """Expand TensorFlow 1's resize of one-pixel images to Resizing."""
+    """Expand `tf.compat.v1.image.resize` of images with one pixel to a Resizing layer."""
     before, sizes = images.shape, get_call(images).output.shape[1:3]
     require(len(before) == 4 and tuple(before[1:3]) == (1, 1) and None not in sizes)
     return layers.Resizing(*sizes, interpolation="nearest")(images)
@@ -55,10 +55,11 @@ def _convert_type(image: tf.Tensor, dtype: tf.DType, saturate: bool = False) -> 
 def _extract_patches(
     images: tf.Tensor, sizes: Any, strides: Any, rates: Any, padding: str
 ) -> tf.Tensor:
-    """Expand `tf.image.extract_patches`: crop, then concatenate.
+    """Expand `tf.image.extract_patches` to crops, which are concatenated along the channels.
 
-    The first crop has the first pixel of each patch, and so on. A MaxPooling2D(1, strides) skips
-    pixels between patches. Adjacent square patches become a `tf.nn.space_to_depth`.
+    The first crop has the first pixels of all patches. The next one has their second pixels. A
+    MaxPooling2D(1, strides) skips other pixels. Square patches side by side need no crops: they
+    become a `tf.nn.space_to_depth`.
     """
     windows = [read_window(option, 2) for option in (sizes, strides, rates)]
     require(all(windows) and None not in images.shape[1:3])

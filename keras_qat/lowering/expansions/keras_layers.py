@@ -100,7 +100,7 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
 
 
 def list_owners(layer: keras.layers.Layer) -> list[Any]:
-    """Return `[layer]` if its class is in `EARLY_LAYERS`. The expansion reads the weights."""
+    """Return `[layer]` if `EARLY_LAYERS` has an expansion, which may read the layer's weights."""
     return [layer] if type(layer) in EARLY_LAYERS else []
 
 
@@ -117,7 +117,7 @@ def convolve_volumes(
     dilations: Any,
     complete: Callable[[Any], Any] = lambda y: y,
 ) -> tf.Tensor:
-    """Convolve volumes with 2D convolutions. `complete` adds a bias and an activation to them."""
+    """Convolve volumes in 2D. `complete` is a function that adds a bias and an activation."""
     (_, depth, height, width, channels), (taps, *size, inputs, filters) = x.shape, kernel.shape
     (step, *strides), (gap, *dilations) = strides, dilations
     length = (taps - 1) * gap + 1

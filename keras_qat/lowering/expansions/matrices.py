@@ -194,7 +194,7 @@ def _keep_band(input: tf.Tensor, num_lower: int, num_upper: int) -> tf.Tensor:
 
 
 def _multiply_axes(a: tf.Tensor, b: tf.Tensor, axes: Any) -> tf.Tensor:
-    """Expand `tf.tensordot`: transpose the axes to sum to the end, and use `tf.matmul`."""
+    """Expand `tf.tensordot` to a `tf.matmul`. A transpose moves the summed axes to the end."""
     count = axes if isinstance(axes, int) else 0
     given = [range(-count, 0), range(count)] if count else map(tf.nest.flatten, axes)
     summed, rows = (

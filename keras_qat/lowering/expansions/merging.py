@@ -25,7 +25,7 @@ def _align_axes(expansion: Expansion | None = None) -> Expansion:
     """Return an expansion of a merging layer that first reshapes all inputs to the same rank.
 
     Keras adds missing axes after the batch, but TFLite would add them before the batch. If all
-    ranks are equal, `expansion` replaces the layer. A single input is the result.
+    ranks are equal, call `expansion` instead. For a layer with a single input, return the input.
     """
 
     def expand(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -> tf.Tensor:
@@ -92,7 +92,7 @@ def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _multiply_matrices(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Stack factors that are lists of tensors. Otherwise, call `_convert_second_factor`."""
+    """Expand `tf.matmul([a, b], c)` with `tf.stack`. Otherwise, call `_convert_second_factor`."""
     pair = [a, b]
     if not any(isinstance(factor, (list, tuple)) for factor in pair):
         return _convert_second_factor(tf.matmul, a, b, *flags, **options)
@@ -174,7 +174,7 @@ def _call_with_rescaled(
 def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] | None]:
     """Find the range that TFLite requires for a tensor: (-1, 1) for tanh. Called by `solve`.
 
-    A reshape, for example, has the range of its input. The result is None for other operations.
+    A reshape, for example, has the range of its input. Return None if TFLite requires no range.
     """
     call = value.producer
     op = find_op(call) if call else None

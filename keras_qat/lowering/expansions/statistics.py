@@ -68,7 +68,7 @@ LAYERS: dict[type, Expansion] = {
 
 
 def scale(x: tf.Tensor, factor: float, **options: object) -> tf.Tensor:
-    """Multiply by a number, with a Rescaling if possible. Later steps can fold a Rescaling."""
+    """Multiply by a number, with a Rescaling layer if possible."""
     if len(x.shape) > 1 and x.shape[0] is None:
         return layers.Rescaling(factor, **options)(x)
     return tf.multiply(x, np.float32(factor), **options)
