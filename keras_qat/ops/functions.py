@@ -44,9 +44,9 @@ def _read_relu_options(call: Call) -> Attributes:
 
 
 def _accept_option(name: str, value: object, call: Call, attributes: Attributes) -> str | None:
-    """Accept a call unless its layer has another value than `value` for the option `name`.
+    """Accept a call if the option `name` of its layer is `value`, or does not exist.
 
-    For example, a `Logarithm` with `plus_one=True` is a log1p, so the operator "log" rejects it.
+    For example, the operator "log" requires `plus_one=False`. Otherwise, the layer is a log1p.
     """
     is_other = getattr(call.layer, name, value) != value
     return "" if is_other else accept_float(call)
@@ -152,7 +152,7 @@ def _read_exponent(call: Call) -> float | None:
 
 
 def _read_numerator(call: Call) -> float:
-    """Return the numerator of `number / tensor`. Return NaN for divisions with another dividend."""
+    """Return the numerator of `number / tensor`. Return NaN for `tensor / tensor`."""
     if isinstance(call.layer, Reciprocal):
         return call.layer.numerator
     if get_kind(call) == "reciprocal":

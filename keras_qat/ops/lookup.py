@@ -31,8 +31,6 @@ possible values of the input, relative to the zero point. `call` is None."""
 def _make_tabulator(
     table: Table, family: KernelFamily
 ) -> Callable[[QuantParams, QuantParams, Attributes], tf.Tensor]:
-    """Return a function that computes a table for given parameters of input and output."""
-
     @trace_once
     def compute(
         bits: tuple[int, int], attributes: Attributes, *ends: tuple[tf.Tensor, tf.Tensor]
@@ -58,8 +56,8 @@ class Entries:
     Args:
         values: the output for each quantized value of the input, from the lowest to the highest.
         first: the index of the entry for the input's zero point.
-        of_eights: the table for complete groups of 8 elements of a tensor. `values` is then for the
-            remaining elements. If it is None, `values` is for all elements.
+        of_eights: a second table, or None. If it exists, only the last `size % 8` elements of a
+            tensor are looked up in `values`. All others are looked up in `of_eights`.
     """
 
     values: tf.Tensor
@@ -68,12 +66,12 @@ class Entries:
 
 
 def prepare_table(table: Table, of_neon: Table | None = None) -> Prepare:
-    """Returns an `Op.prepare` that computes a table.
+    """Returns a function for `Op.prepare` that computes a lookup table.
 
     Args:
-        table: computes the table.
-        of_neon: computes the table for ARM's vector instructions (NEON), which process 8 elements
-            of a tensor at a time. None means that both tables are the same.
+        table: a function that computes the table.
+        of_neon: a function that computes the table for ARM's vector instructions (NEON), which
+            process 8 elements at a time. None means that both tables are the same.
     """
 
     def prepare(a: Arguments) -> Entries:
@@ -97,7 +95,6 @@ def look_up(q: tf.Tensor, entries: Entries) -> tf.Tensor:
 
 
 def compute_by_table(a: Arguments) -> tf.Tensor:
-    """Looks up the input's values in the prepared table. Used as `Op.compute`."""
     return look_up(a.q[0], a.prepared)
 
 
@@ -118,12 +115,12 @@ def compute_in_float32(
 ) -> Table:
     """Returns a function that computes a table in float32, with the same results as int8 kernels.
 
-    If `xnnpack` is None, halves are rounded away from zero, as in TFLite. The zero point is added
-    later. XNNPACK instead adds the zero point in float32, and then rounds halves to even.
+    TFLite's kernels round halves away from zero, and then add the zero point. XNNPACK's kernels
+    first add the zero point in float32, and then round halves to even.
 
     Args:
-        function: computes results from the attributes and from float32 values in a float64 tensor.
-        xnnpack: the function as XNNPACK computes it. None if XNNPACK has no kernel.
+        function: a function of a float64 tensor, which holds float32 values, and the attributes.
+        xnnpack: the same function with XNNPACK's operations. None if XNNPACK has no kernel.
     """
 
     def table(a: Arguments) -> tf.Tensor:
@@ -145,12 +142,12 @@ class Kernel:
 
     Args:
         code: the operator's name in TFLite.
-        table: computes the kernel's table.
-        of_neon: computes the table for ARM's vector instructions. None if both tables are the same.
-        fits: returns True if the kernel supports an operator's attributes.
-        fields: returns the options in TFLite's schema, given the attributes.
-        supports: returns True if the kernel supports the quantization parameters of input and
-            output.
+        table: a function that computes the kernel's table.
+        of_neon: a function that computes the table for ARM's vector instructions, or None.
+        fits: a function that returns True if the kernel supports an operator's attributes.
+        fields: a function that returns the options in TFLite's schema, given the attributes.
+        supports: a function that returns True if the kernel supports the quantization parameters
+            of input and output.
     """
 
     code: str
@@ -162,7 +159,7 @@ class Kernel:
 
 
 def accept_float(call: Call, attributes: Attributes | None = None) -> str | None:
-    """Accepts only calls with a float output in the model. Used as `Op.accepts`."""
+    """Accepts a call if its output in the Keras model is float. Used as `Op.accepts`."""
     return None if call.output.is_float else f"computes {call.output.dtype}"
 
 

@@ -80,10 +80,9 @@ def find_positions(axes: str, term: str) -> tuple[int, ...]:
 def emit_product(
     e: Emission, add: Callable[[int], None], shape: Shape, full: Shape, order: tuple[int, ...]
 ) -> None:
-    """Adds a matrix product. Then adds a RESHAPE and a TRANSPOSE to the shape of the node's output.
+    """Adds a matrix product to a file. If necessary, adds a RESHAPE and a TRANSPOSE after it.
 
     Args:
-        e: adds operators to the file.
         add: function that adds the matrix product, given the index of the output tensor.
         shape: the shape of the matrix product. It has one axis for all rows and one for all
             columns.
@@ -142,7 +141,7 @@ def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoin
 
 
 def _matmul_attributes(call: Call) -> Attributes:
-    """Return `transposed`, a flag for each input, and `depth`, the number of products per sum."""
+    """Return `transposed` (a bool for each input) and `depth` (the number of products per sum)."""
     names = ("a", "transpose_a", "transpose_b", "adjoint_a", "adjoint_b")
     a, *flags = get_operands(call, *names)
     flipped = tuple(bool(flags[index] or flags[index + 2]) for index in (0, 1))
@@ -193,8 +192,8 @@ ROW_PRODUCTS = dataclasses.replace(
     doc="the dot product of each row of one tensor with a row of another, in 16 bits",
     kinds=(),
 )
-"""Computes dot products of vectors in composed operators, such as LayerNormalization. Each vector
-is a matrix with one row."""
+"""Computes dot products of vectors, for example inside LayerNormalization. Each vector is a matrix
+with one row."""
 
 
 def _find_equation(call: Call) -> str:
@@ -226,7 +225,7 @@ def _find_equation(call: Call) -> str:
 
 
 def _contract_attributes(call: Call) -> Attributes:
-    """Return the einsum `equation` of a call, and `depth`, the number of products per sum."""
+    """Return `equation` (as for einsum) and `depth` (the number of products per sum)."""
     equation, depth = _find_equation(call), None
     if equation:
         axes, (first, second) = parse_equation(equation), call.inputs
@@ -295,9 +294,10 @@ def _count_contract(call: Call) -> int | None:
 
 
 def _group_axes(sizes: dict[str, int | None], batch: str, groups: tuple[str, str]) -> Shape:
-    """Return the shape of matrices. `groups` has the letters of the rows and of the columns.
+    """Return the shape of matrices for BATCH_MATMUL, with one merged axis for each group of axes.
 
-    BATCH_MATMUL supports 3 batch axes. If there are more, they are merged into one axis.
+    For example, `groups` ("ij", "k") become i * j rows and k columns. More than 3 batch axes are
+    merged into one, because BATCH_MATMUL supports only 3.
     """
     lead = [batch] if len(batch) > MAX_AXES - 2 else list(batch)
     return tuple(multiply_sizes([sizes[axis] for axis in group]) for group in (*lead, *groups))

@@ -23,7 +23,10 @@ MOST_WIDE = 2**16
 
 
 def _prepare_mean(a: Arguments) -> tuple[Any, ...]:
-    """Return the parameters for `_mean`, as far as they are known without the batch."""
+    """Return the constants for `_mean`.
+
+    If an averaged axis has an unknown size, `_mean` computes some constants itself.
+    """
     (params,), output = a.params, a.output
     if _is_fixed_point(a):
         return to_fixed_point(params.scale / output.scale)
@@ -41,8 +44,8 @@ def _find_count(a: Arguments) -> int | None:
 def _factor_and_offset(a: Arguments, prepared: Any, count: Any) -> tuple[Any, ...]:
     """Return `(factor, zeros, offset, zero_point)` for XNNPACK's formula.
 
-    The quantized mean is round((sum + zeros) * factor + offset). `sum` adds values relative to the
-    zero point. `zeros` is the zero point times `count`.
+    The quantized mean is round((sum + zeros) * factor + offset). `sum` is the sum of (q - z) for
+    input values q with zero point z. `zeros` is `count` times z.
     """
     (ratio, zero, zero_point), size = prepared, tf.cast(count, tf.float64)
     factor, zeros = single(ratio * single(1.0 / size)), size * zero

@@ -1,7 +1,7 @@
 """Helpers for operators that only move values, such as RESHAPE and GATHER.
 
-`IDENTITY` is for layers that do nothing at inference, such as Dropout. For layers without a TFLite
-operator, `emit_by_converter` adds operators with TFLite's converter.
+`IDENTITY` is for layers that do nothing at inference, such as Dropout. For layers that no other
+code emits, `emit_by_converter` adds the operators that TFLite's converter chooses.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ MOVES = {
     *("SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE"),
     *("UNPACK", "WHILE"),
 }
-"""TFLite operators that only move, copy or select values, and SHAPE and RANK."""
+"""TFLite operators that only move, copy or select values, or only return sizes."""
 
 
 def emit_by_converter(e: Emission) -> None:
@@ -221,7 +221,7 @@ def _make_error(node: Node, why: str) -> ValueError:
 
 
 def _quantize_constant(model: Any, tensor: Any, params: QuantParams) -> bool:
-    """Replace a float constant by quantized zeros. Return False if the constant was not zero."""
+    """Quantize a float constant that contains only zeros. Return False for other constants."""
     data = model.buffers[tensor.buffer].data
     if data is None:
         return True

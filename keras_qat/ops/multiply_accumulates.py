@@ -13,8 +13,8 @@ from keras_qat.ops.registry import find_row, find_rows, match
 def count_products(call: Call) -> int | None:
     """Returns a call's multiply-accumulates for one example. Returns None if sizes are unknown.
 
-    For a layer without an `Op`, the function assumes that each position of the output needs all
-    weight matrices once.
+    For a layer without an `Op`, the function assumes that all weights are multiplied once at each
+    position of the output, as in a Dense layer.
     """
     layer = call.layer
     if row := match(call).op or next(iter(find_rows(call)), None) or find_row(layer):

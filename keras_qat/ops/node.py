@@ -52,7 +52,7 @@ class Constant:
     """A quantized array that is an input of a node.
 
     Args:
-        q: the quantized values, int8 or int16. In a traced graph, a float64 tensor.
+        q: the quantized values: an int8 or int16 array, or a float64 tensor in a `tf.function`.
         params: the quantization parameters.
     """
 

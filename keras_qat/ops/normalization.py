@@ -55,11 +55,11 @@ LARGEST = 2.0**31
 """2^31, the limit of int32 values."""
 
 FINE = 2048
-"""Up to this variance, each variance has a table entry. Beyond, 16 variances share an entry."""
+"""Each integer variance below this has its own table entry. Above, 16 variances share an entry."""
 
 LEAST_WEIGHTS = 200.0
-"""Gamma, as an integer, has at least this many steps. The remaining bits make the mean more
-precise."""
+"""Approximately the least value of the largest gamma as an integer. A lower limit would make gamma
+less precise, and leave more bits for the mean."""
 
 
 def _tabulate_inverses() -> np.ndarray:
@@ -127,9 +127,9 @@ class _Stages:
     """The quantization parameters of intermediate results, and the constants of the formula.
 
     Args:
-        mean: parameters of negated means, and of differences from the mean.
+        mean: parameters of -mean and of q - mean.
         variance: parameters of sums of squared differences, as int16.
-        shared: parameters of large variances, with 16 times the scale of `variance`.
+        shared: parameters of variances that share table entries: 16 times the scale of `variance`.
         epsilon: the layer's epsilon as an integer, with the scales of `variance` and of `shared`.
         scaled: parameters of y in 32 bits.
         gamma, beta: the weights as integers. None if the layer does not have the weight.
@@ -206,9 +206,9 @@ def _invert(m: Machine, difference: Quantized, view: _View, stages: _Stages) -> 
 
 
 def _normalize(m: Machine, x: Quantized, view: _View, stages: _Stages) -> Quantized:
-    """Run the operators of a normalization on a machine. `x` has the shape `view.rows`.
+    """Run the operators of a normalization. `x` has the shape `view.rows`.
 
-    The machine prepares, computes or emits the operators. The result has 32 bits.
+    The machine `m` prepares, computes or emits the operators. The result has 32 bits.
     """
     of_one = QuantParams(np.float32(1 / view.size), 0, 16)
     ones = m.constant("minus_ones", np.full((1, view.size), -1.0), of_one)

@@ -127,9 +127,10 @@ def get_held_dtype(params: QuantParams) -> tf.DType:
 
 Prepare = Callable[[Arguments], Any]
 """A function that computes constants from ranges and weights, such as fixed-point multipliers. It
-runs once for many batches, in eager TensorFlow or in a graph. `compute` receives the result, of any
-structure, as `prepared`, but no weights or scales. Instead of values, `q` holds a `tf.TensorSpec`
-for each input. Inputs that are the same tensor share one `tf.TensorSpec`."""
+runs once for many batches, in eager TensorFlow or in a graph. `compute` finds the result, of any
+structure, in `Arguments.prepared`. It then reads no weights or scales. In the `Arguments` of this
+function, `q` holds a `tf.TensorSpec` for each input instead of values. Inputs that are the same
+tensor share one `tf.TensorSpec`."""
 
 Compute = Callable[[Arguments], Any]
 """A function that computes the quantized output relative to the zero point. An operator with
@@ -148,22 +149,21 @@ class Op:
         doc: the description on the page of operators.
         layers: the Keras layer classes that the operator computes. Several operators may list a
             class. The first that accepts a call computes the call.
-        paths: the classes' import paths, for layers that Keras does not export. See
-            `get_class_path`.
+        paths: import paths of more classes, which Keras does not export. See `get_class_path`.
         kinds: the TensorFlow operations that the operator computes, such as "concat".
         functions: the activation functions that the operator computes, such as `tf.nn.relu`.
-        attributes: returns the options of a call by name, such as `axis`. All other code reads this
-            result.
+        attributes: a function that returns the options of a call by name, such as `axis`.
         needs: names of the attributes that `register_op` requires.
         defaults: default values of the other attributes.
-        accepts: returns None if a call has an integer kernel. Otherwise returns a short reason,
-            which `plan` prints. Returns "" if another operator for the same layer returns a reason.
+        accepts: a function that returns None if a call has an integer kernel. Otherwise, it
+            returns a short reason, which `plan` prints, or "" to leave the reason to another
+            operator for the same layer.
         max_axes: the maximum number of axes of an input.
         integers: the integer types of inputs that kernels support. None means all types.
         bits: the bits of activations that kernels support. 8 stands for 2 to 8.
         families: maps bits to a function that returns True if a kernel family supports the bits.
             Bits without an entry are supported by all families.
-        accepts_wide: returns True if 16-bit kernels support a call.
+        accepts_wide: a function that returns True if 16-bit kernels support a call.
         on_request: whether layers stay in float unless an override has `quantize=True`.
         output: how the output is quantized.
         weights: maps the attribute that holds a weight to the axes of output channels. Axes are
@@ -189,16 +189,16 @@ class Op:
         falls_back_to_input_range: whether an output without a quantizer has the inputs' range. An
             example is a mean in `recipes.contrib`.
         quantizes_constants: whether constants are quantized like inputs, such as 2 in `x + 2`.
-        inner: returns the ranges of tensors inside the operator by name, given the attributes.
+        inner: a function of the attributes. Returns the ranges of tensors inside the operator.
         symmetric: indices of inputs that should have zero point 0, which makes kernels faster.
-        converts: maps the index of an input to a fixed range. The operator converts the input to
-            this range. A model input has the range from the start if all consumers convert to it.
+        converts: maps the index of an input to the fixed range to which the operator converts it.
+            If all readers of a model input convert it to one range, the input has this range.
         prepare: computes constants from ranges and weights, once for many batches. Without
             `prepare`, `compute` reads ranges and weights.
         compute: the integer arithmetic, for every kernel family and all `bits`.
         emit: adds the operator to a TFLite file.
-        products: returns the multiply-accumulates of a call for one example. Returns None if a size
-            is unknown.
+        products: a function that returns the multiply-accumulates of a call for one example, or
+            None if a size is unknown.
     """
 
     name: str

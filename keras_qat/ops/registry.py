@@ -116,7 +116,7 @@ def find_op(call: Call) -> Op | None:
 
 
 def find_row(layer: Layer) -> Op | None:
-    """Returns the operator that lists a layer's class, or otherwise one of the base classes."""
+    """Returns the operator for a layer's class. If there is none, returns one for a base class."""
     own = next((op for op in ROWS if type(layer) in op.layers), None)
     return own or next((op for op in ROWS if isinstance(layer, op.layers)), None)
 
@@ -296,8 +296,8 @@ def _add_attributes(
 ) -> Op:
     """Return an operator with the user's attributes for a custom layer.
 
-    Unknown or missing attributes raise a `ValueError`. If `source` is a function, it reads the
-    attributes of each layer, and the error is raised later.
+    Unknown or missing attributes raise a `ValueError`. If `source` is a function, the error is
+    raised later, when the function reads the attributes of a layer.
     """
 
     def check(values: Mapping[str, Any]) -> Attributes:

@@ -38,7 +38,7 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 def _tabulate_relu(a: Arguments) -> tf.Tensor:
     """Compute the table of TFLite's RELU, for a ReLU that is not fused. XNNPACK has no such kernel.
 
-    If the maximum is 6, the table clips at 6. Any other maximum is the end of the output's range.
+    The table clips at a maximum of 6. The output's range clips at any other maximum.
     """
     factor = to_fixed_point(ratio(a.family, a.params[0].scale, by=a.output.scale))
     result = tf.maximum(tf.cast(multiply(tf.cast(a.q[0], tf.int64), factor), tf.float64), 0.0)

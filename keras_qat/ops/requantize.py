@@ -47,12 +47,12 @@ class Multiplier(NamedTuple):
     def multiply(
         self, in_int64: Callable[[], Any], dtype: tf.DType, compute: Callable[[Any], Any]
     ) -> tf.Tensor:
-        """Multiplies integers by the ratio, and rounds like the kernel that runs.
+        """Multiplies integers by the ratio. Rounds like the other kernel if `is_other` is True.
 
         Args:
-            in_int64: returns the integers in int64, for TFLite's kernel.
+            in_int64: a function that returns the integers in int64, for TFLite's kernel.
             dtype: the type of the result of TFLite's kernel.
-            compute: returns the result of the other kernel, given `other`.
+            compute: a function that computes the result of the other kernel from `other`.
         """
 
         def multiply_in_fixed_point() -> tf.Tensor:

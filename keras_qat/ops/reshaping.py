@@ -170,8 +170,8 @@ Pairs = tuple[tuple[int, int], ...]
 def read_paddings(layer: Any, options: Any, rank: int) -> Pairs:
     """Returns a layer's padding or cropping as pairs (before, after), for each of `rank` axes.
 
-    `options` is the layer's argument: a list of pairs, or one pair for a sequence. Batch and
-    channels have zeros.
+    `options` is the layer's argument: a list of pairs, or one pair for a sequence. The result has
+    (0, 0) for the axes of batch and channels.
     """
     if rank == 3:
         options = (options,)

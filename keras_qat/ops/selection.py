@@ -35,7 +35,7 @@ from keras_qat.tflite.schema import SCOPE
 
 
 def _find_common(params: Sequence[QuantParams]) -> QuantParams:
-    """Return common 16-bit parameters for two tensors. The larger 8-bit scale is divided by 128."""
+    """Return 16-bit quantization parameters for both tensors of a comparison."""
     first, second = (x.as_tensors().scale for x in params)
     finer = 1.0 if params[0].bits == 16 else 2.0**-7
     return wide_params(tf.maximum(first, second) * finer)
@@ -119,12 +119,12 @@ SELECT = Op(
 
 
 _INTEGERS = integer_params(16)
-"""Quantization parameters of int32 tensors with integers. The scale is 1. They have 16 bits,
+"""Quantization parameters of int32 tensors that a QUANTIZE reads. The scale is 1. `bits` is 16,
 because kernels treat int32 like int16."""
 
 
 def _find_limit(output: QuantParams) -> tf.Tensor:
-    """Return a limit, above the output's range, for integers that a QUANTIZE reads."""
+    """Return an integer above the output's range. Larger integers are clipped before a QUANTIZE."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 
@@ -141,7 +141,7 @@ def _cast(a: Arguments) -> tf.Tensor:
 
 
 def _emit_cast(e: Emission) -> None:
-    """Add a CAST to int32, a clip to `_find_limit`, and a QUANTIZE. uint8 needs only a QUANTIZE."""
+    """Add a CAST to int32, a MINIMUM, a MAXIMUM and a QUANTIZE. uint8 needs only a QUANTIZE."""
     (source,), shape = e.inputs, e.shape(e.inputs[0])
     if e.dtype(source) == "uint8" and e.params.dtype == np.int8:
         pixels = e.builder.tensor(f"{SCOPE}/{e.node.name}/pixels", shape, "uint8", _INTEGERS)

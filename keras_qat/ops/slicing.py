@@ -40,7 +40,7 @@ def items_for_axes(indices: Any, rank: int) -> list[Any]:
 
 
 def _slice_attributes(call: Call) -> Attributes:
-    """Return `parts`, a slice for each axis, and the axes that are `dropped` or `added`."""
+    """Return `parts` (a slice for each axis), `dropped` (axes to remove) and `added` (new axes)."""
     x = get_source(call)
     rank = len(getattr(x, "shape", ()))
     if isinstance(call.layer, LastStep):
@@ -170,7 +170,7 @@ GATHER_ARGUMENTS = ("params", "indices", "axis", "batch_dims", "max_norm")
 
 
 def _gather_attributes(call: Call) -> Attributes:
-    """Return the attributes. `indices` and `shape` are only for indices that are `constant`."""
+    """Return the attributes. If the indices are a tensor, `indices` and `shape` are ()."""
     x, indices, axis, batch, limit = get_operands(call, *GATHER_ARGUMENTS)
     batch = read_integers(batch or 0)
     axes = read_integers(batch if axis is None else axis)
@@ -207,7 +207,7 @@ GATHER = make_movement(
 
 
 def _concatenate_attributes(call: Call) -> Attributes:
-    """Return the `axis`, and for each constant in `numbers` a triple (position, values, shape)."""
+    """Return `axis` and `numbers`: (position, values, shape) of each input that is a constant."""
     axis = get_argument(call, "axis") or 0 if get_kind(call) else call.layer.axis
     axes, rank = read_integers(axis), len(call.output.shape)
     parts = get_source(call)

@@ -6,8 +6,8 @@ table (64-bit ARM). The reference kernel computes them in fixed point. The fourt
 Softmax over many values (`SOFTMAX_OF_MANY`) computes in 16 bits, and its output has an observed
 range. In 8 bits, 512 nearly equal values would lose precision: each result is 1/512, but an 8-bit
 step is 1/256. TFLite's 8-bit reference kernel also aborts if exponentials add up to 512 or more.
-With XNNPACK, however, 8 bits are five times as fast. Softmax over fewer than 512 values therefore
-keeps 8 bits, unless the tensor is small.
+With TFLite's optimized kernels, however, 8 bits are five times as fast. Softmax over fewer than 512
+values therefore keeps 8 bits, unless the tensor is small.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ HIGHEST = 2**15 - 1
 """The largest int16 value. In the tables of the int16 kernel, it represents 1."""
 
 LEAST_SCALE = 2.0**-25
-"""The smallest scale of int8 inputs in files. At half of it, TFLite's reference kernel aborts."""
+"""The smallest scale of int8 inputs in files. At half this scale, the reference kernel aborts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Prepared:
         conversion: the multiplier for this requantization.
         table: the exponentials of differences from the maximum. None for the fixed-point kernel.
         output: the output's scale. None for the fixed-point kernel.
-        factor: the multiplier and the shift of differences. Only for the fixed-point kernel.
+        factor: the factor for differences from the maximum. Only for the fixed-point kernel.
     """
 
     is_wider: Predicate
@@ -287,10 +287,10 @@ SOFTMAX = Op(
 
 
 MANY = 511
-"""The mean result of softmax over more values than this is at most half an 8-bit step."""
+"""If softmax is over more values than this, its mean result is at most half an 8-bit step."""
 SOME, FEW_IN_ALL = 63, 2**13
-"""The mean result of softmax over more values than `SOME` is at most four 8-bit steps. For a tensor
-of up to `FEW_IN_ALL` values, 16 bits cost at most 0.1 ms more than 8 bits."""
+"""If softmax is over more values than `SOME`, its mean result is at most four 8-bit steps. For a
+tensor of up to `FEW_IN_ALL` values, 16 bits cost at most 0.1 ms more than 8 bits."""
 
 SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 """Quantization parameters of the output of the 16-bit SOFTMAX."""

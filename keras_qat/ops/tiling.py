@@ -26,8 +26,8 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes
 
 Entries = list[tuple[int, Any]]
-"""Pairs (axis, indices to gather). If the size of the axis is unknown, a pair is (axis, number of
-copies to concatenate)."""
+"""Pairs (axis, indices for GATHER). If an axis has an unknown size, its pair is (axis, n): the axis
+is concatenated n times."""
 
 
 def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
@@ -77,7 +77,7 @@ def _broadcast_attributes(call: Call) -> Attributes:
 
 
 def _emit_broadcast(e: Emission) -> None:
-    """Add a RESHAPE, and copies along axes of size 1. Unknown sizes need other operators."""
+    """Add a RESHAPE, and copies along axes of size 1. For unknown sizes, add a BROADCAST_TO."""
     source, (target,) = e.source, e.outputs
     before, after = e.shape(source), e.shape(target)
     for axis in e.attributes["added"]:

@@ -33,8 +33,8 @@ Rounding = Literal["fixed", "double", "up", "eights"]
 
 - `fixed`: multiplies by a 31-bit multiplier, and rounds twice.
 - `double`: multiplies in double precision, and rounds halves away from zero.
-- `up`: like `fixed`, but TFLite's optimized kernels round halves up.
-- `eights`: like `up`, but only complete groups of eight channels round halves up."""
+- `up`: like `fixed` in the reference kernels. The optimized kernels round halves up.
+- `eights`: like `up`, but only for complete groups of eight channels. Others are like `fixed`."""
 
 INT8_MAX = 127
 """The largest quantized value of a weight."""
@@ -56,7 +56,7 @@ class Sums:
         bias: one value for each output channel. None without a bias.
         channels: axes of the weights that are output channels, counted from the end.
         factor: the factor that rescales the sums, in float32, float64 or fixed point.
-        rounding: how sums are rescaled. "family" means in float32, like kernels of XNNPACK.
+        rounding: how sums are rescaled. "family" means like XNNPACK's kernels, in float32.
         fits: whether float32 represents all possible sums exactly.
     """
 
@@ -80,8 +80,8 @@ def prepare_sums(
         channels: axes of the weights that are output channels, counted from the end.
         rounding: how TFLite's kernel rounds. XNNPACK instead multiplies int8 sums in float32, and
             rounds halves to even.
-        of_int4: how TFLite's optimized kernel rounds with packed 4-bit weights. None if XNNPACK has
-            a kernel for packed weights.
+        of_int4: how TFLite's optimized kernel rounds with packed 4-bit weights. None if XNNPACK's
+            kernel runs instead.
     """
     weights: Weights = a.weights
     how: Rounding | Literal["family"] = rounding
@@ -119,7 +119,7 @@ def _largest(a: Arguments) -> int:
 
 
 def _most(a: Arguments) -> int:
-    """Return the number of products of the largest values that float32 can sum exactly."""
+    """Return how many products float32 can sum exactly, even if all have the largest values."""
     return math.ceil(EXACT / (_largest(a) * INT8_MAX)) - 1
 
 
@@ -127,8 +127,8 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
     """Computes a weighted operator after `prepare_sums`.
 
     Args:
-        linear: computes the sums from inputs and weights.
-        as_matrices: computes the sums as a matrix product, which is exact on GPUs. None if a matrix
+        linear: a function that computes the sums from inputs and weights.
+        as_matrices: the same function by a matrix product, which is exact on GPUs. None if a matrix
             product would be slow.
     """
     prepared: Sums = a.prepared
@@ -170,8 +170,8 @@ def _sums_of_8_bits(
     """Compute the sums of 8-bit products plus the bias, in `dtype`.
 
     Float32 is exact if all sums are below 2^24, as in most models. Otherwise, the sums are divided
-    into groups of input channels. Each group is exact in float32, and float64 adds the groups. Here
-    and in files, the bias is rounded to float32.
+    into groups of input channels. Each group is exact in float32, and float64 adds the groups. As
+    in files, the bias is rounded to float32.
     """
     x, kernel, bias = a.q[0], a.prepared.kernel, a.prepared.bias
     has_groups = len(kernel.shape) > 2 and x.shape[-1] != kernel.shape[-2]

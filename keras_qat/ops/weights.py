@@ -44,11 +44,11 @@ class Weights:
         reach: the result of `compute_reach`, or None if unknown. A sum of products is at most
             `reach` times the largest input.
         rounding: the largest change of a weight after training, in quantization steps of training.
-            Weights change if training had an asymmetric range, because kernels require symmetric
+            Weights change if their range in training was asymmetric. Kernels require symmetric
             ranges.
         packed: whether files store the weights in 4 bits, two in a byte.
-        divisor: the common divisor of all values, or of each channel. Weights with few bits have
-            one, because files scale them up to 8 bits. None if the quotients do not fit in 4 bits.
+        divisor: the factor that scaled weights with few bits up to 8 bits, or a factor for each
+            channel. `q / divisor` fits in 4 bits. None if there is no such factor.
         gates: the number of gates with a scale, 4 in an LSTM. 0 in other layers.
         inner: the quantization parameters of tensors inside a recurrent operator, by name.
         recurrent: the weights that a recurrent operator multiplies by its previous output.
@@ -98,7 +98,7 @@ def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
 
 
 def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float | tf.Tensor:
-    """Returns the largest |sum of weights with the same sign| in a channel.
+    """Returns the largest absolute sum of a channel's positive weights, or of its negative ones.
 
     For `channels`, see `count_terms`.
     """

@@ -40,7 +40,7 @@ PASSES = {"Reshape", "Flatten", "MaxPooling2D", "GlobalMaxPooling2D", "Dropout"}
 
 
 class ContribPlacement:
-    """Decides which tensors are quantized: first after layers, then after Add and Multiply."""
+    """Decides which tensors are quantized. Rules for layers precede those for Add and Multiply."""
 
     lowers_activations = False
 
@@ -103,7 +103,10 @@ class ContribPlacement:
                     return
 
     def match_activation(self, activation: Call) -> None:
-        """Quantizes an activation after a layer. Also quantizes the layer if an Add follows it."""
+        """Quantizes the activation in `layer -> activation`.
+
+        In `layer -> Add -> activation`, also quantizes the output of the layer.
+        """
         if self.kind(activation) not in ACTIVATIONS:
             return
         layer, bypass = self.find_layer_before(activation)
@@ -180,7 +183,7 @@ class ContribPlacement:
         return not kernel.layer.use_bias and self.group_of[kernel].batch_norm is None
 
     def find_biased_layer(self, value: Value) -> Call | None:
-        """Returns the layer that computes `value`, including its bias. Otherwise returns None.
+        """Returns a layer if `value` is its output after the bias. Otherwise returns None.
 
         A folded BatchNormalization counts as bias. So does an Add after a layer without bias.
         """
@@ -272,7 +275,7 @@ class ContribPlacement:
         )
 
     def has_quantized_input(self, merge: Call) -> Generator[Call, Any, bool]:
-        """Returns True if an unmatched Add or Multiply reads a quantized tensor."""
+        """Returns True if an Add or Multiply that no rule matched reads a quantized tensor."""
         if self.kind(merge) not in MERGES or merge.output in self.considered:
             return False
         readers = self.consumers[merge.output]

@@ -82,7 +82,7 @@ def is_table(call: Call) -> bool:
 def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None]) -> bool:
     """Returns True if an input may contain labels. Labels must not be rounded.
 
-    An input may contain labels if only float layers use it, but integer layers use another input.
+    An input may contain labels if no integer layer depends on it, but one depends on another input.
     For example, a custom loss layer compares labels with predictions.
     """
     consumers = graph.consumers(losses=False)

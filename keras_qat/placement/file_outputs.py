@@ -39,7 +39,7 @@ def find_joined_outputs(outputs: Iterable[Value]) -> tuple[JoinedOutput, ...]:
 
 
 def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
-    """Returns the names of the tensors that `value` concatenates, also before a Reshape."""
+    """Returns the names of `a` and `b` if `value` is `concat(a, b)` or `reshape(concat(a, b))`."""
     call = value.producer
     if call is None:
         return []
@@ -57,7 +57,7 @@ def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
 
 
 def _undo_lowering(value: Value, call: Call) -> Value:
-    """Return the user's tensor. Lowering may have inserted a call between it and `value`."""
+    """If lowering inserted the call that computes `value`, return the input of this call."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 
@@ -76,7 +76,7 @@ def check_names(names: Iterable[str]) -> list[str]:
 
 
 def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
-    """Adds outputs to a graph before lowering: `(original outputs, named tensors)`."""
+    """Replaces the outputs of a graph by a pair (original outputs, tensors with the `names`)."""
     if recipe.placement != "int8":
         raise ValueError(
             f"Recipe {recipe.name!r} does not support outputs=. Use another recipe, such as 'int8'."
@@ -87,7 +87,7 @@ def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
 
 
 def replace_outputs(lowered: Graph, read: Graph, names: list[str]) -> Graph:
-    """Chooses the outputs of files after lowering of a graph from `add_outputs`.
+    """Finds the tensors with the `names` in a graph from `add_outputs` that has been lowered.
 
     `read` is the graph before lowering. Names may be names of calls inside custom layers, which
     exist only in `lowered`.

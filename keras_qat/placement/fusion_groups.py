@@ -42,8 +42,8 @@ class Group:
 def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> list[Group]:
     """Finds weighted layers, with the BatchNormalization and the activation after each.
 
-    If another call also reads a tensor, the group ends there. If a layer is called several times,
-    its groups have no activation. They have a BatchNormalization if all calls share it.
+    A group ends at a tensor that several calls read. If a layer is called several times, its groups
+    have no activation. They have a BatchNormalization if the same one follows each call.
 
     Args:
         graph: a lowered graph.

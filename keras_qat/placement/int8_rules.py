@@ -140,7 +140,7 @@ class Int8Placement:
         return op if is_integer else None
 
     def record_float_calls(self) -> None:
-        """Records the float calls and the reasons, and weights that files store as int8."""
+        """Fills `float_layers` (reasons) and `weights_only` (float calls with int8 weights)."""
         for call in self.graph.calls:
             outputs = flatten_values(call.outputs)
             values = [*outputs, *call.inputs]
@@ -288,9 +288,9 @@ class Int8Placement:
         return reasons[0] if reasons and all(reasons) else None
 
     def find_conversion(self, value: Value) -> FixedRange | None:
-        """Returns the fixed range to which all consumers convert a tensor, or None.
+        """Returns a fixed range if all consumers convert a tensor to it. Otherwise returns None.
 
-        An example is the range of a GRU's initial state.
+        For example, a GRU converts its initial state to a fixed range.
         """
         ranges = {
             op.converts.get(call.inputs.index(value)) if op else None
@@ -300,7 +300,7 @@ class Int8Placement:
         return ranges.pop() if len(ranges) == 1 else None
 
     def only_reaches_outputs(self, value: Value) -> bool:
-        """Returns whether integer calls only move a tensor's values, for example to an output."""
+        """Returns whether integer calls only move a tensor's values, for example by a Reshape."""
         return all(
             isinstance(op.output, SharedRange)
             and all(map(self.only_reaches_outputs, flatten_values(call.outputs)))
@@ -309,7 +309,10 @@ class Int8Placement:
         )
 
     def is_read_by_int8(self, value: Value) -> bool:
-        """Returns whether an integer call reads the tensor, or files read or return it."""
+        """Returns whether an integer call reads the tensor.
+
+        Without a scope, also returns True for inputs and outputs of files.
+        """
         is_input = value.producer is None and self.is_read_by_file(value)
         is_end = value in self.outputs or is_input
         readers = self.consumers[value]
@@ -342,7 +345,7 @@ class Int8Placement:
     # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
-        """Returns the specifications upstream that a tensor with a `SharedSpec` shares."""
+        """Follows each `SharedSpec` upstream. Returns the specifications that it refers to."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
             return frozenset({spec})
@@ -354,7 +357,7 @@ class Int8Placement:
         return roots
 
     def collect_ranges(self) -> list[Range]:
-        """Returns the model's ranges. Tensors that `SharedSpec`s connect have one range."""
+        """Returns the model's ranges. A tensor with a `SharedSpec` has the range of its inputs."""
         range_of: dict[Value, Range] = {}
         for value, spec in self.specs.items():
             if not isinstance(spec, SharedSpec):

@@ -116,8 +116,8 @@ class Plan:
         target: the target, or None.
         problems: operators that do not run on the target.
         channel_bytes: bytes that the per-channel scales of dense layers need on the target.
-        file_outputs: names of the tensors that files return. Empty for the model's outputs.
-            Otherwise `graph.outputs` is a pair `(model outputs, list of file outputs)`.
+        file_outputs: names of the tensors that files return, or () if they return the model's
+            outputs. With names, `graph.outputs` is a pair `(model outputs, list of file outputs)`.
         joined_outputs: outputs that concatenate tensors, which then share a range.
         lost_features: warnings about features that are too small for the range of an input.
     """

@@ -220,7 +220,7 @@ class Settings:
         return None
 
     def _override(self, call: Call, name: str) -> Any:
-        """Return the setting `name` of the last override that has it for this call, or None."""
+        """Return the setting `name` for a call from the last override that sets it, or None."""
         settings = [getattr(item, name) for item, matches in self.overrides if matches(call)]
         return next((setting for setting in reversed(settings) if setting is not None), None)
 
@@ -228,7 +228,7 @@ class Settings:
         return self.find_reason(call) is None
 
     def weights(self, call: Call, folded: bool = False) -> QuantSpec:
-        """Returns how weights are quantized. A BatchNormalization may be `folded` into them."""
+        """Returns how a call's weights are quantized, with or without a folded normalization."""
         spec = (folded and self.recipe.folded_weights) or self.recipe.weights
         bits, op = self._override(call, "weight_bits"), find_op(call)
         if bits is None and op is not None and not op.supports_int4:

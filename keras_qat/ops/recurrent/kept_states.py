@@ -61,9 +61,9 @@ class StateVariable:
     def write(self, state: int) -> int:
         """Adds an SVDF that writes `state` to the variable. Returns the SVDF's output.
 
-        The SVDF has weights of 1 and a memory of one step. Its output must be used. Otherwise,
-        compilers remove the SVDF. The variable itself must not be an output of an operator. LiteRT
-        would see a cycle from `read` to `write`, and would not delegate the operators to XNNPACK.
+        The SVDF has weights of 1 and a memory of one step. It updates the variable, although the
+        variable is an input. If it were an output, LiteRT would see a cycle, and would not delegate
+        the operators to XNNPACK. Compilers remove the SVDF if nothing reads its output.
         """
         e, scale = self.e, self.params.scale
         column = e.make_reshaped(state, e.shape(self.variable), "column")

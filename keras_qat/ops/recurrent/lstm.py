@@ -51,7 +51,7 @@ _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
 def read_form(call: Call) -> Attributes:
-    """Returns `backwards`, `sequences` (return all steps) and `keeps` (the layer is stateful)."""
+    """Returns `go_backwards`, `return_sequences` and `stateful` of a layer, with shorter names."""
     return {
         "backwards": bool(call.layer.go_backwards),
         "sequences": bool(call.layer.return_sequences),
@@ -166,7 +166,7 @@ def _divide(a: Arguments, x: Any, bits: int) -> Any:
 
 
 def _divide_twice(x: Any, bits: int) -> Any:
-    """Compute x / 2^bits. Round x / 2 first, and then the quotient, as 31-bit multipliers do."""
+    """Compute x / 2^bits. Like TFLite's 31-bit multipliers, round twice: x / 2, and the result."""
     return divide_floats(tf.floor(x * 0.5 + 0.5), bits - 1)
 
 
@@ -285,9 +285,8 @@ def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> Non
     """Add operators that write zeros into the states.
 
     States have a row for each example. To get the number of rows, the operators multiply zeros by
-    one value of each example. The value is from `x`. If operators determine sizes at run time, the
-    value is from the file's first input. Interpreters must allocate the states before they run such
-    operators.
+    one value of each example of `x`. If a file computes shapes at run time, they use the file's
+    first input instead. Interpreters must allocate the states before they compute shapes.
     """
     hidden, cell = states
     batch, units = e.shape(cell)

@@ -23,7 +23,7 @@ CONV_LSTMS = (layers.ConvLSTM1D, layers.ConvLSTM2D)
 class Arithmetic(Protocol):
     """The operations of a step. Training implements them in float, `step_ops` in integers.
 
-    `part` is the name of a section. `name` is the name of the result's quantization range.
+    In its methods, `part` is the name of a section, and `name` is the name of the result's range.
     """
 
     def product(self, part: str, hidden: Any) -> Any:
@@ -97,7 +97,6 @@ def simple_step(m: Arithmetic, inputs: Mapping[str, Any], states: States, relu: 
 
 
 def make_step(attributes: Attributes) -> Step:
-    """Returns the step function of a layer with these options."""
     if "relu" in attributes:
         return partial(simple_step, relu=attributes["relu"])
     hard = attributes.get("hard", False)
@@ -151,7 +150,7 @@ def find_weight_parts(layer: Any) -> dict[str, Part]:
 
 
 def compute_offsets(layer: Any) -> np.ndarray:
-    """Returns the `offset` of each column of a layer's weights."""
+    """Returns the `Part.offset` of each column of a layer's weights. 0 without a hard sigmoid."""
     blocks = {
         block.start: (block, part.offset)
         for part in find_weight_parts(layer).values()
@@ -163,7 +162,6 @@ def compute_offsets(layer: Any) -> np.ndarray:
 
 
 def select_columns(x: Any, part: Part) -> Any:
-    """Returns the columns of an array or a tensor that belong to a section."""
     blocks = [x[..., block] for block in part.blocks]
     if len(blocks) == 1:
         return blocks[0]
@@ -171,10 +169,9 @@ def select_columns(x: Any, part: Part) -> Any:
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """Returns the ranges of products and sums inside a step that must be observed, by name.
+    """Maps names of products and sums inside a step to ranges, which quantizers observe.
 
-    Sums in 16 bits are missing, because their ranges are fixed. Products that are added in 16 bits
-    have zero point 0.
+    Sums with a fixed range are missing. Products that are added in 16 bits have zero point 0.
     """
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}

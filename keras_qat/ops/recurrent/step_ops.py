@@ -24,8 +24,8 @@ SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in (
 assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
-"""16-bit parameters for values up to 1, 10 and 20. The last two scales are no powers of two. For
-powers of two, some kernels compute sigmoid and tanh differently."""
+"""16-bit parameters for values up to 1, 10 and 20. The scales of `SUM` and `CELL` are not powers of
+two. For powers of two, some kernels compute sigmoid and tanh differently."""
 
 NEVER_CLIPPED = (UNIT, SUM)
 """Parameters of tensors that never exceed the range, so clipping is not necessary."""
@@ -44,7 +44,6 @@ ONE = QuantParams(np.float32(1 / 128), -128, 8)
 
 
 def get_fixed_params(name: str) -> QuantParams:
-    """Returns the quantization parameters of a tensor in `FIXED`, such as "cell"."""
     fixed = FIXED[name]
     return fixed.params(8) if isinstance(fixed, FixedRange) else fixed
 
@@ -56,14 +55,14 @@ def get_inner_params(weights: Weights, name: str) -> QuantParams:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Implements `step_math.Arithmetic` in integers. Each operation runs an operator on a machine.
+    """Implements `step_math.Arithmetic` in integers, by TFLite's operators.
 
     Args:
-        machine: prepares, computes or emits the operators.
+        machine: an object that prepares, computes or emits the operators.
         parts: sections of the weights, by name.
         attributes: options of the recurrent layer.
         weights: the weights for inputs. `weights.recurrent` has the weights for hidden states.
-            After preparation, both contain only `inner`.
+            After preparation, both have only the ranges in `inner`.
     """
 
     machine: Machine
@@ -75,7 +74,6 @@ class Steps:
         return get_inner_params(self.weights, name)
 
     def multiply_input(self, part: str, x: Quantized) -> Quantized:
-        """Multiplies the layer's inputs by the weights in the section `part`."""
         options = {name: self.attributes[name] for name in CONV.defaults if name in self.attributes}
         return self._multiply_weights(x, self.weights, part, f"input_{part}", options)
 

@@ -44,10 +44,10 @@ for each step, and a ConvLSTM adds 18."""
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
-    """Prepare the operators of the input products, the initial state, one step and the output.
+    """Return prepared constants of operators, and `weights`, which then contains only ranges.
 
-    Return four lists of prepared parameters by name, and `weights`, which then contains only
-    ranges.
+    The constants are four lists: "inputs" for products of the inputs, "first" for the initial
+    state, "step" for one step, and "last" for the output.
     """
     weights: Weights = a.weights
     prepared: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
@@ -125,7 +125,6 @@ def has_initial_state(a: Arguments | Emission) -> bool:
 
 
 def _multiply_inputs(m: Steps, part: str, x: Quantized) -> Quantized:
-    """Multiply the inputs of all steps by one section of the weights."""
     q, params = x
     if not convolves(m.attributes):
         return m.multiply_input(part, x)
@@ -277,12 +276,12 @@ def _accepts(
 
 
 def _read_attributes(call: Call) -> Attributes:
-    """Return the options from `read_form`, and `masked`, `zeroes` and `hard`.
+    """Return the options from `read_form`, and other options of a recurrent layer.
 
-    With `masked`, the second input is a mask. Masked steps return zeros if `zeroes` is True, as
-    inside Bidirectional. Otherwise, they repeat the previous output. With `hard`, gates are hard
-    sigmoids. GRU also has `reset_after`, SimpleRNN has `relu`, and ConvLSTM has the options of a
-    convolution.
+    If `masked` is True, the second input is a mask. Masked steps return zeros if `zeroes` is True,
+    as inside Bidirectional. Otherwise, they repeat the previous output. If `hard` is True, gates
+    are hard sigmoids. GRU also has `reset_after`. SimpleRNN has `relu`. ConvLSTM has the options of
+    a convolution.
     """
     layer, masked = call.layer, keras_variants.has_mask_input(call.layer)
     form = {
