@@ -1,4 +1,4 @@
-"""Reads a written TFLite file, and compares it with the resolved graph (translation validation).
+"""Reads a TFLite file after writing, and compares it with the `ResolvedGraph` of the model.
 
 Only structure and constants are compared. The check makes exports 10 % slower.
 """
@@ -152,7 +152,7 @@ def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
 def _find_operations(
     outputs: set[int], known: set[int], file: FileGraph
 ) -> tuple[set[Operation], set[int]]:
-    """Return the operators from `known` tensors to `outputs`, and the known tensors they read."""
+    """Return operators that compute `outputs` from `known`, and the part of `known` they read."""
     operations, reached, pending = set[Operation](), set[int](), list(outputs)
     while pending:
         operation = file.producers.get(pending.pop())
@@ -169,8 +169,8 @@ def _compare_weights(
 ) -> Iterator[str]:
     """Compare a node's weights with the constants of its operators.
 
-    Operators may reorder or split weights, so only the sums of weights with equal scales are
-    compared.
+    The file may have weights in another order, or in several constants. Therefore, the sum
+    of all weights with the same scale is compared.
     """
     ours = _sum_by_scale([_get_scales_and_weights(weights)])
     stored = []

@@ -42,7 +42,7 @@ def export_saved_model(model: keras.Model, path: str | os.PathLike[str]) -> None
 
     Args:
         model: a trained quantization-aware model.
-        path: the directory to write. An existing SavedModel is only replaced at the end.
+        path: the directory to write. An existing SavedModel is replaced only on success.
 
     Raises:
         ValueError: if the model is not quantized or a quantizer has no usable range.
@@ -188,7 +188,7 @@ def _call_recurrent(node: Node, weights: Weights, inputs: list[tf.Tensor]) -> An
 
 
 def _fake_quantize(x: tf.Tensor, params: QuantParams) -> tf.Tensor:
-    """Fake-quantizes float values with at least 8 bits. For fewer bits, clips the results."""
+    """Fake-quantizes float values. Below 8 bits, quantizes with 8 bits and clips high values."""
     if not x.dtype.is_floating:  # Indices have no scale.
         return x
     scale, bits = float(params.scale), max(params.bits, 8)

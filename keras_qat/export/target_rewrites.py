@@ -85,7 +85,7 @@ def _add_similar_constant(
 
 
 def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape) -> None:
-    """Add the operator with a result of another shape, and reshape this result to the old shape."""
+    """Add the operator for reshaped `inputs`. Its result has `shape`, and is then reshaped back."""
     (end,) = site.outputs
     result = _add_similar(builder, end.index, shape, "reshaped")
     builder.operator(site.operation.kernel, inputs, [result], **_get_options(site))
@@ -145,7 +145,7 @@ def convolve_column(builder: Builder, site: Site) -> None:
 
 
 def average_column(builder: Builder, site: Site) -> None:
-    """Adds a last axis of size 1 to a MEAN's input. XNNPACK's sum then cannot overflow."""
+    """Appends an axis of size 1 to a MEAN's input. XNNPACK's sums only overflow along last axes."""
     x, axes = _get_inputs(site)
     (end,) = site.outputs
 

@@ -59,12 +59,12 @@ def export_tflite(
     """Exports a trained quantization-aware model to an int8 TFLite file.
 
     The inputs and outputs of the file, and of its signature `serving_default`, have the model's
-    names and order. `read_metadata` returns how the file was made. The same model always produces
-    the same bytes.
+    names and order. `read_metadata` returns the recipe and other settings of the file. The same
+    model always produces the same bytes.
 
     Args:
-        model: the model, or a model built from layers of quantization-aware models.
-        path: the path of the file, or None. An existing file is only replaced at the end.
+        model: a result of `quantize_model`, or a model that is built from layers of such models.
+        path: the path of the file, or None. An existing file is replaced only on success.
         input_dtype: type of the file's inputs: "int8", "uint8" or "float32" (with 16-bit
             activations "int16" or "float32"). The default is the type of the activations. Integer
             inputs must be quantized with the scale and zero point in the file. If the model starts
@@ -241,7 +241,7 @@ def _check_converted(graph: ResolvedGraph, contents: bytes) -> None:
 
 
 def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
-    """Check a data type and return its name. Return None for the type of the activations."""
+    """Return the name of a valid data type. Return None for the activations' type, the default."""
     dtype = _get_name(dtype)
     own, *others = ["int16", "float32"] if wide else ["int8", "uint8", "float32"]
     if dtype is not None and dtype not in (own, *others):
@@ -255,7 +255,7 @@ def _get_name(dtype: object) -> Any:
 
 
 def _warn_of_rounding(graph: ResolvedGraph) -> None:
-    """Warn if weights must be rounded again, because TFLite's weights have no zero point."""
+    """Warn if weights have asymmetric 8-bit ranges, because the file rounds them again."""
     wide = {
         node.layer.name: node.weights.rounding
         for node in graph.nodes

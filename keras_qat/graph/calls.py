@@ -27,8 +27,8 @@ class Value:
     Args:
         producer: the call that computes the tensor, or None for a model input.
         masked: True if the tensor has a Keras mask.
-        rows: the size of the first axis for one example, if this size is unknown. Usually 1. It is
-            3 after a reshape from [batch, 3, 4] to [-1, 4].
+        rows: the size of the first axis divided by the batch size. Usually 1. It is 3 after a
+            reshape from [batch, 3, 4] to [-1, 4]. Only used if `shape[0]` is None.
     """
 
     name: str
@@ -77,7 +77,8 @@ class Call:
         kwargs: keyword arguments. Tensors are `Value`s, also in nested lists.
         outputs: a `Value`, or a nested list or dict of `Value`s.
         name: the layer's name, preceded by names of nested models, such as "encoder/dense".
-        origin: the name of the user's layer that this call computes, alone or with other calls.
+        origin: the name of a layer in the user's model. If several calls replace this layer, all of
+            them have this `origin`.
         source: the user's layer with the name `origin`.
         within: custom layers that were traced and replaced by this and other calls, outermost
             first.
@@ -99,11 +100,11 @@ class Call:
             value.producer = value.producer or self
 
     def as_part_of(self, call: Call) -> Call:
-        """Returns a copy with the `origin` of `call`, to replace `call` or a part of it."""
+        """Returns a copy of this call with the `origin`, `source` and `within` of another call."""
         return self.replace(origin=call.origin, source=call.source, within=call.within)
 
     def replace(self, **changes: Any) -> Call:
-        """Returns a copy with `changes`, which becomes the producer of the outputs."""
+        """Returns a copy with changed fields. The copy becomes the producer of the outputs."""
         call = dataclasses.replace(self, **changes)
         call.take_over_outputs()
         return call

@@ -53,7 +53,7 @@ def reach(starts: Iterable[Node], following: Callable[[Node], Iterable[Node]]) -
 
     Args:
         starts: tensors or calls.
-        following: returns the successors of a tensor or call.
+        following: function that returns the successors of a tensor or call.
     """
     found: dict[Node, None] = {}
     pending = list(starts)[::-1]
@@ -116,7 +116,7 @@ def describe_arguments(call: Call, name: Callable[[Value], Hashable]) -> Hashabl
 
     Args:
         call: the call.
-        name: returns the key of an input of the call.
+        name: function that returns the key of an input of the call.
     """
     arguments = call.args, call.kwargs
     structure = tf.nest.map_structure(lambda _: None, arguments)
@@ -139,8 +139,8 @@ class StructuralKeys:
     """Assigns indices to tensors. Tensors that are computed in the same way have equal indices.
 
     Args:
-        identify: returns a key for a call. Calls with equal keys compute the same function. The key
-            None marks a call that equals no other call.
+        identify: function that returns a key for a call. Calls with equal keys compute the same
+            function. The key None marks a call that equals no other call.
     """
 
     def __init__(self, identify: Callable[[Call], Hashable | None] = identify_function) -> None:

@@ -30,7 +30,7 @@ class KerasMasks:
     """Computes the Keras masks of a graph's values.
 
     Args:
-        read: function that returns the tensor of a value.
+        read: function that returns the `tf.Tensor` for a `Value` of the graph.
         find_producer: function that returns the call whose layer computes the mask of a value.
         convert: function `(mask, call) -> mask` that may change a mask that `call` computed.
     """

@@ -39,13 +39,13 @@ _REPLACES = READS_SHAPES.union(("where", "multiply_no_nan"))
 
 _COMPUTES = ("add", "subtract", "multiply", "divide", "cast")
 _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
-"""Operations and layers that can read NaN, and then return NaN."""
+"""These layers return NaN if they read NaN. So do the operations in `_COMPUTES`."""
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:
-    """Returns the calls that may read NaN, for each input in which the model replaces NaN.
+    """Returns {input: calls} for the inputs in which the model replaces NaN.
 
-    An input is omitted if NaN may also reach other layers, such as a Dense.
+    Each of `calls` may read NaN. Inputs are omitted if NaN may also reach a layer such as Dense.
     """
     consumers, outputs = graph.consumers(), set(flatten_values(graph.outputs))
     found = {}

@@ -160,7 +160,6 @@ def get_kind(step: Call | keras.layers.Layer) -> str:
 
 
 def draws_random_numbers(layer: keras.layers.Layer) -> bool:
-    """Returns True if a layer is a random TensorFlow operation."""
     name = name_in_tensorflow(layer)
     return "random" in name or "dropout" in name
 

@@ -40,7 +40,7 @@ class _Reader:
         self.model = model
         self.tensors: dict[int, Value] = {}
         self.masks: dict[Value, Any] = {}
-        """Maps a value to its Keras mask. In nested models, a Keras input stands for the mask."""
+        """Maps a value to a symbolic Keras mask. Only the mask's shape and dtype are used."""
         self.calls: list[Call] = []
         self.counts: Counter[Any] = Counter()
 
@@ -119,7 +119,7 @@ class _Reader:
         self.tensors.update(zip(map(id, symbols), values, strict=True))
 
     def _carry_mask(self, value: Value, mask: Value | None, path: str) -> Value:
-        """Add a `CarryMask` that returns `value` with the mask from the call of a nested model."""
+        """Return `value` with the mask that a nested model is called with. Add a `CarryMask`."""
         if mask is None:
             return value
         self.counts[path] += 1

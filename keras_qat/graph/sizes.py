@@ -31,7 +31,7 @@ from keras_qat.keras2.backend import infer_output_shape, keras
 from keras_qat.keras2.layers_and_models import is_of_keras
 
 _SLICES = ("getitem", "slice", "strided_slice")
-"""Operations in which a fixed batch size becomes a constant. In all others it stays a tensor."""
+"""Operations in which `fold_known_sizes` replaces sizes that depend on a fixed batch size."""
 
 _CHANGES_ROWS = {
     *("tile", "repeat", "concat", "split", "gather", "gather_nd"),
@@ -66,7 +66,7 @@ def find_results(
 
     Args:
         call: the call.
-        fills: True to evaluate `ones_like` and `zeros_like` of any tensor.
+        fills: True to evaluate `ones_like` and `zeros_like` even for tensors with unknown data.
     """
     if call is None or not is_operation(call.layer) or not call.inputs:
         return None
@@ -211,9 +211,8 @@ def find_example(value: Value, facts: Facts | None = None) -> NDArray[Any] | Non
 def fold_known_sizes(graph: Graph) -> Graph:
     """Replaces known size expressions by constants in the arguments of operations.
 
-    Arguments of Keras layers are not replaced, because they may be weights. Keras can call a model
-    with another batch size than its fixed batch size. Therefore integers that depend on the batch
-    size are replaced only in slices.
+    Arguments of Keras layers are not replaced. Integers that depend on a fixed batch size are
+    replaced only in slices, because Keras can call the model with another batch size.
     """
     facts = Facts()
     known: dict[Value, Any] = {}
@@ -353,7 +352,7 @@ def _make_placeholder(values: ArrayLike | None, shape: Any, dtype: str) -> tf.Te
 
 
 def _infer_in_graph(call: Call, replace: Callable[[Value], tf.Tensor]) -> list[Shape]:
-    """Call a layer on the placeholders from `replace`, in a new graph. Return the output shapes."""
+    """Return the output shapes of a call in a new `FuncGraph`. `replace` returns its inputs."""
     with tf.__internal__.FuncGraph("sizes").as_default():  # A `FuncGraph` can read constants.
         tensors = {x: replace(x) for x in call.inputs}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))

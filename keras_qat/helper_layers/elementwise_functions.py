@@ -225,7 +225,7 @@ class Quotient(HelperLayer):
 
 @register
 class SoftmaxOfMany(SameShape):
-    """Softmax over many values, which files compute in 16 bits.
+    """Softmax over many values. TFLite files compute it with 16 bits.
 
     For 1,000 values, the mean result is 0.001. With 8 bits, it would be rounded to 0.
     """

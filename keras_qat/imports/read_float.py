@@ -64,7 +64,6 @@ def _replace_weight_reads(graph: Graph) -> Graph:
     """Replace operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
 
     If a weight is passed to a Keras layer, the layer gets the output of a new `ReadsWeight`.
-
     """
     layers = dict.fromkeys(inner for call in graph.calls for inner in list_layers(call.layer))
     calls = [new for call in graph.calls for new in _replace_call(call, list(layers))]
@@ -116,7 +115,7 @@ def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any
 def _pass_weights(
     call: Call, variables: list[tf.Variable], readers: dict[int, Any], reason: str
 ) -> list[Call]:
-    """Return calls that read the variables, and a copy of `call` that reads their outputs."""
+    """Return a `ReadsWeight` call for each variable, and a copy of `call` that reads them."""
     calls, values = [], dict[int, Value]()
     read = {id(v): v for v in variables if not is_constant_mask(v)}
     for index, (key, variable) in enumerate(read.items()):
@@ -141,7 +140,7 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
     adapted Normalization, the layer knows the sizes of the normalized axes.
 
     Raises:
-        ValueError: if a later Normalization has an input of unknown size.
+        ValueError: if any other Normalization has an input of unknown size.
     """
     unknown = [layer for layer in model._flatten_layers() if _find_missing_sizes(layer)]
     if not unknown:

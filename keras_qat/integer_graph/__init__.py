@@ -1,1 +1,1 @@
-"""The resolved graph of a quantization-aware model, and inference with it."""
+"""Integer inference of quantization-aware models. A `ResolvedGraph` describes the computation."""

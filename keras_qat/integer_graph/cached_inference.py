@@ -159,7 +159,7 @@ def _is_finite(weight: tf.Tensor) -> bool:
 
 
 class _Slot:
-    """Replaces a tensor in a nested structure. The index is the tensor's position in a list."""
+    """Stands for a tensor in a nested structure. `index` is the position among all tensors."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -219,7 +219,7 @@ class PreparedStore:
         )
 
     def _pack(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the values for the variables, and store the values of boolean scalars."""
+        """Return the values for the variables. Store boolean scalars in `_conditions`."""
         scalars = self._packs.get(("bool", 0), [])
         self._conditions = {index: bool(np.asarray(tensors[index])) for index in scalars}
         return [_pack([tensors[index] for index in pack]) for pack in self._packs.values()]

@@ -47,7 +47,7 @@ def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 
 def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
-    """Clip values to a range. Clip only the upper end if `is_bound`: no value is too low."""
+    """Clip values to a range. `is_bound` says that no value is below the range."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
     if not is_bound:  # Unlike ClipByValue, Maximum and Minimum can work in place.
         q = tf.maximum(q, low)
@@ -60,10 +60,10 @@ class PreparedNode:
 
     Args:
         constants: one entry for each input: the values of a constant, or None for a tensor.
-        row: fields of `Arguments` for `op.compute`: the result of `op.prepare`. If the operator has
-            no `prepare`: quantization parameters and weights.
+        row: fields of `Arguments` for `op.compute`. If there is an `op.prepare`, the only field is
+            its result. Otherwise, the fields are quantization parameters and weights.
         ends: the ends of the range of the kernel's result. None for a float result.
-        conversion: the multiplier that converts the result of a kernel with a fixed scale to the
+        conversion: the multiplier from a kernel's fixed scale, such as 1 / 256 of softmax, to the
             scale of the output. None for kernels that use the scale of the output.
         output_ends: the ends of the output's range. None without a conversion.
     """

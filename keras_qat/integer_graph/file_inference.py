@@ -171,9 +171,9 @@ class FileInference:
         return list(tf.cond(is_done, lambda: outputs, compute_otherwise))
 
     def _run(self, inputs: Sequence[NDArray]) -> list[object]:
-        """Run the file, if there is one. Return `[is_done, end time, seconds, *outputs]`.
+        """Run the interpreter, if there is a file. Return `[is_done, end time, seconds, *outputs]`.
 
-        `is_done` is False if TensorFlow must compute the batch, too.
+        `is_done` is False if TensorFlow must compute the batch, too. `seconds` is the duration.
         """
         outputs = [np.zeros(0, dtype) for dtype in self._types]
         start = seconds = 0.0

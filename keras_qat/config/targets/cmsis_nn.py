@@ -43,17 +43,17 @@ def _is_elementwise(site: Site) -> bool:
 
 
 def _has_batch_of_one(site: Site) -> bool:
-    """Return True if the first of 5 axes can be dropped: its size is 1, and it stays first."""
+    """Return True if the first of 5 axes has size 1. TRANSPOSE must also keep this axis first."""
     shape = site.outputs[0].shape
     order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
     return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)
 
 
 def _rescales(site: Site) -> bool:
-    """Return True if float32 cannot represent the ratio of the input's and the output's scale.
+    """Return True if float32 rounds the quotient of the input's scale and the output's scale.
 
-    The kernel on Cortex-M then computes with the rounded ratio. TFLite Micro's Python package does
-    not.
+    The RELU kernel for Cortex-M computes with the rounded quotient. TFLite Micro's Python package
+    does not.
     """
     ratio = site.tensors[0].scale / site.outputs[0].scale
     return float(np.float32(ratio)) != ratio
@@ -77,7 +77,7 @@ def _has_int4(site: Site) -> bool:
 
 
 def _is_uneven_row(site: Site) -> bool:
-    """Return True if the kernel for Helium adds a wrong number of zeros to an image of one row."""
+    """Return True if CMSIS-NN's kernel for Helium pads an image of one row incorrectly."""
     (_, high, wide, channels), (_, rows, columns, depth) = site.shape(), site.shape(1)
     stride = site.option("strideW")
     is_row = high == rows == site.option("dilationWFactor", 1) == 1 < columns
@@ -128,9 +128,9 @@ def find_transposed_axes(site: Site) -> tuple[TransposedAxis, TransposedAxis]:
 
 
 def _is_transposed_by_rows(site: Site) -> bool:
-    """Return True for an int8 TRANSPOSE_CONV in CMSIS-NN's kernel that sums row by row.
+    """Return True for an int8 TRANSPOSE_CONV that CMSIS-NN computes row by row.
 
-    This kernel is wrong for some paddings and sizes. Other TRANSPOSE_CONVs run in another kernel.
+    This computation is wrong for some paddings and sizes.
     """
     strides = max(site.option("strideH"), site.option("strideW"))
     return _is(site, "int8") and (strides > 2 or site.shape(2)[-1] <= 16)

@@ -17,7 +17,7 @@ from keras_qat.tflite.reader import Site
 
 MAPS = ("int8", "uint8", "int16")
 INTEGERS = (*MAPS, "int32", "int64")
-"""Types of all tensors, including sizes, axes, indices and biases."""
+"""Types of activations, weights, biases, sizes, axes and indices."""
 
 WIDEST = 1 << 16
 

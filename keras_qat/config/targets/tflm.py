@@ -1,4 +1,4 @@
-"""TFLite Micro: with its reference kernels, on Google's Coral NPU, and with ESP-NN.
+"""Targets for TFLite Micro: its reference kernels, ESP-NN's kernels, and Google's Coral NPU.
 
 tests/targets checks the types and numbers of axes in this module. It runs random examples of each
 operator in the interpreter of `tflite-micro`.
@@ -37,7 +37,7 @@ def _is_wide_table(site: Site) -> bool:
 
 
 WIDE_TABLES = Fault("GATHER", _is_wide_table, "no kernel for int16", "split_bytes")
-"""TFLite Micro has no int16 GATHER, which 16-bit divisions use to read lookup tables."""
+"""16-bit divisions read lookup tables with an int16 GATHER. TFLite Micro has no such kernel."""
 
 MOST_INPUTS = 10
 
@@ -80,11 +80,11 @@ TFLM = Target(
         ("EQUAL NOT_EQUAL", Kernel((*NARROW, "int64", "bool"))),
         ("HARD_SWISH ELU DEPTH_TO_SPACE SPACE_TO_DEPTH", Kernel(("int8", "float32"))),
         ("EXP LOG SQRT RSQRT SIN COS ABS NEG SQUARE ROUND", Kernel(("float32",))),
+        # The int8 kernel of RELU6 ignores scales.
         ("FLOOR CEIL DIV RELU6", Kernel(("float32",))),
         ("LOGICAL_AND LOGICAL_OR LOGICAL_NOT", Kernel(("bool",))),
     ),
 )
-"""RELU6 is only supported in float, because the int8 kernel ignores scales."""
 
 CORAL_NPU: Target = dataclasses.replace(
     TFLM,

@@ -16,7 +16,7 @@ _RENAMED: dict[str, dict[str, str]] = {"LeakyReLU": {"negative_slope": "alpha"}}
 """For each layer class, maps names of options in Keras 3 to names in Keras 2."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"data_format": ("channels_last",), "rms_scaling": (False,)}
-"""Maps options that some Keras 2 layers lack to the values that these layers imply."""
+"""Options that some Keras 2 layers lack. They are dropped if they have one of these values."""
 
 _WITHOUT_EFFECT = {"encoding", "seed", "use_cudnn", "value_range", "vocabulary_size"}
 """Options that some Keras 2 layers lack. They are dropped, because inference ignores them."""
@@ -26,7 +26,7 @@ _APPLICATIONS = {
     "LayerScale": keras.applications.ConvNeXtTiny,
     "StochasticDepth": keras.applications.ConvNeXtTiny,
 }
-"""Maps layer classes in `keras.applications` to a public function of the same module."""
+"""Keras does not export these layers. Each is in the same module as this function."""
 
 _BASE = {"activity_regularizer", "dtype", "name", "trainable", "zero_output_for_mask"}
 """Options that Keras 2 layers accept in `**kwargs`, so signatures do not list them."""
@@ -39,7 +39,7 @@ _MODULES = {
 
 
 def find_counterpart(layer: Keras3Layer, custom: Mapping[str, type]) -> Any:
-    """Returns the Keras 2 class or the user's replacement for a Keras 3 layer, or None."""
+    """Returns the class for a Keras 3 layer: from `custom`, or else from Keras 2, or else None."""
     name = type(layer).__name__
     if name in custom:
         return custom[name]
