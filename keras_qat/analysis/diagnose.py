@@ -43,7 +43,7 @@ FITTED = 256
 """Maximum number of examples for calibrating the models on which remedies are tried."""
 CALIBRATE = "calibrate(qat, x)"
 SUSPECTS = 3
-"""`diagnose` tries more bits or float for this many layers, in which the SQNR drops most."""
+"""`diagnose` tries more bits or float for the layers that lose most SQNR, up to this many."""
 GAIN = 3.0
 """A remedy is reported if it raises the SQNR by at least this many dB. 3 dB halve the noise."""
 BEYOND, USED = 0.01, 0.5
@@ -78,12 +78,12 @@ class Diagnosis:
         model: the model's name.
         examples: number of examples that were measured.
         now: quality of the unchanged model.
-        problems: sentences about wrong ranges or data.
-        layers: the layers that lose most SQNR. Maps each name to the SQNR of the layer's input and
-            output, in dB.
+        problems: sentences, for example about an input range that is too narrow for the data.
+        layers: maps the names of the layers that lose most SQNR to `(input, output)`: the SQNR of
+            the layer's input and of its output, in dB.
         remedies: maps the code of a remedy, such as `"calibrate(qat, x)"`, to the quality of the
-            model after it. The best remedy comes first. `calibrate(qat, x)` comes first even if
-            another remedy gains up to twice as much.
+            model after it. The best remedy comes first. Exception: `calibrate(qat, x)` comes first
+            if it gains at least half as many dB as the best one.
     """
 
     model: str
@@ -196,9 +196,10 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 
 
 def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
-    """Drop remedies that raise the SQNR too little, and sort the others, the best first.
+    """Return the remedies that raise the SQNR by `GAIN` or more. The best remedy comes first.
 
-    Plain calibration is preferred, because it does not make the file larger or slower.
+    If `calibrate(qat, x)` is one of them, the others must gain another `GAIN`, because they may
+    make the file larger or slower.
     """
     gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
     calibration = gain.get(CALIBRATE, 0.0)

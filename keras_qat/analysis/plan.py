@@ -51,11 +51,11 @@ def plan(
         recipe: a recipe or its name. The default is the target's recipe, or "int8" without a
             target.
         scope: the layers to quantize: a name, a prefix of names, a pattern with `*`, a class name,
-            or a list of these. A prefix ends before a `_`, `/`, `.` or `-`. A function of a layer
-            is also accepted.
+            or a list of these. The prefix "a" selects names such as `a_1`, `a/b`, `a.b` and `a-b`.
+            Also a function `scope(layer)` that returns True for the layers to quantize.
         target: the device or runtime: a name such as "tflm", or a `keras_qat.targets.Target`.
-        inputs: only for a subclassed model that was not called yet: its inputs, such as
-            `keras.Input(shape)`, or a list or dict of these.
+        inputs: `keras.Input(shape)`, or a list or dict of these. Only needed for a subclassed model
+            that was not called yet.
         outputs: names of the tensors that exported files return, by default the model's outputs.
         show_passes: for debugging: whether to print how the model's graph is rewritten. The
             environment variable `KERAS_QAT_SHOW_PASSES=1` does the same for all functions.
@@ -100,7 +100,7 @@ def plan(
 
 
 def _add_obstacles(planned: Plan) -> Plan:
-    """For each layer that stays in float, also state why it cannot be copied or exported."""
+    """Add to the reasons of float layers if `quantize_model` or the file cannot hold the layer."""
     reasons, refusals = dict(planned.float_layers), dict[Hashable, str]()
     for call in planned.graph.calls:
         if reasons.get(call.name, NOT_IN_FILE) == NOT_IN_FILE:

@@ -33,14 +33,14 @@ class LayerSummary:
         reason: why the layer computes in float, or "".
         shape: shape of the output.
         bits: bits of the output. None if the layer computes in float.
-        minimum, maximum: the float values of the lowest and the highest quantized value. None if
-            the layer computes in float, and before calibration or training.
-        scale: float value of one step (LSB). None if there is no range.
-        zero_point: the quantized value of 0. None if there is no range.
+        minimum, maximum: the float values of the lowest and the highest quantized value. None for
+            a float layer. Also None if the model was neither calibrated nor trained.
+        scale: float value of one step (LSB). None if `minimum` is None.
+        zero_point: the quantized value of 0. None if `minimum` is None.
         weight_bits: bits of the weights. None if the layer has no quantized weights.
         per_channel: whether each output channel has a separate scale. None without weights.
         weight_bytes: bytes of weights and biases in the file, one byte for each 4-bit weight. If
-            the model calls a layer several times, only the first call counts them.
+            the model calls a layer several times, later calls have 0 bytes.
         float_weight_bytes: bytes of the same weights in float32.
         activation_bytes: bytes of the output. None if its shape is unknown.
         multiply_accumulates: number of products in a convolution or matrix product. It is 0 for
@@ -172,8 +172,8 @@ def summary(model: keras.Model, *, input_range: tuple[float, float] | None = Non
     """Summarizes the file of a quantization-aware model: bits, ranges, memory and MACs.
 
     Args:
-        model: the result of `quantize_model`. Ranges are set by training or calibration. For a
-            float model, use `keras_qat.plan`.
+        model: the result of `quantize_model`. Calibrate or train it first, or ranges are not shown.
+            For a float model, use `keras_qat.plan`.
         input_range: minimum and maximum of the inputs. Only for models that do not quantize their
             inputs, such as models from `recipes.contrib`. Without it, their inputs and first layers
             count as float.
@@ -310,7 +310,7 @@ def _find_peak(
 
 
 def _count_copies(node: Node, size: Callable[[Tensor], int]) -> int:
-    """Return the memory of the float copies that DEQUANTIZE makes of a float layer's inputs."""
+    """Return the bytes of the float copies of quantized inputs that a float layer needs."""
     if node.op is not None:
         return 0
     read = {x: _count_float_bytes(x) for x in node.inputs if isinstance(x, Tensor)}

@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """A condition on variables. Only the branch for its current value is traced.
+    """A condition on variables, for example on a step counter. `cond` traces only one branch.
 
-    If variables change and `tensor` then differs from `value`, the graph must be traced again.
+    If `tensor` later differs from `value`, the graph must be traced again.
 
     Args:
-        value: the value during tracing.
-        tensor: computes the value again when the graph runs.
+        value: the condition during tracing. It selects the branch.
+        tensor: the same condition as a tensor of the graph, which reads the variables.
         is_taken: True if `cond` has used `value`.
     """
 
@@ -90,8 +90,8 @@ def replace_gradient(
 ) -> list[tf.Tensor]:
     """Computes `function(*inputs)`. The gradient is that of `other(owner, *inputs)`.
 
-    TensorFlow never frees a gradient function, and no object that it refers to. `other` must
-    therefore not refer to a model. `owner` may be a model, because only a weak reference is kept.
+    TensorFlow never frees a gradient function. If `other` referred to a model, the model would
+    therefore never be freed. Pass the model as `owner` instead: only a weak reference is kept.
     """
     owned_by = weakref.ref(owner)
 

@@ -3,8 +3,8 @@
 Fake quantization rounds float values to the values that an integer tensor can represent. It clips a
 value to the range, and rounds to the nearest of 2^bits levels. Levels are one step (LSB) apart.
 
-With mixed precision, quantization computes in float32. Rounding the result to half precision
-changes it: with 8 bits by at most 1/8 LSB in float16, and by up to 1 LSB in bfloat16.
+With mixed precision, quantization computes in float32, and then casts the result. With 8 bits, the
+cast changes values by up to 1/8 LSB in float16, and by up to 1 LSB in bfloat16.
 """
 
 from __future__ import annotations
@@ -237,9 +237,9 @@ def _find_column_limits(weights: tf.Tensor) -> tf.Tensor:
 
 
 def quantize_channels(weights: tf.Tensor, limits: tf.Tensor, bits: int = 8) -> tf.Tensor:
-    """Quantizes `weights` to integers, with 8 bits from -127 to 127, stored as floats.
+    """Quantizes `weights` to integers, stored as floats. With 8 bits, they are -127 to 127.
 
-    `limits` are from `channel_limits`, and become 127. TensorFlow's
+    Weights equal to `limits` (from `channel_limits`) become 127. TensorFlow's
     `fake_quant_with_min_max_vars_per_channel` rounds the same, but is 40 times slower on a CPU.
     """
     levels = 2.0 ** (bits - 1) - 1.0

@@ -1,9 +1,9 @@
 """Fixed-point arithmetic of TFLite's integer kernels, computed with TensorFlow.
 
-Kernels multiply sums by float factors, but without float arithmetic. A factor is a fixed-point
-value: an integer multiplier and a power of two. TFLite's int8 kernels multiply 32-bit sums by
-31-bit multipliers and round twice. The int16 kernels multiply 64-bit sums by 15-bit multipliers and
-round once. All integers are int64 tensors here. Bit counts exclude the sign: an int32 has 31 bits.
+Kernels multiply sums by a factor, such as 0.0123, with integer arithmetic only. The factor is a
+fixed-point value: an integer multiplier times a power of two. TFLite's int8 kernels multiply 32-bit
+sums by 31-bit multipliers and round twice. The int16 kernels multiply 64-bit sums by 15-bit
+multipliers and round once. All integers are int64 tensors here. Bit counts exclude the sign.
 
 `tests/arithmetic/test_proofs.py` proves for all inputs that `to_fixed_point`, `multiply`, `divide`
 and `upper_bits` equal TFLite's definitions.
@@ -24,7 +24,7 @@ FixedPoint = tuple[tf.Tensor, tf.Tensor]
 AWAY = 1 + 2.0**-40
 """`tf.round(AWAY * x)` rounds halves away from zero. `tf.round(x)` rounds halves to even.
 
-Other values round correctly if x is an integer below 2^39 divided by a power of two."""
+Both round other values to the nearest integer, if x is n / 2^k with an integer n below 2^39."""
 
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 """exp(-1/4), exp(-1/2), exp(-1), exp(-2) up to exp(-16), as multiples of 2^-31."""
@@ -33,10 +33,10 @@ MANTISSA = 52
 """Fractional bits of a float64."""
 
 LEAST_RATIO = 2.0**-8
-"""The smallest ratio of input scale to output scale that one QUANTIZE converts from int8 to int8.
+"""The smallest `input_scale / output_scale` of a QUANTIZE from int8 to int8 in exported files.
 
-For smaller ratios, files first convert to int16. XNNPACK does not support such ratios, and TFLite's
-own kernel rounds halves inconsistently.
+For smaller ratios, files have two QUANTIZE: to int16, then to int8. XNNPACK does not support such
+ratios, and TFLite's own kernel rounds halves inconsistently.
 """
 FINER_STEPS = 2.0**7
 """If files convert int8 to int16 first, there are this many int16 steps per int8 step."""
@@ -68,9 +68,9 @@ def power_of_two(exponent: tf.Tensor) -> tf.Tensor:
 
 
 def near_power_of_two(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns whether `x` differs from a power of two by less than 0.07 %, and its exponent.
+    """Returns `(is_near, exponent)` of the nearest power of two. Near means less than 0.07 % off.
 
-    TFLite's kernels treat such scales as powers of two.
+    TFLite's int16 kernels of LOGISTIC and TANH treat such scales as powers of two.
     """
     of_two = np.float32(1) / np.log(np.float32(2))
     logarithm = tf.cast(tf.math.log(x), tf.float32) * of_two
@@ -119,9 +119,9 @@ def multiply(
 ) -> tf.Tensor:
     """Multiplies 32-bit integers by a fixed-point value, and rounds.
 
-    The product is first rounded to 32 bits, and then divided by a power of two. The division rounds
-    halves away from zero, or up as in some optimized kernels. With "once", as on 64-bit ARM, only
-    the final result is rounded, with halves up.
+    With "away" and "up", the product is first rounded to 32 bits, and then divided by a power of
+    two. The division rounds halves away from zero or up. Some optimized kernels use "up". With
+    "once", as on 64-bit ARM, only the final result is rounded, with halves up.
     """
     multiplier, exponent = factor
     x, bits = _overflow(shift(x, tf.maximum(exponent, 0))), tf.maximum(-exponent, 0)
@@ -177,8 +177,8 @@ def multiply_sums(x: tf.Tensor, factor: FixedPoint) -> tf.Tensor:
 def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
     """Rounds a float64 factor for sums to a value that `multiply_sums` does not round again.
 
-    The result has 15 bits, with a relative error of at most 0.0062 %. It is never a power of two:
-    rounding of scales to float32 could reduce it, and a slightly smaller value needs more bits.
+    The result has 15 bits, with a relative error of at most 0.0062 %. It is never a power of two.
+    If float32 rounding of scales made a power of two slightly smaller, it would need more bits.
     """
     bits = tf.bitcast(x, tf.int64)
     dropped = MANTISSA - 14
@@ -215,8 +215,8 @@ def inverse_square_root(x: tf.Tensor) -> FixedPoint:
 def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
     """Computes exp(x) for x <= 0 as gemmlowp does. The result is a multiple of 2^-bits.
 
-    `x` is split into a value from -1/4 to 0, and some of -1/4, -1/2, -1, -2 and so on. A Taylor
-    series computes the exponential of the former. `EXPONENTIALS` is a table for the latter.
+    `x` is the sum of a value from -1/4 to 0, and some of -1/4, -1/2, -1, -2 and so on. A Taylor
+    series computes the exponential of the first value. `EXPONENTIALS` has the others.
 
     Args:
         x: integers, as multiples of 2^(integer_bits - bits).

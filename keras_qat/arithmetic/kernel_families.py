@@ -15,12 +15,12 @@ Rescaling = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def half_to_even(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Computes `x * factor` in float32, and rounds halves to even: XNNPACK on x86."""
+    """Computes `x * factor` in float32, and rounds halves to even, as XNNPACK does on x86."""
     return tf.round(x * factor)
 
 
 def half_up(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Computes `x * factor` exactly, and rounds halves up: XNNPACK on 64-bit ARM."""
+    """Computes `x * factor` exactly, and rounds halves up, as XNNPACK does on 64-bit ARM."""
     exact = tf.cast(x, tf.float64) * tf.cast(factor, tf.float64)
     return tf.cast(tf.floor(exact + 0.5), x.dtype)
 
@@ -55,7 +55,8 @@ class KernelFamily:
         softmax: how int8 softmax computes exponentials: in float32, in fixed point, or with a
             uint16 table.
         int16_curves: how int16 sigmoid and tanh are computed. "table" interpolates in a table.
-            "gates" computes them as an LSTM does if the scale is certain powers of two.
+            "gates" does the same, except for scales of 2^-12 (and 2^-11 in tanh). For these, it
+            computes them as the gates of an LSTM.
         dense: precision of the factor of int8 FULLY_CONNECTED if `sums` is None: double, or the
             same as in convolutions.
         ratios: precision of factors such as `input_scale * weight_scale / output_scale`.
@@ -96,7 +97,6 @@ class KernelFamily:
 
 
 REFERENCE = KernelFamily("reference")
-"""TFLite's portable kernels."""
 
 XNNPACK = KernelFamily(
     "xnnpack",
@@ -126,7 +126,6 @@ XNNPACK_ARM64 = dataclasses.replace(
     neon=True,
     softmax="uint16_table",
 )
-"""XNNPACK on 64-bit ARM, as in phones."""
 
 TFLM = KernelFamily(
     "tflm",

@@ -30,7 +30,6 @@ def is_in_xla() -> bool:
 
 
 def has_gpu() -> bool:
-    """Returns True if operations may run on a GPU."""
     return bool(tf.config.list_logical_devices("GPU"))
 
 
@@ -87,7 +86,7 @@ def fake_quantize(
 
     Args:
         x: the tensor, float32.
-        minimum, maximum: the range. It is faster if `minimum` is the Python number 0.
+        minimum, maximum: the range. With the Python number 0 as `minimum`, the function is faster.
         bits, narrow_range: as in `QuantSpec`.
         is_relu: True to compute a ReLU of `x` as well. `minimum` must then be the number 0.
 
@@ -115,9 +114,9 @@ def fake_quantize(
 
 
 def _is_inside(steps: tf.Tensor, levels: float, is_relu: bool) -> tf.Tensor:
-    """Compute `0 <= steps <= levels` with two operations: compare the distance to the middle.
+    """Compute `0 <= steps <= levels`. For a ReLU, compute `0 < steps <= levels`.
 
-    For a ReLU, compute `0 < steps <= levels`.
+    Two operations suffice: `squared_difference(steps, levels / 2) < limit`.
     """
     middle = np.float32(levels * (BEYOND if is_relu else 1.0) / 2.0)
     farthest = middle if is_relu else np.float32(middle * (2.0 * BEYOND - 1.0))

@@ -65,7 +65,6 @@ class QuantParams:
 
     @property
     def lowest(self) -> int:
-        """The lowest quantized value."""
         return int(np.iinfo(self.dtype).min)
 
     @property
@@ -137,32 +136,31 @@ def single(x: Scalar) -> tf.Tensor:
 
 
 def ratio(family: KernelFamily, *factors: Scalar, by: Scalar) -> tf.Tensor:
-    """Computes for example `input_scale * weight_scale / output_scale` as a runtime does.
+    """Computes the product of `factors`, divided by `by`, with the float precision of a runtime.
 
-    `factors` are multiplied, and divided by `by`. `family.ratios` is the precision.
+    Kernels need for example `input_scale * weight_scale / output_scale`.
     """
     step = (lambda x: x) if family.ratios == "float64" else single
     return step(quotient(functools.reduce(lambda x, y: step(x * y), factors), by))
 
 
 def round_half_away(x: tf.Tensor) -> tf.Tensor:
-    """Rounds to integers, with halves away from zero."""
     return tf.sign(x) * tf.floor(tf.abs(x) + 0.5)
 
 
 WIDER = 1 / 1019
 """The range of an input grows by this share of its width, to avoid rounding ties.
 
-Data often has n equal steps, for example pixels with n = 255. With 8 bits, the data then covers
-255 / (1 + 1 / 1019) = 1019 / 4 steps of the range. The k-th value lies at 1019 k / (4 n). As 1019
-is a prime, this is never a tie for n < 1019, or for n a power of 2 or 10.
+Data often has n equal steps, for example pixels with n = 255. The widened range has 255 steps with
+8 bits. The data covers 255 / (1 + 1 / 1019) = 1019 / 4 of them, and its k-th value lies at the step
+1019 k / (4 n). A tie would be at half a step. 1019 is a prime, so n below 1019 never causes a tie.
 """
 
 TRIES = 10
 """`find_share_off_ties` tries this many multiples of `WIDER`, which is up to 1 % of the range."""
 
 REPEATED = 0.9
-"""Data has no equal steps if more than this share of its values is distinct."""
+"""If more than this share of the values is distinct, the data does not have equal steps."""
 
 ENOUGH = 2e-4
 """Sufficient distance of a value from a tie, in steps. Float32 rounding moves it by up to 3e-5."""
@@ -171,8 +169,9 @@ ENOUGH = 2e-4
 def find_share_off_ties(low: float, high: float, values: np.ndarray, bits: int) -> float:
     """Returns by how much to widen a range, as a share of its width, to avoid rounding ties.
 
-    The result is the smallest multiple of `WIDER` that is sufficient, or the best one. For data
-    without equal steps, it is `WIDER`.
+    The result is the smallest multiple of `WIDER` that keeps all values away from ties. If none of
+    `TRIES` multiples does, it is the one with the largest distance from ties. For data without
+    equal steps, such as noise, it is `WIDER`.
 
     Args:
         low, high: the ends of the range, which includes zero.

@@ -166,7 +166,7 @@ def _compute(
 
 
 def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
-    """Return `2^bits * _points()[size / 2^bits]`, with linear interpolation between entries."""
+    """Interpolate linearly in the table of the sigmoid at `size / 2^bits`. Multiply by 2^bits."""
     table = tf.constant(_points(), tf.int64)
     last = 2**16 - 1 if bits == 8 else 2**16 - 2
     index = shift_back(size, bits)

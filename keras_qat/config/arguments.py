@@ -22,7 +22,7 @@ def read_input_range(input_range: Any) -> tuple[float, float] | None:
 
 
 def switch(name: str, value: object) -> bool:
-    """Checks that the argument `name` is a bool. For example, `"off"` would count as True."""
+    """Checks that the argument `name` is a bool. Without the check, `"off"` would mean True."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}={value!r}: pass True or False.")
     return bool(value)

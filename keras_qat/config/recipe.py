@@ -78,13 +78,13 @@ class Recipe:
         overrides: settings that differ for some layers. Later overrides win. See `override`.
         end_bits: bits of weights, inputs and outputs of the first and last layers. Activations that
             no convolution or matrix product reads, such as the inputs of an Add, also have these
-            bits. No activation has fewer bits than `activations`. None means the same bits as
+            bits. No activation gets fewer bits than `activations` has. None means the same bits as
             elsewhere.
-        unpacked_bits: bits of the weights of all layers except convolutions and dense layers. Files
-            cannot store these weights packed as int4. None means the same bits as elsewhere.
-        without_float: whether layers such as LayerNormalization, and indices that the model
-            computes, also use integers. Integers are slower on targets with float, and rounding may
-            change indices. `strict=True` and targets without float set it to True.
+        unpacked_bits: bits of weights that files cannot store as int4, such as depthwise kernels.
+            Files have int4 only in convolutions and dense layers. None means the same as elsewhere.
+        without_float: True to quantize also LayerNormalization and similar layers, and computations
+            of indices. On targets with float, integers are slower there, and rounding may change
+            an index. `strict=True` and targets without float set it to True.
     """
 
     name: str
@@ -158,9 +158,9 @@ class Recipe:
 
         Args:
             what: "zeros" keeps zero weights at zero, for pruned models. "clusters" also keeps equal
-                weights of a layer equal, for clustered models. It slows down training. In the file,
-                only weights of the same output channel stay equal, because each channel has its own
-                scale.
+                weights of a layer equal, for clustered models. "clusters" slows down training. In
+                the file, only weights of the same output channel stay equal, because each channel
+                has its own scale.
 
         Raises:
             ValueError: if the recipe has one range for all weights of a layer.
@@ -225,7 +225,7 @@ def _note_use(recipe: Recipe) -> None:
 
 
 def _forget(recipe: weakref.ref[Recipe], is_used: list[bool], layers: str) -> None:
-    """Called when a result of `recipe.override` is deleted. Record `layers` if it is unused."""
+    """Called when a result of `recipe.override` is deleted. Record `layers` if it was not used."""
     parent = recipe()
     if parent is not None and not is_used:
         vars(parent).setdefault(_LOST, []).append(layers)

@@ -45,8 +45,8 @@ def int8(
         weight_bits: 2 to 8.
         activation_bits: 2 to 8.
         ema_decay: decay per step of the moving averages. 0.999 averages about the last 1,000
-            batches. At first, weights change quickly. Before batch 10,000, the average is therefore
-            over the last tenth of all batches so far.
+            batches. Before batch 10,000, it averages about the last tenth of all batches so far,
+            because weights change quickly at first.
         per_channel: False for one range per weight tensor, after BatchNormalization is folded in.
             Some NPUs require this. Other NPUs run several times as fast with it. The model then
             needs training, because `calibrate` alone loses accuracy.
@@ -246,8 +246,8 @@ def contrib(
         weight_narrow_range: True to quantize weights with 8 bits to 1 to 255 instead of 0 to 255.
             For the first version of `tf.contrib.quantize`, pass False.
         quantize_folded_weights_use_ema: whether the range of weights with a folded
-            BatchNormalization is a moving average, an option of the first version. `quant_delay`
-            then always applies to them.
+            BatchNormalization is a moving average. The first version had this option. With it,
+            `quant_delay` also applies to these weights.
         delay_weights: whether `quant_delay` applies to all weights. For the first version, pass
             False.
 

@@ -36,8 +36,8 @@ class QuantSpec:
         narrow_range: whether the lowest quantized value is unused. TFLite expects this for weights.
         per_channel: whether each output channel has a range. Otherwise, the tensor has one range.
         observer: how the range is found. `moving_average` averages the extremes (minimum and
-            maximum) of batches. Early in training, it covers only recent batches.
-            `shadowed_moving_average` computes and stores the average as TensorFlow 1 does.
+            maximum) of batches, at first about the last tenth of them. `shadowed_moving_average`
+            uses the same operations and variables as TensorFlow 1, to continue from checkpoints.
             `last_value` uses the extremes of the last training batch. `current_value` uses the
             extremes of the current weights. `learned` trains the range by LSQ, whose gradients
             include rounding errors. `learned_clipping` trains it by PACT, without rounding errors.
@@ -165,7 +165,6 @@ def check_range(minimum: float, maximum: float) -> None:
 
 
 def to_config(spec: QuantSpec | FixedSpec | None) -> dict[str, Any] | None:
-    """Returns a specification as JSON data."""
     return None if spec is None else {"kind": type(spec).__name__, **dataclasses.asdict(spec)}
 
 

@@ -40,7 +40,7 @@ class TuneResult:
         max_drop: the allowed drop of the metric, in points. It is called the budget.
         interrupted: whether Ctrl-C ended the search early.
         directory: the directory with the models of all attempts.
-        describe: formats a value of the metric, for the table.
+        describe: a function that formats a value of the metric, such as 0.9 as "90.00 %".
         temporary: a `tempfile.TemporaryDirectory`, which is deleted together with this result. None
             if you passed `directory`.
     """
@@ -63,9 +63,10 @@ class TuneResult:
 
     @property
     def smallest(self) -> tuple[Attempt, ...]:
-        """The Pareto front of drop, file size and TFLite Micro memory, sorted by file size.
+        """The best compromises of drop, file size and TFLite Micro memory (the Pareto front).
 
-        For each other attempt, one of these is at least as good in all three.
+        No other attempt is better in one of these three without being worse in another. The
+        smallest file comes first.
         """
         made = [a for a in reversed(self.attempts) if a.drop is not None]
         by_cost = {(a.size or 0, a.drop or 0.0, a.arena or 0): a for a in made}
@@ -122,7 +123,7 @@ def tune(
     1. `calibrate`.
     2. `bias_correction`.
     3. `calibrate` with other methods.
-    4. A file that returns separate tensors instead of their concatenation.
+    4. If an output concatenates tensors: a file that returns these tensors instead.
     5. `learn_rounding`.
     6. Sensitive layers in float.
     7. Training.
@@ -133,7 +134,7 @@ def tune(
     Args:
         model: a float model, as for `quantize_model`. It is not changed.
         train: training data: `(x, y)` or `x` as arrays, a `tf.data.Dataset`, or a
-            `keras.utils.Sequence`. Without labels, training fits the float model's outputs.
+            `keras.utils.Sequence`. Without labels, the float model's outputs are the targets.
         validation: data of the same type as `train`, but with other examples. Without labels, the
             score is the agreement with the float model's outputs.
         max_drop: the allowed drop of the metric in points. With 0.5, an accuracy of 90.0 % may drop

@@ -24,7 +24,7 @@ from keras_qat.training.callbacks import FreezeBatchNorm
 from keras_qat.training.post_training import bias_correction, learn_rounding
 
 CALIBRATED, ROUNDED = 512, 256
-"""Number of examples for `calibrate`; number for `learn_rounding` and `bias_correction`."""
+"""Maximum number of examples for `calibrate`, and for `learn_rounding` and `bias_correction`."""
 
 BATCH = 32
 SLOWER = 0.1
@@ -160,7 +160,7 @@ class Builder:
         return qat
 
     def _fit(self, qat: QuantizedModel, epochs: int) -> None:
-        """Train with the float model's loss. Without labels, train to match its outputs."""
+        """Train with the float model's loss. Without labels or loss, use its outputs as targets."""
         keras.utils.set_random_seed(self.seed)
         x, y = self.train
         batches = -(-len(x[0]) // BATCH)

@@ -15,7 +15,7 @@ from keras_qat.keras2.losses import find_losses
 
 Arrays = list[np.ndarray]
 Metric = Callable[..., float]
-"""A function `metric(labels, predictions)`. Better predictions return larger values."""
+"""A function `metric(labels, predictions)` that returns larger values for better predictions."""
 
 BLOCKS = 20
 """The validation data is split into this many blocks, to see how much the metric varies."""
@@ -81,7 +81,7 @@ class Judge:
         return tf.nest.flatten(model.predict(unwrap(self._x), verbose=0))
 
     def score(self, model: keras.Model) -> Score:
-        """Score a quantized model. `model.predict` computes the same outputs as its TFLite file."""
+        """Score a quantized model. `predict` rounds like the TFLite file, so no file is needed."""
         outputs = self.predict(model)
         value = self._metric(self._labels, outputs)[1]
         blocks = zip(self._float_blocks, self._measure_blocks(outputs), strict=True)
@@ -93,7 +93,7 @@ class Judge:
         return Score(value, drop, STUDENT * deviation / BLOCKS**0.5, noise)
 
     def describe(self, value: float) -> str:
-        """Format a value of the metric: 0.912 as "91.20 %" if it is a share."""
+        """Format a value of the metric. For example, an accuracy of 0.912 becomes "91.20 %"."""
         return f"{100 * value:.2f} %" if self._is_share else f"{value:.4g}"
 
     def _find_drop(self, exact: float, value: float) -> float:
@@ -134,10 +134,10 @@ class Judge:
 
 
 def measure_agreement(exact: Arrays, outputs: Arrays, classes: list[bool]) -> tuple[str, float]:
-    """Return a name, and how well a quantized model's outputs agree with the float model's.
+    """Compare a quantized model's outputs with the float model's. Return `(name, agreement)`.
 
-    The measure is 1 for equal outputs. For an output with classes, it is the share of examples with
-    the same argmax. For other outputs, it is 1 - mean squared error / variance.
+    The agreement is 1 for equal outputs. For an output with classes, it is the share of examples
+    with the same argmax. For other outputs, it is 1 - mean squared error / variance.
     """
     shares = []
     for x, z, is_classes in zip(exact, outputs, classes, strict=True):
@@ -154,7 +154,8 @@ def _make_compiled_metric(
 ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
     """Return a function that computes the first compiled metric, or the loss if there is none.
 
-    It evaluates a model without weights that returns its inputs and is compiled like `model`.
+    The function passes outputs to `evaluate` of a model that is compiled like `model`. That model
+    has no weights. It only returns its inputs.
     """
     inputs = [keras.Input(y.shape[1:], dtype=y.dtype.name) for y in outputs]
     identities = [keras.layers.Activation("linear", name=name) for name in model.output_names]

@@ -37,7 +37,7 @@ from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 EPOCHS = 5
 ENOUGH = 256
-"""Minimum number of examples for training without labels. Maximum number for `diagnose`."""
+"""Minimum number of examples to train without labels. Also the maximum number for `diagnose`."""
 
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
@@ -56,9 +56,10 @@ class Attempt:
         drop: how much worse the metric is than the float model's, in points. None if skipped.
         margin: uncertainty of the drop: the 95 % confidence interval is `drop` ± `margin`.
         size: bytes of the file. None if the step was skipped.
-        arena: bytes of memory that TFLite Micro needs. None for other targets, or if it fails.
+        arena: bytes of memory that TFLite Micro needs. None for other runtimes, or if it cannot run
+            the file.
         seconds: duration of the attempt.
-        outcome: "kept" with a reason, "not better", "smaller", or why the step was skipped.
+        outcome: "kept", "kept: " and a reason, "not better", "smaller", or why it was skipped.
     """
 
     step: str
@@ -139,7 +140,7 @@ class Search:
         self._record(Attempt(step, "", outcome=reason))
 
     def attempt(self, step: str, settings: Settings, outcome: str = "") -> Attempt:
-        """Build, score and save a model. If an earlier `tune` did that here, read its result.
+        """Build, score and save a model. If `directory` already has the result, read the file.
 
         Args:
             step: the name of the step.
@@ -179,7 +180,7 @@ class Search:
 
         Args:
             max_size: maximum size of the file in bytes, or None.
-            smallest: whether to choose the smallest file within the budget instead of the first.
+            smallest: True for the smallest file within the budget. False for the first one.
         """
         attempts: list[Any] = list(self._saved)
         if max_size is not None:
@@ -224,7 +225,6 @@ class Search:
 
 
 def _measure_arena(qat: QuantizedModel, contents: bytes) -> int | None:
-    """Return the memory that TFLite Micro needs. Return None for other targets, or if it fails."""
     if qat.kernels != MicroInterpreter.kernels:
         return None
     with contextlib.suppress(ImportError, Refusal, ValueError):
@@ -241,8 +241,8 @@ class Rung:
 
     Args:
         name: its name in the table.
-        propose: function that returns the settings to try, given the best settings so far.
-        find_obstacle: function that returns why the step cannot help. It returns "" if it can.
+        propose: function that returns the settings to try. They often change `search.best`.
+        find_obstacle: function that returns why to skip the step, or "" to try it.
     """
 
     name: str
@@ -251,7 +251,7 @@ class Rung:
 
 
 def _change(*changes: dict[str, Any]) -> Propose:
-    """Return a function that proposes the best settings so far with other values of some fields."""
+    """Return a function that proposes `search.best` with each of `changes` applied."""
     return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
 
 

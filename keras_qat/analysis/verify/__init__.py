@@ -71,8 +71,8 @@ def verify(
         tflite: path or contents of the file.
         x: inputs: arrays as for `model.predict`, a `tf.data.Dataset`, a generator, or a function
             that returns any of these. All inputs are held in memory. Labels in `x` are ignored:
-            pass labels as `y`. A stateful model and its file start from zeros, and keep states
-            between batches.
+            pass labels as `y`. States of a stateful model and of its file are set to zero at the
+            start, but not between batches.
         y: labels: class indices, one-hot vectors, or targets of the output's shape. For several
             outputs, pass a dict or a list. With labels, the verdict compares the accuracy or the
             loss of the file and the float model.
@@ -84,7 +84,7 @@ def verify(
             "reference" means TFLite's portable kernels. "tflm" is TFLite Micro, which needs a file
             with `batch_size=1`. The default is the kernels of the model's target, or "xnnpack"
             without a target. For Ethos-U targets, the default is "tflm". If TFLite Micro lacks an
-            operator of the file, it is "reference", and the report names the operator.
+            operator of the file, TFLite runs the file, and the report names the operator.
         runtime: the package that runs the file: "ai-edge-litert", "tensorflow" or "tflite-runtime".
             The default is the first package that is installed. Some versions compute some operators
             differently (docs/measurements.md). `report.runtime` names the package that ran.
@@ -101,8 +101,8 @@ def verify(
         same outputs, and whether the model is good. For a poor model, the verdict names the weakest
         layer and the cause. `report.notes` lists reasons for large differences, such as inputs
         outside the calibrated ranges. The notes are also warnings. If the file has uint8 inputs,
-        `x` is first rounded to pixels. If only the file packs weights in 4 bits, it is compared
-        with `simulate(model, pack_int4=True)`.
+        `x` is first rounded to pixels. If the file packs 4-bit weights but the model does not, the
+        file is compared with `simulate(model, pack_int4=True)`.
 
     Raises:
         ValueError: if the model is not quantized, or if the file is damaged or belongs to another
@@ -151,7 +151,7 @@ def verify(
     packed_inputs = pack_inputs(graph.origin.inputs, list(inputs.values()))
 
     def compute(size: int) -> list[NDArray]:
-        """Return the model's outputs. The file should compute the same outputs."""
+        """Return the quantized model's outputs, computed in batches of `size` examples."""
         if packed_weights or refused:
             return out.simulate_values(graph, packed_inputs, size, verbose)
         return out.predict(model, packed_inputs, size, verbose)
@@ -201,7 +201,7 @@ def verify(
     tensors, merged = look_inside(None, True) if per_layer else ((), ())
 
     def find_tensors() -> tuple[TensorReport, ...]:
-        """Return the comparison of each layer. Without `per_layer`, compare a few examples."""
+        """Return the reports of `per_layer`. Without `per_layer`, make them for a few examples."""
         if not tensors:
             with contextlib.suppress(UnknownLayers):
                 return look_inside(math.ceil(out.FEW / full_batches) * full_batches, False)[0]
@@ -234,12 +234,12 @@ def _open(
 ) -> tuple[FileInterpreter, KernelFamily | None, str]:
     """Open a file with the requested kernels, or with the kernels of the model's target.
 
-    TFLite Micro, which stands for Ethos-U, may lack operators of the file. TFLite's kernels then
-    run the file instead.
+    Files for Ethos-U run in TFLite Micro, which may lack operators of the file. Then TFLite runs
+    the file instead.
 
     Returns:
-        `(file, family, missing)`. If TFLite's kernels are used instead of TFLite Micro, `family` is
-        their family, and `missing` names the operators. Otherwise, they are None and "".
+        `(file, family, missing)`: usually `(file, None, "")`. If TFLite replaces TFLite Micro,
+        `family` describes TFLite's kernels, and `missing` names the operators that are lacking.
     """
     try:
         name = kernels or graph.origin.file_family.name

@@ -185,8 +185,8 @@ def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorRepor
 
     Args:
         tensors: the tensors, in the order of computation.
-        all_vary: True to ignore tensors that are the same for all examples, such as a positional
-            embedding. If an output is the same for all examples, such a tensor is the cause.
+        all_vary: True if all outputs differ between examples. Tensors that are the same for all
+            examples, such as a positional embedding, are then ignored.
     """
     sqnr_of: dict[str, float | None] = {}
     losses: list[tuple[float, TensorReport]] = []

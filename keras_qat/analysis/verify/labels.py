@@ -1,6 +1,6 @@
 """Determines the meaning of outputs and labels, for example classes or regression values.
 
-An application turns an output into a decision, such as the index of the largest class.
+An application turns an output into a decision, such as the argmax.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MOST_NEIGHBOURS = 512
 """Nearest neighbours are searched among at most this many examples."""
 
 NEARER = 0.2
-"""An output is an embedding if classifying by the nearest neighbour is more accurate than by the
-argmax. The accuracy must differ by more than this."""
+"""An output is an embedding if the nearest neighbour predicts the class better than the argmax. The
+difference of the accuracies must be more than 0.2."""
 
 RARER_KEPT = 0.75
-"""If most decisions are "background", agreement on the other decisions matters. If less than this
-share of the others agrees, `compare_decisions` returns the agreement on the others only."""
+"""For example, most pixels may have the class "background". If less than 75 % of the other pixels
+keep their class, `compare_decisions` returns the share of the other pixels that do."""
 
 FEW_RARER = 8
-"""To compare only the other decisions (see `RARER_KEPT`), there must be at least this many."""
+"""Other pixels (see `RARER_KEPT`) are compared separately if there are at least this many."""
 
 
 def find_use(
@@ -84,7 +84,7 @@ def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
 
 
 def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bool) -> float | None:
-    """Returns the share of decisions, 0 to 1, that are the same in float and quantized.
+    """Returns the share of decisions, 0 to 1, that float model and quantized model have in common.
 
     For classes, the decision is the argmax. For embeddings, it is the nearest example. For
     yes-or-no outputs, it is whether a probability exceeds 0.5, or a logit exceeds 0. Returns None
@@ -116,7 +116,7 @@ def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bo
 
 
 def count_most_frequent(answers: NDArray) -> int:
-    """Counts the answers that equal the most frequent answer in their column."""
+    """Counts the most frequent answer of each column (output position). Returns the sum."""
     positions = answers[0].size if len(answers) > 1 else 1
     _, kinds = np.unique(answers, return_inverse=True)
     kinds = kinds.reshape(-1, positions)
@@ -127,9 +127,9 @@ def count_most_frequent(answers: NDArray) -> int:
 
 
 def _compute_distances(vectors: NDArray, others: NDArray) -> NDArray:
-    """Return squared distances from `vectors` to `others`, without adding `|vector|^2`.
+    """Return `|vector - other|^2 - |vector|^2`, to find the nearest of `others` with argmin.
 
-    The nearest one is the same without this term.
+    The subtracted term is the same for all `others`.
     """
     return np.square(others).sum(-1) - 2 * vectors @ others.T
 

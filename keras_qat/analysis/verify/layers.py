@@ -160,7 +160,7 @@ def _convert(tensor: Tensor, values: NDArray) -> NDArray:
 
 
 Figures = tuple[int, int, int, int]
-"""Comparison of a batch: number of values, number of equal values, sum and maximum difference."""
+"""Number of values, number of equal values, sum of differences, largest difference."""
 
 
 def _compare(expected: NDArray, q: NDArray) -> Figures:
@@ -209,7 +209,7 @@ class _Sums:
         self.noise.add(exact, run, self.pair.tensor.dequantize)
 
     def compare(self, expected: NDArray, fed: NDArray | None, run: NDArray) -> None:
-        """Compare a batch of the quantized model with the layer alone, and with the free run."""
+        """Compare a batch of the model with the file: in pieces (`fed`), and in the free run."""
         if fed is not None:
             self.fed.append(_compare(expected, fed))
         self.run.append(_compare(expected, run))

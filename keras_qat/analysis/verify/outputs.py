@@ -55,7 +55,7 @@ UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
 """In these kinds of outputs, all channels are important. `find_small_channels` checks them."""
 
 SAME_PIXEL = 1e-3
-"""Values that are this close to an integer pixel are integers, except for float rounding."""
+"""A value that differs from an integer pixel by at most this is not reported as rounded."""
 
 
 def check_signature(file: FileInterpreter, graph: ResolvedGraph) -> None:
@@ -117,8 +117,8 @@ def round_to_pixels(
     """Rounds inputs to integer pixels if the file has uint8 inputs, for example from a camera.
 
     Returns:
-        `(file_inputs, model_inputs, notes)`. Both inputs are the same pixels. A note is a sentence
-        about an input that rounding changed.
+        `(file_inputs, model_inputs, notes)`. `file_inputs` has the pixels, and `model_inputs` the
+        float values of these pixels. A note is a sentence about an input that rounding changed.
     """
     file_inputs, model_inputs, notes = dict(inputs), dict(inputs), []
     for name, tensor in file.inputs.items():
@@ -150,7 +150,7 @@ def round_to_pixels(
 def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling | None:
     """Return scale and offset that convert pixels of the file to the model's inputs.
 
-    Return None if the file's input is not uint8, or has the same scale as in the model.
+    Return None if the file's input is not uint8. Also if file and model have equal scales.
     """
     if tensor.dtype != np.uint8 or not tensor.scale or params is None:
         return None
@@ -161,8 +161,8 @@ def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling
 def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
     """Returns the outputs that `model.predict` returns.
 
-    It does not call `model.predict` if a custom class overrides that. In distributed training, it
-    does not either, because `predict` would wait for the other workers.
+    It calls the model itself if a custom class overrides `predict`. It does so in multi-worker
+    training too, because `predict` would wait for the other workers.
     """
     inference = getattr(model, "exact_inference", lambda: None)()
     is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)
@@ -303,8 +303,8 @@ class OutputComparison:
     def _is_telling(self, tensor: Tensor, exact: NDArray, inputs: list[NDArray]) -> bool:
         """Return True if the SQNR of an output is meaningful.
 
-        If all examples have nearly the same output, its SQNR is low although quantization may be
-        fine. This is so if all inputs are alike, or if all probabilities are close to 0.
+        If all examples have nearly the same output, even good quantization has a low SQNR. For
+        example, all inputs may be alike, or all probabilities may be close to 0.
         """
         if tensor.params is None or not hardly_differs(exact, float(tensor.params.scale)):
             return True

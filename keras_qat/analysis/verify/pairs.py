@@ -30,9 +30,9 @@ class Pair:
     """A tensor that file and model have in common.
 
     Args:
-        name: the layer of the float model that computes the tensor. Later calls of the layer have a
-            number. If layers are fused, such as Conv2D and ReLU, it is the layer with weights.
-        layers: names of the layers that compute this tensor from earlier pairs.
+        name: the layer of the float model that computes the tensor. If the model calls the layer
+            again, the name has a number. For fused layers, it is the layer with weights.
+        layers: names of the layers between this tensor and the nearest earlier tensors with a pair.
         value: the tensor in the quantization-aware Keras model.
         ours: the same tensor in the model's graph of integer operators.
         tensor: the same tensor in the file.
@@ -71,7 +71,8 @@ def match_tensors(resolved: ResolvedGraph, file: FileGraph) -> tuple[list[Pair],
     """Matches the tensors of a quantization-aware model and of its file by their names.
 
     Returns:
-        The matching tensors in the order of computation, and the names of layers without one.
+        The matching tensors in the order of computation. Also the names of layers without an output
+        in the file, for example a Conv2D that is fused with a ReLU.
 
     Raises:
         UnknownLayers: if the file was not exported from this model by this version of keras_qat.
@@ -144,7 +145,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
 
 
 def _name_layers_between(value: Value, known: Container[Value]) -> tuple[str, ...]:
-    """Return the names of the float model's layers that compute `value` from `known` values."""
+    """Return the float model's layers on the paths from `known` values to `value`."""
     names: list[str] = []
     pending = [value]
     while pending:

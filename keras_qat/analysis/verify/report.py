@@ -47,9 +47,9 @@ class Report:
         runtime: the interpreter that ran the file, with its version.
         packs_int4: whether the file was compared with `simulate(pack_int4=True)` instead of
             `model.predict`.
-        refused: for Ethos-U targets: operators of the file that TFLite Micro lacks, or "". Then
-            TFLite ran the file, and it was compared with `simulate(kernels=...)` instead of
-            `model.predict`.
+        refused: for Ethos-U targets: operators of the file that TFLite Micro lacks, or "". If there
+            are any, TFLite ran the file instead. The file was then compared with
+            `simulate(kernels=...)` instead of `model.predict`.
     """
 
     examples: int
@@ -95,7 +95,7 @@ class Report:
 
     @property
     def differing(self) -> tuple[TensorReport, ...]:
-        """The tensors that differ between file and model even if the layer reads equal inputs."""
+        """Tensors that differ between file and model even if each layer of the file runs alone."""
         return tuple(tensor for tensor in self.tensors if not tensor.agrees)
 
     @property

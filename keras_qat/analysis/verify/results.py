@@ -27,7 +27,7 @@ ROUNDING = 1e-12
 """A tensor is constant if its variance, divided by its mean square, is at most this."""
 
 ALIKE = 0.01
-"""Examples are alike if at most this share of the variance of all values is between examples."""
+"""Examples are alike if the mean of `np.var(x, 0)` is at most this share of `np.var(x)`."""
 
 FEW_STEPS = 2.0
 """An output hardly differs if its standard deviation over examples is at most this many steps."""
@@ -78,7 +78,7 @@ class SignalToNoise:
     def add(self, exact: NDArray, values: NDArray, dequantize: Dequantize = np.asarray) -> None:
         """Adds a batch: the tensor in the float model, and in the quantized model or file.
 
-        A batch with another shape is ignored. That occurs if the first axis is not the batch.
+        A batch is ignored if its examples have another shape than in the first batch.
         """
         exact = np.atleast_1d(exact)
         if self._examples and np.shape(self._sums) != exact.shape[1:]:
@@ -106,12 +106,12 @@ class SignalToNoise:
 
     @property
     def spread(self) -> float:
-        """The standard deviation over the examples, as the root mean square over all entries."""
+        """Standard deviation over the examples: `np.sqrt(np.var(exact, 0).mean())`."""
         return float((self._signal / self._size) ** 0.5)
 
     @property
     def in_decibels(self) -> float | None:
-        """The ratio in dB, at most 150. None for a constant tensor, infinity or NaN."""
+        """The ratio in dB, at most 150. None if the tensor is constant, or has infinity or NaN."""
         signal = self._signal
         if not signal or not np.isfinite([signal, self._noise]).all():
             return None
@@ -154,8 +154,8 @@ class OutputReport(Agreement):
         use: the purpose of the output: "classes", "decisions" (yes or no), "signals" (like the
             input), "values", "embeddings", or "classes or values" if unknown.
         same_decisions: share of classes, yes-or-no decisions or nearest neighbours that are the
-            same in file and float model. If one class is most frequent and the others often change,
-            only the others count. None for other uses, or if there is only one class.
+            same in file and float model. The most frequent class is left out if the others change
+            often. None for other uses, or if there is only one class.
         decisions: number of classes, decisions or neighbours that were compared.
         score: how well the file and the float model match the labels. None without labels.
     """
@@ -199,9 +199,9 @@ class TensorReport:
         fed: agreement with the model if these operators run alone, with inputs from the model.
             Errors of earlier operators then have no effect. None for an input.
         run: agreement with the model if the file runs from its inputs (free run).
-        simulated: agreement of the free run with `keras_qat.simulate`, which rounds as the kernels
-            do: the share of identical values in the first examples. With 1, file and model differ
-            only by rounding. None with the optimized kernels, and for float tensors.
+        simulated: share of values in the first examples that are identical in the file's free run
+            and in `keras_qat.simulate`. If it is 1, file and model differ only by the rounding of
+            kernels. None with the optimized kernels, and for float tensors.
         scale: float value of one step in the model. None if only the file quantizes the tensor.
         zero_point: the quantized value of 0 in the model, as int8 or int16.
         file_scale, file_zero_point: the scale and zero point in the file.
@@ -265,7 +265,7 @@ class TensorReport:
 
     @property
     def at_ends(self) -> float:
-        """Share of values at the ends of the range, without zeros of a ReLU: perhaps clipped."""
+        """Share of values at the ends of the range, perhaps clipped. Ignores zeros of a ReLU."""
         return self.at_highest + (self.at_lowest if self.file_zero_point > -128 else 0.0)
 
     @property

@@ -1,7 +1,7 @@
 """Computes how well an output matches its labels: an accuracy or an error.
 
-It is compared with a guess: the best answer that ignores the input, such as the most frequent class
-or the mean target. The gain is by how much the float model is better than the guess.
+A guess is the best answer that ignores the input, such as the most frequent class or the mean
+target. The gain is how much better the accuracy or error of the float model is than of the guess.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MOST_CHANNELS = 100
 """If a regression output has at most this many channels, each is also scored separately."""
 
 CLEAR = 0.15
-"""A model is called a guess only if there are enough examples to measure its gain precisely: the
-uncertainty must be at most this share of a perfect model's gain."""
+"""A model may be called no better than a guess only if its gain is known precisely. The uncertainty
+must be at most this share of a perfect model's gain."""
 
 DEVIATIONS = 2.0
 """Differences of up to this many standard errors may be due to chance."""
@@ -47,11 +47,11 @@ class Score:
         guess: the accuracy or error of the best answer that ignores the input, such as the most
             frequent class.
         perfect: the accuracy or error of a model that is always right. None if unknown.
-        chance: smaller differences between file and float model may be due to chance.
+        chance: uncertainty of the difference between file and float model (two standard errors).
         examples: number of examples with labels.
-        by_chance: smaller differences between float model and guess may be due to chance.
-        channel: if one channel loses more than all channels together, the score is for this
-            channel. Otherwise None.
+        by_chance: uncertainty of the difference between float model and guess.
+        channel: the index of the worst channel, if the score is only for this channel. Then the
+            channel has a larger `lost_points` than all channels together. Otherwise None.
         accuracy: the file's share of right answers. None if errors are measured.
         float_accuracy: the float model's share of right answers.
     """
@@ -246,7 +246,7 @@ def _compute_squared_errors(truth: NDArray, values: NDArray) -> NDArray:
 def _score_errors(
     measure: str, errors: Errors, arrays: Sequence[NDArray], inputs: list[NDArray]
 ) -> Score | None:
-    """Score by errors. `arrays` are the targets, the float model's and the file's outputs."""
+    """Score by errors. `arrays` is `[targets, outputs of the float model, outputs of the file]`."""
     truth, exact, values = arrays
     count = len(truth)
     mean = truth.mean(0, keepdims=True) if count > 1 else truth.mean()
@@ -278,7 +278,7 @@ def _compare_errors(measure: str, in_file: NDArray, in_float: NDArray, guessed: 
 
 
 def _score_custom_loss(labels: Labels, exact: NDArray, values: NDArray) -> Score | None:
-    """Score by a custom loss. As a guess, use the float model's output for another example."""
+    """Score by a custom loss. The guess is the float model's output for the example before."""
     if labels.loss is None:
         return None
     others = np.roll(exact, 1, axis=0)

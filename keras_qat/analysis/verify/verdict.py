@@ -31,11 +31,11 @@ MEANINGS = {
 }
 
 FLIPS = 0.5, 3.0
-"""Allowed mean and maximum difference between file and model, in LSB, because of float layers."""
+"""Allowed mean and maximum difference between file and model, in LSB, due to float layers."""
 
 OTHER_ROUNDING = 2.0, 12.0
-"""The same limits if the file's kernels round differently from `model.predict`. If the file has
-other weights, the mean difference is at least 14 LSB."""
+"""The same limits if the file's kernels round differently from `model.predict`. Files with other
+weights than the model exceed them: their mean difference is at least 14 LSB."""
 
 LOST_POINTS = 0.02
 """Maximum loss of accuracy of a good file, 0 to 1. See `Score.lost_points` for errors."""
@@ -44,7 +44,7 @@ LOST_GAIN = 0.15
 """Maximum `Score.lost_gain` of a good file."""
 
 LOST_CUSTOM = 0.05
-"""Maximum `Score.lost_gain` for a custom loss. It is lower, because `lost_points` is unknown."""
+"""Maximum `Score.lost_gain` for a custom loss. There, `LOST_POINTS` cannot be checked."""
 
 FEW_LABELS = 20
 """With fewer labels, the verdict is never that a model is no better than guessing."""
@@ -85,8 +85,8 @@ CLEAN = Figures(sqnr=25)
 """Good if the power of the quantization noise is at most 0.3 % of the signal."""
 
 PURE = Figures(sqnr=30)
-"""Good if the power of the quantization noise is at most 0.1 %, because hardly any class changes.
-With more noise, at most 2 % of the classes may change, as in `LOST_POINTS`."""
+"""Good if the power of the quantization noise is at most 0.1 % of the signal. Then hardly any class
+changes. Rules for classes accept more noise if at most 2 % of the classes change."""
 
 RULES: dict[Use, Rule] = {
     "classes": Rule(
@@ -127,11 +127,11 @@ RULES: dict[Use, Rule] = {
     ),
 }
 """The rule for each kind of output. For regression values, 17 dB are a noise of 2 %, as allowed by
-`LOST_POINTS`. "signals" need more, because such models, for example denoisers, change their input
-only a little."""
+`LOST_POINTS`. Outputs like the input ("signals") need 22 dB, because for example a denoiser changes
+its input only a little."""
 
 CLEARLY_GOOD = 20.0
-"""If outputs are good on the first examples and exceed this SQNR in dB, more are not computed."""
+"""If all outputs are good and exceed this SQNR in dB, a few examples are enough."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +186,8 @@ class Grade(NamedTuple):
     """The grade of one output.
 
     Args:
-        words: the words of a `Verdict` about this output. None if the examples cannot show whether
-            it is good, because it hardly varies.
+        words: as in `Verdict`, for example "same and good". None if the output is nearly the same
+            for all examples. They then cannot show whether it is good.
         reason: a sentence with the accuracy or SQNR that decided.
         by_labels: whether labels decided.
         fault: a problem of the float model, or "".
@@ -278,7 +278,7 @@ class Findings:
         faults: problems of the float model.
         small_channels: outputs with channels that are too small for the output's range.
         excess: inputs with many values outside their range.
-        lost: other tensors with values too small for their range, for example in a Concatenate.
+        lost: inner tensors with values too small for their range, for example in a Concatenate.
     """
 
     mismatches: Sequence[str]
