@@ -82,7 +82,7 @@ def get_value(argument: Any) -> Any:
     """Return the value of the graph for a symbolic tensor. Return a constant unchanged.
 
     An expansion can then depend on how the tensor was computed. Random inputs are not
-    computed in this way, so `expand_call` does not test this expansion on them.
+    computed in this way, so `expand_call` does not test such an expansion on them.
     """
     if not hasattr(argument, "graph_value"):
         return argument
@@ -91,7 +91,10 @@ def get_value(argument: Any) -> Any:
 
 
 def get_call(tensor: tf.Tensor) -> Call:
-    """Return the call being expanded, which reads `tensor`. Like `get_value`, prevent a test."""
+    """Return the call that is being expanded. `tensor` is one of its symbolic inputs.
+
+    An expansion that calls this function is not tested on random inputs.
+    """
     tensor.is_known = True
     call: Call = tensor.expanded_call
     return call

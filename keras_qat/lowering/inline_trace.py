@@ -107,13 +107,13 @@ class Inliner:
         """Calls that compute only losses and metrics of traced layers."""
         self.counts: Counter[layers.Layer] = Counter()
         self.named: dict[layers.Layer, dict[str, object]] = {}
-        """For each layer, maps a name inside it to an identifier of the call or weight so named."""
+        """For each layer, maps a used name to an identifier of the call or weight."""
         self._labels: dict[int, list[str]] = {}
 
     def inline(self, traced: TracedCall, prefix: str, taken: set[str]) -> list[Call]:
         """Return the calls inside a layer. They compute the outputs of the layer's call.
 
-        All names begin with `prefix`, such as "block/". The rest of a name is not in `taken`.
+        All names begin with `prefix`, such as "block/". `taken` has used names without `prefix`.
         """
         self.counts[traced.call.layer] += 1
         within = (*traced.call.within, traced.call.layer)
@@ -208,7 +208,7 @@ class _Inlined:
         return self.names[layer]
 
     def _make_unique(self, base: str, named: object) -> str:
-        """Return `base`, or `base_1` if `base` is already the name of another item than `named`."""
+        """Return `base`, or `base_1` if `base` is the name of an item other than `named`."""
         name, count = base, 1
         while name in self.taken or self.named.setdefault(name, named) != named:
             name, count = f"{base}_{count}", count + 1
@@ -255,7 +255,7 @@ def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) ->
     """Return the weights, and all tensors that a `WeightTensor` can compute from them.
 
     For example, `kernel * 2.0` is included if no other call reads `kernel`. Other calls then read
-    one tensor for each weight. Results of layers with weights or noise are excluded. Constant
+    only one tensor for each weight. Results of layers with weights or noise are excluded. Constant
     attention masks are excluded too.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}

@@ -285,7 +285,7 @@ def masks_nonzero(call: Call) -> bool:
 def reads_floats(
     call: Call, readers: Mapping[Value, list[Call]], outputs: Collection[Value]
 ) -> bool:
-    """Return whether a Masking can read float inputs. They are then quantized after it.
+    """Return whether a Masking can read floats: its result is quantized instead of its inputs.
 
     This is possible if no other call reads these inputs, or tensors that they are computed from.
     """

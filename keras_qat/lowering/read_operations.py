@@ -84,7 +84,7 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 class Uniform(NamedTuple):
-    """The value of all elements of a tensor. For `x + -1e9`, it is almost -1e9 (not `is_exact`)."""
+    """The value of all elements. For `x + -1e9`, it is -1e9, and `is_exact` is False."""
 
     value: float
     is_exact: bool = True

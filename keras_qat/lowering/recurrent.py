@@ -192,7 +192,7 @@ def _has_dropout(cell: layers.Layer) -> bool:
 
 
 def _drops_inputs(layer: layers.RNN) -> bool:
-    """Return True if a layer drops no states, and drops the same inputs in all steps."""
+    """Return True if dropout drops the same inputs in all steps, and no states."""
     has_one_mask = getattr(layer, "implementation", 2) == 2
     return type(layer) is not layers.RNN and has_one_mask and not layer.recurrent_dropout
 

@@ -97,7 +97,7 @@ class BorrowedWeights:
         return None
 
     def find_sharing(self) -> set[layers.Layer]:
-        """Return the borrowers and owners of shared weights. They belong to `_Agreement.apart`."""
+        """Return borrowers and owners of weights. They are treated like `_Agreement.apart`."""
         owners = set(self.owners.values())
         return owners | {layer for layer, lenders in self.lenders.items() if owners & set(lenders)}
 

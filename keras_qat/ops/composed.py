@@ -131,7 +131,7 @@ class Machine(abc.ABC):
 
     @abc.abstractmethod
     def widen(self, x: Quantized) -> Quantized:
-        """Converts int8 values to int16. The scale stays the same, and the zero point stays 0."""
+        """Converts int8 values with the zero point 0 to int16 values with the same scale."""
 
     @abc.abstractmethod
     def reinterpret(self, x: Quantized, params: QuantParams) -> Quantized:

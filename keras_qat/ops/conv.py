@@ -270,7 +270,7 @@ def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def _is_known(node: Arguments | Node) -> bool:
-    """Return True if the model's output shape is known, or only the file knows the batch size.
+    """Return True if the model's output shape is known, except for a batch size fixed in files.
 
     XNNPACK only runs a TRANSPOSE_CONV with a constant output shape.
     """

@@ -54,7 +54,7 @@ def find_expansion(call: Call, activations: bool = True) -> Expansion | None:
 
     Args:
         call: the call.
-        activations: the field of `LoweringContext`. If False, only use `LAYERS_ALWAYS`.
+        activations: whether to use all tables. `recipes.contrib` only uses `LAYERS_ALWAYS`.
     """
     layer = call.layer
     if (kind := get_kind(layer)) and activations:

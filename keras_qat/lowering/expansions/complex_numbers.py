@@ -92,7 +92,7 @@ def _list_complex_calls(end: Call) -> list[Call]:
 
 
 def _is_complex(value: Value) -> bool:
-    """Return True for a complex value, or zeros, as in `tf.complex(x, tf.zeros_like(x))`."""
+    """Return True for a complex value, and for the zeros in `tf.complex(x, tf.zeros_like(x))`."""
     return value.producer is not None and (
         value.is_complex or get_kind(value.producer) == "zeros_like"
     )
@@ -154,7 +154,7 @@ def _join(real: tf.Tensor, imag: tf.Tensor) -> Pair:
 
 
 def _multiply(x: Any, y: Any, product: Callable[[Any, Any], Any] = operator.mul) -> Pair:
-    """Multiply complex tensors. `product` multiplies two float tensors."""
+    """Multiply complex tensors. `product` is a function that multiplies two float tensors."""
     (a, b), (c, d) = _to_pair(x), _to_pair(y)
 
     def multiply(left: tf.Tensor, right: tf.Tensor) -> Any:

@@ -150,10 +150,10 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
 
 
 def _repeat_inside(kind: str, x: tf.Tensor, counts: list[Any]) -> tuple[Any, list[Any]]:
-    """Run `tf.tile`, for example, on a constant for all axes but the first, with `counts`.
+    """Copy a constant along all axes but the first, as `tf.tile` does with `[1, *counts]`.
 
-    Return the result, and the counts to apply later: 1 after `tf.tile`. The result is None if `x`
-    is not a constant.
+    Return the copy and the new counts, which are 1 for `tf.tile`. The copy is None if `x` is not a
+    constant.
     """
     values, known = read_array(x), read_integers(counts) if counts else ()
     if values is None or known is None:

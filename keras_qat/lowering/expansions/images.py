@@ -58,8 +58,8 @@ def _extract_patches(
     """Expand `tf.image.extract_patches` to crops, which are concatenated along the channels.
 
     The first crop has the first pixels of all patches. The next one has their second pixels. A
-    MaxPooling2D(1, strides) skips other pixels. Square patches side by side need no crops: they
-    become a `tf.nn.space_to_depth`.
+    MaxPooling2D(1, strides) skips the pixels between them. Adjacent square patches become a
+    `tf.nn.space_to_depth` instead.
     """
     windows = [read_window(option, 2) for option in (sizes, strides, rates)]
     require(all(windows) and None not in images.shape[1:3])
@@ -89,7 +89,7 @@ def _extract_patches(
 
 
 def _resize_layer(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Replace Resizing or UpSampling2D by `tf.image.resize` if TFLite lacks the method."""
+    """Replace a resize layer by `tf.image.resize` if TFLite lacks its method, such as bicubic."""
     call = get_call(x)
     options, sizes = read_resize_options(call), list(call.output.shape[1:3])
     require(len(x.shape) == 4 and options["channels_last"])
