@@ -143,7 +143,8 @@ class Kernel:
     Args:
         code: the operator's name in TFLite.
         table: a function that computes the kernel's table.
-        of_neon: a function that computes the table for ARM's vector instructions, or None.
+        of_neon: a function that computes the table for ARM's vector instructions. None if both
+            tables are the same.
         fits: a function that returns True if the kernel supports an operator's attributes.
         fields: a function that returns the options in TFLite's schema, given the attributes.
         supports: a function that returns True if the kernel supports the quantization parameters

@@ -1,7 +1,7 @@
 """Helpers for operators that only move values, such as RESHAPE and GATHER.
 
-`IDENTITY` is for layers that do nothing at inference, such as Dropout. For layers that no other
-code emits, `emit_by_converter` adds the operators that TFLite's converter chooses.
+`IDENTITY` is for layers that do nothing at inference, such as Dropout. For some other layers,
+`emit_by_converter` adds the operators that TFLite's converter chooses.
 """
 
 from __future__ import annotations

@@ -193,10 +193,10 @@ class Op:
         symmetric: indices of inputs that should have zero point 0, which makes kernels faster.
         converts: maps the index of an input to the fixed range to which the operator converts it.
             If all readers of a model input convert it to one range, the input has this range.
-        prepare: computes constants from ranges and weights, once for many batches. Without
-            `prepare`, `compute` reads ranges and weights.
+        prepare: a function that computes constants from ranges and weights, once for many batches.
+            Without `prepare`, `compute` reads ranges and weights.
         compute: the integer arithmetic, for every kernel family and all `bits`.
-        emit: adds the operator to a TFLite file.
+        emit: a function that adds the operator to a TFLite file.
         products: a function that returns the multiply-accumulates of a call for one example, or
             None if a size is unknown.
     """

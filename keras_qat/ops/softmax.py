@@ -299,7 +299,7 @@ SHARES = QuantParams(np.float32(2.0**-15), 0, 16)
 def _compute_shares(
     m: Machine, inputs: list[Quantized], output: QuantParams, attributes: Attributes, shape: Shape
 ) -> Quantized:
-    """Run a 16-bit softmax on a machine. An 8-bit input is first converted to 16 bits."""
+    """Run a 16-bit softmax. An 8-bit input is first converted to 16 bits."""
     (x,) = inputs
     if x[1].bits < 16:
         is_prepared = output.scale is None

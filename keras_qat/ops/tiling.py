@@ -107,7 +107,7 @@ BROADCAST = make_movement(
 
 
 def _repeat_attributes(call: Call) -> Attributes:
-    """Return `times`, pairs (axis, repetitions). Repetitions are as in `tf.repeat`."""
+    """Return `times`: pairs (axis, repetitions), with repetitions as in `tf.repeat`."""
     layer, rank = call.layer, get_rank(call)
     if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}

@@ -275,7 +275,7 @@ class ContribPlacement:
         )
 
     def has_quantized_input(self, merge: Call) -> Generator[Call, Any, bool]:
-        """Returns True if an Add or Multiply that no rule matched reads a quantized tensor."""
+        """Returns True if an Add or Multiply reads a quantized tensor, and no rule matched it."""
         if self.kind(merge) not in MERGES or merge.output in self.considered:
             return False
         readers = self.consumers[merge.output]

@@ -57,7 +57,7 @@ def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
 
 
 def _undo_lowering(value: Value, call: Call) -> Value:
-    """If lowering inserted the call that computes `value`, return the input of this call."""
+    """Return the input of the call that lowering inserted to compute `value`, or `value` itself."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 
@@ -87,7 +87,7 @@ def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
 
 
 def replace_outputs(lowered: Graph, read: Graph, names: list[str]) -> Graph:
-    """Finds the tensors with the `names` in a graph from `add_outputs` that has been lowered.
+    """After lowering, replaces the outputs from `add_outputs` by all tensors with the `names`.
 
     `read` is the graph before lowering. Names may be names of calls inside custom layers, which
     exist only in `lowered`.

@@ -345,7 +345,7 @@ class Int8Placement:
     # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
-        """Follows each `SharedSpec` upstream. Returns the specifications that it refers to."""
+        """Follows `SharedSpec`s upstream to tensors with other specifications. Returns these."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
             return frozenset({spec})

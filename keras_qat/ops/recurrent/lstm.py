@@ -285,7 +285,7 @@ def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> Non
     """Add operators that write zeros into the states.
 
     States have a row for each example. To get the number of rows, the operators multiply zeros by
-    one value of each example of `x`. If a file computes shapes at run time, they use the file's
+    one value of each example of `x`. If a file computes shapes at run time, the operators use its
     first input instead. Interpreters must allocate the states before they compute shapes.
     """
     hidden, cell = states

@@ -55,7 +55,7 @@ def get_inner_params(weights: Weights, name: str) -> QuantParams:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """Implements `step_math.Arithmetic` in integers, by TFLite's operators.
+    """Implements `step_math.Arithmetic` in integers, with TFLite's operators.
 
     Args:
         machine: an object that prepares, computes or emits the operators.

@@ -44,10 +44,10 @@ for each step, and a ConvLSTM adds 18."""
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
-    """Return prepared constants of operators, and `weights`, which then contains only ranges.
+    """Return four lists of prepared constants by name, and the ranges as "weights".
 
-    The constants are four lists: "inputs" for products of the inputs, "first" for the initial
-    state, "step" for one step, and "last" for the output.
+    The list "inputs" is for products of the inputs, "first" for the initial state, "step" for one
+    step, and "last" for the output.
     """
     weights: Weights = a.weights
     prepared: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
