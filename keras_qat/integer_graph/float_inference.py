@@ -20,11 +20,11 @@ from keras_qat.training.fake_quantization.phase import IN_FLOAT, Phase
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FEW_RUNS = 4
-"""Number of eager runs before a function is traced. Tracing pays off only for more runs."""
+"""Number of eager runs before a function is traced. Tracing takes longer than a few eager runs."""
 
 MANY_VALUES, MANY_EXAMPLES = 1 << 19, 16
-"""`evaluate_all` chooses batches for which no tensor has more than `MANY_VALUES` elements. However,
-a batch has at least `MANY_EXAMPLES` examples."""
+"""Without a `batch_size`, `evaluate_all` limits the largest tensor of a batch to `MANY_VALUES`
+elements. But a batch has at least `MANY_EXAMPLES` examples."""
 
 EXAMPLES, SIZE = 2, 8
 """Shapes of random inputs: the number of examples, and the size of each unknown axis."""
@@ -90,9 +90,9 @@ def count_elements(shape: Sequence[int | None], inputs: Sequence[NDArray]) -> in
 def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
     """Returns whether an example's outputs depend on the other examples of a batch.
 
-    Compares the outputs for a batch of `rows` and for a batch of `size` examples. They differ, for
-    example, if the first axis contains the nodes of one graph. Also returns True if the batch of
-    `size` examples cannot be computed.
+    For example, the first axis of a graph neural network may contain the nodes of a single graph.
+    Compares the outputs for `rows` examples and for `size` examples. Also returns True if `size`
+    examples cannot be computed.
     """
     outputs, inputs = flatten_values(graph.outputs), draw_inputs(graph)
     inside = [value for call in graph.calls for value in flatten_values(call.outputs)]
@@ -107,7 +107,7 @@ def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
 
 
 def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
-    """Return True if both begin with equal rows, and `second` has `share` times as many rows."""
+    """Return True if `second` has `share` times as many rows as `first`, and both begin alike."""
     if not first.shape or second.shape[0] != first.shape[0] * share:
         return False
     count = min(first.shape[0], second.shape[0])

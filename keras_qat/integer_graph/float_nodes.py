@@ -81,7 +81,7 @@ def _call_layer(
 
 
 def _freeze(compute: Callable[[], dict[str, tf.Tensor]], for_file: bool) -> dict[str, Any]:
-    """Return `compute()`. For a file, return constants, because freezing variables is slow."""
+    """Return the results of `compute`. If `for_file`, convert them to constants."""
     if not for_file:
         return compute()
     with tf.init_scope():
@@ -115,8 +115,8 @@ def _call_folded(wrapper: QuantizeWrapper, x: tf.Tensor, for_file: bool) -> Any:
 def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
     """Fold BatchNormalization into a wrapper's weights, and fake-quantize the weights.
 
-    Returns a dict `{attribute of the layer: weight}`. Kernels with one scale per channel are
-    quantized before folding, which gives the same result. Other kernels are folded first, as in
+    Returns a dict `{attribute of the layer: weight}`. With one scale per channel, the order does
+    not matter, so the kernel is quantized before folding. Other kernels are folded first, as in
     training.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
@@ -142,7 +142,7 @@ def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
 
 
 def get_weight_scales(node: Node) -> list[float]:
-    """Returns the scales of a float node's weights that are quantized per tensor."""
+    """Returns the scales of a float node's weights. Omits weights with one scale per channel."""
     layer = node.call.layer
     if not isinstance(layer, ScheduledLayer) or getattr(layer, "batch_norm", None) is not None:
         return []
@@ -158,8 +158,8 @@ def get_weight_scales(node: Node) -> list[float]:
 def find_mask_sources(call: Call) -> list[Value]:
     """Returns the values from which the Keras masks of a call's inputs are computed.
 
-    For example, an Embedding computes its mask from token ids. Files contain no masks, so float
-    nodes compute the masks again.
+    For example, an Embedding computes its mask from token ids. Files contain no Keras masks. A
+    float node in a file computes its masks from these values.
     """
 
     def find_producers(values: Iterable[Value]) -> list[Call]:

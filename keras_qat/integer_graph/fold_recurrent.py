@@ -33,8 +33,8 @@ def fold_recurrent_calls(
 ) -> list[Weights]:
     """Quantizes the weights of a recurrent layer. Returns one `Weights` for each call.
 
-    The arguments are as in `fold_calls`. `get_params` returns the quantization parameters of an
-    `ActivationQuantizer` inside the layer.
+    The arguments are as in `fold_calls`. `get_params` is a function that returns the quantization
+    parameters of an `ActivationQuantizer`.
     """
     inner = {name: get_params(quantizer) for name, quantizer in wrapper.inner.items()}
     if inner:
@@ -70,7 +70,7 @@ def _fold_unrolled(
     input_bias, recurrent_bias = get_biases(layer, tf.float64)
 
     def get_output_scales(prefix: str) -> tf.Tensor:
-        """Return the output scale of each column of a weight. Columns of a gate share a scale."""
+        """Return the scale of the product with each column. `prefix` is "input" or "state"."""
         blocks = {
             block.start: tf.fill([1, block.stop - block.start], scales[f"{prefix}_{name}"])
             for name, part in find_weight_parts(layer).items()

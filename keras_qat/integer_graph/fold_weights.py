@@ -1,8 +1,9 @@
 """Folds BatchNormalization into weights, and quantizes the weights for files.
 
 Integer kernels sum products of inputs and weights, add a bias, and multiply the sum. The multiplier
-is input scale * weight scale / output scale. Some channels are unused: all weights are near zero,
-but the bias is not. These channels need larger scales.
+is input scale * weight scale / output scale. The unit of a bias is input scale * weight scale. In
+an unused channel, all weights are near zero. Such a tiny weight scale would make the bias exceed 32
+bits, so an unused channel gets a larger scale.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def quantize_table(
 def fold_calls(wrapper: QuantizeWrapper, ends: list[Ends], in_graph: bool) -> list[Weights]:
     """Folds and quantizes a wrapper's weights. Returns one `Weights` for each call of the wrapper.
 
-    The calls of a shared layer have the same quantized values. Biases and scales may differ,
+    All calls of a shared layer use the same quantized weights. Biases and scales may differ,
     because they depend on the scales of each call's input and output. With `in_graph`, the results
     are tensors instead of arrays.
     """
@@ -153,8 +154,8 @@ def copy_for_calls(
     """Returns a copy of `weights` for each call, with the quantized bias.
 
     `inputs` and `outputs` contain the scales of each call's input and output. Weight scales are
-    reduced where the multiplier exceeds `LARGEST_MULTIPLIER`. If `outputs` is None, they stay
-    unchanged.
+    reduced where the multiplier exceeds `LARGEST_MULTIPLIER`. If `outputs` is None, weight scales
+    stay unchanged.
     """
     q = weights.q if in_graph else tf.cast(weights.q, tf.int8).numpy()
     largest, calls = LARGEST_MULTIPLIER[16 if wide else 8], []
@@ -188,7 +189,7 @@ def _quantize_bias(bias: tf.Tensor, scale: tf.Tensor, input_scale: tf.Tensor) ->
 
 
 def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Fold and quantize symmetric weights. Return values (float32), scales and bias (float64).
+    """Fold and quantize symmetric weights. Return quantized weights, scales and the float bias.
 
     BatchNormalization multiplies each channel by a factor `a`. Since `Q(a * W) = a * Q(W)` for a
     quantizer Q, `W` is quantized first, and its scale is multiplied by `abs(a)`. Weights with fewer
@@ -222,7 +223,7 @@ def _fold(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | N
 
 
 def _fold_per_tensor(wrapper: QuantizeWrapper) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-    """Fold, then quantize weights that share one scale. Return the same results as `_fold`."""
+    """Fold and quantize a kernel with one scale for all channels. Return the same as `_fold`."""
     _, bias = compute_factor_and_bias(wrapper, tf.float64)
     q, scale, gains = fold_modes.quantize_folded(wrapper)
     divisor = find_divisor(wrapper.weight_spec.bits) if wrapper.weight_axes else 1
@@ -280,9 +281,9 @@ def fit_bias(
     wide: bool,
     divisor: Any = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Increases scales until the quantized bias fits 32 bits. Returns new values and scales.
+    """Increases weight scales until the quantized bias fits 32 bits. Returns new `q` and `scale`.
 
-    Only unused channels need larger scales. The new values are multiples of `divisor`.
+    Only unused channels need larger scales. The quantized weights `q` stay multiples of `divisor`.
     """
     wider = tf.maximum(scale, LEAST_SCALE)
     if bias is not None and not wide:
@@ -294,7 +295,7 @@ def fit_bias(
 
 
 def _find_least_scale(end: Ends) -> tf.Tensor:
-    """Return a weight scale. With smaller scales, sums for the largest output exceed 32 bits."""
+    """Return the smallest weight scale for which the sum of the largest output fits 32 bits."""
     before, after = (params.as_tensors() for params in end)
     reach = tf.maximum(after.highest - after.zero_point, after.zero_point - after.lowest) + 1.0
     return reach * after.scale / (before.scale * 2.0**31)

@@ -56,7 +56,6 @@ class Origin:
 
     @property
     def is_16_bit(self) -> bool:
-        """Whether activations have 16 bits."""
         return self.recipe is not None and self.recipe.activations.bits == 16
 
     @property
@@ -102,8 +101,8 @@ class ResolvedGraph:
         inputs, outputs: map names to tensors, in the model's order.
         nodes: the nodes.
         tensors: maps each value of the model's calls to a tensor.
-        values: maps each tensor to a value. For a fused ReLU, this is the output of the ReLU.
-        unrounded: maps float outputs to the parameters that they get in files with integer outputs.
+        values: maps each tensor to a value. A tensor with a fused ReLU maps to the ReLU's output.
+        unrounded: maps float outputs to the parameters to use in a file with integer outputs.
         origin: facts about the model for export, simulation and verification.
     """
 
@@ -119,8 +118,8 @@ class ResolvedGraph:
     def assume_fixed_batch(self) -> ResolvedGraph:
         """Returns a graph that rounds like a file with a fixed batch size.
 
-        Transposed convolutions differ, because XNNPACK computes them only if the output's size is
-        fixed.
+        XNNPACK computes a transposed convolution only if the output's size is fixed. Otherwise,
+        TFLite computes it with a kernel that rounds differently.
         """
         nodes = tuple(dataclasses.replace(node, sized=True) for node in self.nodes)
         return dataclasses.replace(self, nodes=nodes)

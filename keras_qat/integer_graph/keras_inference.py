@@ -70,11 +70,11 @@ class Inference:
         )
         self.file = FileInference(self.graph, family, functools.partial(resolve, model))
         self._is_eager = False
-        """A copy of `model.run_eagerly`. This property is slow, because it checks every layer."""
+        """A copy of `model.run_eagerly`. Reading the original is slow: it checks every layer."""
         self.runs_file = False
-        """Whether `predict` and `evaluate` may use the interpreter when Keras traces them next."""
+        """Whether `predict` and `evaluate` may use TFLite's interpreter after the next tracing."""
         self.traced: tuple[int, Any] = (0, None)
-        """A `settled.version`, and the `tf.function` for eager calls of this version."""
+        """The version of `settled` in the last traced eager call, and the traced function."""
         self._in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
         self.traced_whole = backend.make_tf_function(self._infer, reduce_retracing=True)
 
@@ -95,7 +95,7 @@ class Inference:
         return watch.outputs if watch else self._in_float
 
     def settle(self) -> None:
-        """Folds the current weights, and stores them and the ranges for the next batches."""
+        """Folds the current weights. The next batches use these weights and the current ranges."""
         if not tf.distribute.has_strategy():
             self._is_eager = self.model.run_eagerly
             self.settled.refresh(self._is_eager)
@@ -104,7 +104,8 @@ class Inference:
         """Chooses TensorFlow or TFLite's interpreter for the next batch. Call `settle` first.
 
         Returns:
-            A key for traced functions. A function that was traced for another key is out of date.
+            A number that changes if the model must be traced again, and whether batches may use the
+            interpreter. Keras' functions are traced again if either changes.
         """
         settled, model = self.settled, self.model
         self.runs_file = not (
@@ -121,7 +122,7 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Prepares `compute_settled` if it replaces `predict`. Returns whether it does."""
+        """Calls `settle` if `compute_settled` can replace `predict`. Returns False if it cannot."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
@@ -134,7 +135,7 @@ class Inference:
 
     @property
     def _is_settled(self) -> bool:
-        """Whether results of `settle` can be used. Distribution strategies do not use them."""
+        """Whether `settle` has prepared inference. Always False in a distribution strategy."""
         return self.settled.is_ready and not tf.distribute.has_strategy()
 
     def _get_function(self) -> Callable[..., list[tf.Tensor]]:
@@ -150,7 +151,7 @@ class Inference:
         return self.traced[1]
 
     def _infer_eagerly(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute the outputs of an eager call. It reads all weights, so a tape watches them."""
+        """Compute the outputs of an eager call. All weights are read, so a tape watches them."""
         return self._get_function()(*inputs)
 
     def _check_nan(self, inputs: Sequence[tf.Tensor]) -> None:
@@ -170,7 +171,7 @@ class Inference:
     def _compute(
         self, resolved: ResolvedGraph, prepared: Prepared, inputs: list[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Return float tensors: the outputs, the values of `loss_inputs`, and layers' losses."""
+        """Return the outputs, the values of `self.loss_inputs`, and the losses of float layers."""
         losses: list[tuple[keras.layers.Layer, tf.Tensor]] = []
 
         def compute(node: Node, values: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -220,7 +221,7 @@ class Inference:
         return self._finish(self.settled(*inputs))
 
     def _infer_with_file(self, *inputs: tf.Tensor) -> list[tf.Tensor]:
-        """Compute in integers in the interpreter. Use TensorFlow while there is no file."""
+        """Compute in integers in TFLite's interpreter, or in TensorFlow until a file exists."""
         self._check_nan(inputs)
         return self._finish(self.file(inputs, self.settled))
 
@@ -272,7 +273,7 @@ class Inference:
         """Return integer results if the scalar tensor `applies` is true. Otherwise return `y`.
 
         `y` is the result of `model.simulated`. The gradients are always those of `y`. If `y` is
-        returned, the states of recurrent layers become `after`.
+        returned, recurrent layers get the states `after`, which the computation of `y` left.
         """
         simulated = tf.nest.flatten(y)
 

@@ -136,7 +136,7 @@ def _divide(weights: Weights) -> Weights:
 def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
     """Returns a graph with the batch size `size`. Shapes that depend on it are inferred.
 
-    Other unknown sizes stay unknown. With `sized`, the graph rounds like a file with a fixed size.
+    Other unknown sizes stay unknown. `sized` is stored in each `Node`, and affects the rounding.
     """
     shapes = _infer_shapes(graph, size)
     copies: dict[Tensor, Tensor] = {}
@@ -168,7 +168,7 @@ def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> Resol
 def _infer_shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, Shape]:
     """Infer the shapes of all tensors by tracing the graph without running it.
 
-    The graph is traced for `XNNPACK`, because this family has the fewest operations.
+    Uses the arithmetic of XNNPACK, because it is traced to the fewest operations.
     """
     prepared = prepare(graph, XNNPACK)
     shapes: dict[Tensor, Shape] = {}

@@ -35,7 +35,7 @@ ZERO = -128
 """Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Quantized value of each constant: the largest int8 value, for the smallest possible scale."""
+"""Each constant is quantized to 127 or -127. This allows the smallest possible scale."""
 
 MOST = 8
 """Maximum number of channels that are rescaled one by one and concatenated. TFLite Micro
@@ -49,7 +49,7 @@ CONCATENATE_CHANNELS = dataclasses.replace(
 """Concatenates the rescaled channels of an image."""
 
 FEW = 0.6
-"""Minimum share by which the ranges of rescaled pixels and of the model's input should overlap."""
+"""`_check_range` warns if two ranges overlap by less than this share of their union."""
 
 
 def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
@@ -95,7 +95,7 @@ def _read_rescaling(name: str, rescaling: Any) -> Rescaling:
 
 
 def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Returns whether an input holds pixels, 0 to 255, that only rescaling layers read."""
+    """Returns whether only rescaling layers read an input, and its range is that of pixels."""
     kinds = keras.layers.Rescaling, keras.layers.Normalization
     consumers = [node for node in graph.nodes if tensor in node.inputs]
     params = tensor.params
@@ -114,7 +114,8 @@ def accept_pixels(
     """Replaces inputs by int8 inputs for pixels minus 128. Adds nodes that rescale the pixels.
 
     Returns:
-        The graph, and the rescalings by new nodes. Mere changes of an input's scale are omitted.
+        The graph, and the rescalings that the file computes. A rescaling by one positive factor is
+        omitted, because it only changes the input's scale.
 
     Raises:
         ValueError: if an input is float, has 16 bits, or has another number of channels.

@@ -105,7 +105,7 @@ class _Resolver:
             self._add_plain(call)
 
     def _add_quantizer(self, call: Call) -> None:
-        """Add a QUANTIZE for a `Quantize` layer, unless the input already has its range."""
+        """Add a QUANTIZE for a `Quantize` layer, unless the input already has the same range."""
         source = self.tensors.of_value[call.args[0]]
         params = self.ranges.get_params(call.layer.quantizer)
         if not call.layer.rounds:
@@ -235,10 +235,10 @@ class _Resolver:
     def _find_output_params(
         self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None
     ) -> tuple[QuantParams | None, float | None, list[Call]]:
-        """Find the parameters of an output from the next calls, or from the inputs.
+        """Find the parameters of an output. A next `Quantize`, the operator or inputs define them.
 
         Return the parameters, the maximum of a fused ReLU, and the next calls that the node
-        includes.
+        includes: a `Quantize`, or a ReLU and a `Quantize`.
         """
         quantize = self.tensors.find_quantize(value)
         if quantize is not None:

@@ -79,7 +79,7 @@ class Ranges:
         return self.get_or_create(key, lambda: QuantParams.from_range(low, high, bits))
 
     def are_same(self, one: QuantParams, other: QuantParams) -> bool:
-        """Returns whether parameters are equal. If values are unknown, compares objects."""
+        """Returns whether parameters are equal. If ranges are tensors, compares only identity."""
         return one is other or (not self.in_graph and one == other)
 
 
@@ -90,7 +90,7 @@ class Tensors:
         self.ranges = ranges
         self.of_value: dict[Value, Tensor] = {}
         self.values: dict[Tensor, Value] = {}
-        """Maps a tensor to its value. For a fused ReLU, this is the output of the ReLU."""
+        """Maps each tensor to a value. A tensor with a fused ReLU maps to the ReLU's output."""
         self.absorbed: set[Call] = set()
         """Calls that need no node, such as a ReLU that is fused into an earlier node."""
         self._outputs = set(flatten_values(graph.outputs))
@@ -119,7 +119,7 @@ class Tensors:
     ) -> Tensor:
         """Creates the tensor of a value. `absorbed` are calls that are fused into the same node.
 
-        The label of the tensor is the name of the last output.
+        The tensor's label is the name that the last fused output has in the float model.
         """
         call = value.producer
         name = as_scope(value.name) if call is None else get_scope(call, value)

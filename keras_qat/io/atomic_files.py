@@ -108,7 +108,7 @@ def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False
     Args:
         path: the destination.
         suffixes: endings of paths that are files, such as ".h5".
-        saved_model: whether a path with another ending is a SavedModel. If not, it is yielded.
+        saved_model: whether other paths are SavedModels. If False, other paths are yielded.
     """
     if not isinstance(path, (str, os.PathLike)):
         yield path

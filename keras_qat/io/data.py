@@ -164,7 +164,7 @@ def _open_source(inputs: Inputs, data: Any, is_limited: bool) -> Any:
 
 
 def _is_structure(data: object) -> bool:
-    """Return True for a dict, a tuple, or a list whose first item is an array or a structure."""
+    """Return True for dicts, tuples, and lists of arrays or structures. Check the first item."""
     if isinstance(data, list):
         return any(is_array(item) or _is_structure(item) for item in data[:1])
     return isinstance(data, (dict, tuple))

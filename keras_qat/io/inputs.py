@@ -20,8 +20,8 @@ SLIGHT = 0.1
 BEYOND = 0.25
 """If more than this share of all values exceeds the range, the data has a wrong scale."""
 FAR = 0.01
-"""An example is wrong if more than this share of its values is far outside, by the range's
-width."""
+"""An example is wrong if more than this share of its values is far outside of the range. Far means
+a distance of more than the range's width."""
 FEW_VALUES = 1 << 20
 """Maximum number of values in a block of `split_rows`."""
 

@@ -105,7 +105,7 @@ def is_in_converter() -> bool:
     """Returns True if TFLite's converter is tracing a Keras model.
 
     Users of `from_keras_model` then get a helpful error instead of long errors about operators. The
-    call stack is the only difference between a conversion and saving.
+    call stack is searched, because a model is traced in the same way when it is saved.
     """
     frame = None if tf.executing_eagerly() else inspect.currentframe()
     while frame is not None:
@@ -187,7 +187,7 @@ def reset_dropout_mask(layer: keras.layers.Layer) -> None:
 def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
     """Returns the output shape of a built layer.
 
-    Keras cannot infer all sizes for an EinsumDense, and rejects some lengths for an Embedding.
+    Keras' own function is incomplete for EinsumDense, and rejects some lengths for an Embedding.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])
@@ -260,7 +260,7 @@ def trace_for_any_batch(function: Callable[..., Any], specs: Sequence[tf.TensorS
 
 
 AUTOGRAPH_AS_USUAL = tf.__internal__.autograph.control_status_ctx()
-"""Scope for layer calls in a function without AutoGraph. AutoGraph then converts `layer.call`."""
+"""Scope in which AutoGraph converts `layer.call`, even in a function without AutoGraph."""
 
 without_autograph = tf.autograph.experimental.do_not_convert
 """Decorator. AutoGraph does not convert decorated functions, even in a `tf.function` of Keras."""
@@ -272,7 +272,7 @@ FEW_CALLS = 20
 def trace_after_few_calls(function: Callable[[], Any]) -> Callable[[], Any]:
     """Returns a function that is traced only after `FEW_CALLS` calls, because tracing takes long.
 
-    Later calls run the traced graph. A `tf.function` would first search for a matching graph.
+    Later calls are faster than those of a `tf.function`, which first searches its graphs.
     """
     get_graph = functools.cache(make_tf_function(function).get_concrete_function)
     calls = itertools.count()
@@ -288,7 +288,7 @@ def silence_retracing(function: Any) -> Any:
 
 @contextlib.contextmanager
 def allow_any_batch_sizes() -> Iterator[None]:
-    """Suppresses Keras' warning about different batch sizes of inputs inside a `with` block.
+    """Inside a `with` block, suppresses Keras' warning that batch sizes of inputs differ.
 
     The warning is wrong for inputs that represent weights. Weights have no batch.
     """

@@ -41,8 +41,8 @@ class CustomObjects(NamedTuple):
 def collect_custom_objects(layers: Iterable[keras.layers.Layer]) -> CustomObjects:
     """Collects the custom classes and functions of layers, initializers and similar objects.
 
-    If several regularizers or constraints have the same function name, they are omitted.
-    Initializers may share a name, because initial weights are overwritten later.
+    Keras finds functions by name. If regularizers or constraints have the same name, they are
+    omitted. Initializers may have the same name, because initial weights are overwritten later.
     """
     layers = list(layers)
     kinds: Any = keras.initializers.Initializer, keras.regularizers.Regularizer
@@ -85,8 +85,8 @@ def deserialization_scope(*customs: CustomObjects, safe: bool | None = None) -> 
     Custom classes need not be registered.
 
     Args:
-        customs: custom objects. If any `has_lambda`, safe mode is off. The `Lambda` is not from a
-            file, or the user has allowed it.
+        customs: custom objects. Safe mode is off if they include a `Lambda`. Callers only pass a
+            `Lambda` that is not from a file, or that the user has allowed.
         safe: Keras' safe mode if there is no `Lambda`. None leaves the mode unchanged.
     """
     has_lambda = any(objects.has_lambda for objects in customs)
@@ -131,7 +131,6 @@ def _use_current_format() -> Iterator[None]:
 
 
 def deserialize(config: dict[str, Any]) -> keras.layers.Layer:
-    """Creates a layer from the result of `serialize`."""
     with _use_current_format() if "module" in config else contextlib.nullcontext():
         return keras.layers.deserialize(config)
 

@@ -58,7 +58,7 @@ def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """Returns the weights of each layer. `layer.weights` would begin with all trainable weights."""
+    """Returns the weights, layer by layer. In `layer.weights`, all trainable weights come first."""
     layers = list_layers(layer)
     own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers]
     unique = {id(weight): weight for weights in own for weight in weights}
@@ -127,8 +127,7 @@ def _check_arguments(
 def find_custom_attributes(layer: keras.layers.Layer, names: Iterable[str]) -> dict[str, Any]:
     """Returns a layer's custom regularizers and constraints, by attribute name.
 
-    Copies of a layer use the same objects. A configuration would only contain the names of
-    functions, or arguments that a custom class does not accept.
+    Copies of a layer share these objects, because a configuration may not restore them.
     """
     held = {
         name: getattr(layer, name, getattr(layer, f"_{name}", None))
@@ -297,8 +296,8 @@ def name_inner_calls(layer: keras.layers.Layer) -> dict[int, str]:
     """Returns a dict `{id(inner layer): name}` for the layers inside a layer.
 
     Names that a user chose are kept. Automatic names such as `dense_3` have another number in every
-    copy. They become the name of the attribute that contains the layer. In an inner model, they
-    become the name of the class, which is not unique.
+    copy. They become the name of the attribute that contains the layer. In an inner model,
+    layers are named after their class, as in `model/dense`. Such a name may occur twice.
     """
     names: dict[int, str] = {}
 

@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "sparse_categorical_crossentropy": "classes",
     "squared_hinge": "decisions",
 }
-"""Maps a Keras loss to what it trains: classes, yes/no decisions, values or directions."""
+"""Maps a Keras loss to the kind of outputs that it trains. "decisions" are yes or no."""
 
 
 @dataclasses.dataclass(frozen=True)

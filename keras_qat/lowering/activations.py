@@ -198,7 +198,7 @@ def merge_softmax_axes(layer: layers.Softmax, x: tf.Tensor) -> tf.Tensor:
 
 
 def widen_softmax(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a softmax over many values by `SoftmaxOfMany`."""
+    """Replace a softmax over many values by `SoftmaxOfMany`, which has 16 bits in files."""
     op, attributes, _ = match_row(call)
     if op is not SOFTMAX or NO_WIDE:
         return []

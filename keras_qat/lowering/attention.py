@@ -119,7 +119,6 @@ def _merge_axes(
 
 
 def split_masked_attention(call: Call, context: LoweringContext, masks: MaskTensors) -> list[Call]:
-    """Split a MultiHeadAttention that reads Keras masks."""
     if not any(value.masked for value in call.inputs):
         return []
     parts = split_multi_head_attention(call, context, masks)

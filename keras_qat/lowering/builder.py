@@ -40,8 +40,8 @@ class LoweringContext:
         activations: whether to trace layers and to replace activations. `recipes.contrib` does
             neither, like tf.contrib.quantize.
         may_trace: function that decides whether a call is traced. None means that lowering decides.
-        has_int16: whether the target supports 16 bits. If not, 16 bits are used only where 8 bits
-            would lose all values.
+        has_int16: whether the target supports 16-bit activations. If not, a softmax has 16 bits
+            only if 8 bits would lose all its values.
         has_float: whether operations that replace NaN may stay in float. If not, inputs must not
             contain NaN.
     """
@@ -97,7 +97,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return the original layers with a weight that initializes several new layers."""
+        """Return original layers that were split: one weight initializes several new layers."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:
@@ -120,8 +120,6 @@ Lowering = Callable[[Call, LoweringContext], list[Call]]
 
 
 class PartsBuilder:
-    """Builds the calls that replace a call."""
-
     def __init__(self, call: Call, context: LoweringContext) -> None:
         self.call, self.context, self.calls = call, context, list[Call]()
 
@@ -136,7 +134,7 @@ class PartsBuilder:
         """Return a new layer for a component.
 
         The component "pad" of the layer `conv` is named `conv_pad`. By default, a new layer has the
-        precision of the call's output. A clone keeps the precision of the original layer.
+        dtype policy of the call's output. A clone keeps the policy of the original layer.
 
         Args:
             part: name of the component. If it is "", the new layer has the name of the call's
@@ -200,7 +198,7 @@ class PartsBuilder:
 def get_suffix(tensor: str, call: str) -> str:
     """Return the end of a tensor's name after the call's name, such as `:1` for `split:1`.
 
-    If the tensor is named after another layer, the suffix begins with the first `#` or `:`.
+    If the tensor's name does not begin with `call`, the suffix begins with the first `#` or `:`.
     """
     if tensor.startswith(call):
         return tensor.removeprefix(call)

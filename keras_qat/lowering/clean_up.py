@@ -1,4 +1,4 @@
-"""Passes that remove tensors of equal values, equal calls and identities, and rename calls."""
+"""Passes that remove additions of zeros, repeated calls and identities, and rename calls."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from keras_qat.ops.registry import find_op
 Structure = TypeVar("Structure")
 
 IGNORES = {"maximum": HIDES, "minimum": -HIDES}
-"""Constants up to `HIDES` are too low to change a maximum, and constants from `-HIDES` are too high
-to change a minimum."""
+"""Limits for constants. A maximum ignores constants up to -1000. A minimum ignores constants from
+1000."""
 
 
 def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
     """Remove additions of zeros, as in `x + zeros_like(x)`.
 
-    In a maximum, a tensor with equal and very low values becomes a constant. Otherwise it would
-    widen the range that the maximum shares with its inputs. A minimum is treated alike.
+    In `maximum(x, y)`, `y` becomes a constant if all its values are equal and very low. Otherwise,
+    `y` would widen the range of all three tensors. A `minimum` with very high values is treated in
+    the same way.
     """
     facts, known = Facts(), dict[Value, Uniform]()
     for value in (call.output for call in graph.calls):
@@ -62,7 +63,7 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
 def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
     """Merge calls that compute the same function of the same tensors.
 
-    TensorFlow's optimizer merges such calls, too. It would ignore a quantizer on only one of them.
+    Otherwise, TensorFlow's optimizer merges them, and ignores a quantizer that only one has.
     """
 
     def identify(call: Call) -> Hashable | None:

@@ -105,7 +105,6 @@ def _find(value: Value) -> _Concatenation:
 
 
 def _cuts(call: Call) -> bool:
-    """Return True if a call slices or splits a tensor."""
     is_cropping = type(call.layer) is layers.Cropping1D
     return is_cropping or get_kind(call) in ("getitem", "slice", "split", "unstack")
 

@@ -1,4 +1,4 @@
-"""Decides which layers are traced: lowering reads the TensorFlow operations of `call`.
+"""Decides which layers are traced. Lowering reads the TensorFlow operations of a traced layer.
 
 For some Keras layers, another function with simpler operations is traced instead.
 """
@@ -34,7 +34,7 @@ ATTENTION = layers.Attention, layers.AdditiveAttention
 """Keras layers that may be traced. Errors do not suggest `register_op` for these layers."""
 
 _SEPARABLE = layers.SeparableConv1D, layers.SeparableConv2D
-"""Keras layers without an operator. Their activation is split off nevertheless."""
+"""Keras layers without an operator, from which custom activations are split off nevertheless."""
 
 NORMALIZES = {
     "batch_normalization",

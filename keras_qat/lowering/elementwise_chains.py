@@ -57,8 +57,8 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
     """Replace functions of one tensor, such as log(1 + exp(x)), by one layer with a lookup table.
 
     A chain becomes a table if rounding after each operation is much less accurate than rounding
-    once. For example, 8 bits keep only the largest values of exp(x). Typical inputs are tested. A
-    chain that divides by a tensor always becomes a table.
+    once. For example, 8 bits round small values of exp(x) to 0, so log(exp(x)) is wrong. A chain
+    that divides by a tensor always becomes a table.
     """
     chains: dict[Value, _Chain] = {}
     graph = _split_activations(graph, context)
@@ -102,7 +102,7 @@ def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Return the calls of a lookup table. After a softmax, the table reads log(softmax(x))."""
+    """Return the calls of a lookup table. A chain after softmax(x) reads log(softmax(x))."""
     scores, axis = _find_scores(chain.x)
 
     def compute() -> tf.Tensor:
