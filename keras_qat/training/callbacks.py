@@ -33,7 +33,7 @@ __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "QuantDelay"
 
 
 class StepCallback(keras.callbacks.Callback):
-    """A callback that ignores `logs` of batches. Keras then does not copy them from the GPU."""
+    """A callback that does not read `logs`. Keras then leaves the losses of batches on the GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class StepCallback(keras.callbacks.Callback):
 
 
 class ListedCallback(keras.callbacks.Callback):
-    """A callback that finds the other callbacks of `fit`, or of a custom training loop.
+    """A callback that knows the other callbacks of the same `fit` or custom training loop.
 
     Keras does not pass its `CallbackList` to callbacks. `set_model` finds the list among the
     variables of the calling functions.
@@ -65,7 +65,7 @@ class ListedCallback(keras.callbacks.Callback):
 
 
 class _Threshold(ListedCallback):
-    """A callback that tells all layers at which step a change, such as quantization, begins."""
+    """Base class of callbacks for a change at step `steps`, such as the start of quantization."""
 
     threshold: str
 
@@ -92,8 +92,9 @@ def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
     """Returns the model that a callback changes: its argument `model`, or the trained model.
 
     Raises:
-        ValueError: if this model is not quantization-aware, or only trains other models, such as a
-            GAN. The message contains `argument`, the callback's first argument.
+        ValueError: if this model is not quantization-aware, or not trained. Also if the trained
+            model is subclassed, such as a GAN, and the argument `model` is missing. The message
+            repeats `argument`, the callback's first argument.
     """
     model = callback.model if callback.within is None else callback.within
     if isinstance(model, keras.Model) and not is_graph_model(model):
@@ -117,8 +118,8 @@ class QuantDelay(_Threshold):
     """Trains in float before training step `steps`, and with fake quantization from then on.
 
     Ranges are observed from the first step on. Steps are counted from 1 over all calls of `fit`,
-    including calls before saving and loading. With 2_000, the 2,000th step is the first quantized
-    step.
+    even if the model is saved and loaded in between. With 2_000, the 2,000th step is the first
+    quantized step.
 
     Args:
         steps: the first quantized training step (batch). With 0 or 1, all steps are quantized.
@@ -206,8 +207,9 @@ class FreezeOscillations(StepCallback):
     `fit` starts without frozen weights.
 
     Args:
-        threshold: a weight is frozen if it switches back in more than this share of the steps. The
-            two values are for the first and the last epoch, with a cosine schedule in between.
+        threshold: a weight is frozen if its level goes back up or down in more than this share of
+            steps. The two values are for the first and the last epoch, with a cosine schedule in
+            between.
         momentum: momentum of the moving averages. They cover about the last 1 / momentum steps.
         model: the quantization-aware model. Only needed if `fit` trains another model that calls
             the quantization-aware model, for example for distillation or adversarial training.
@@ -268,7 +270,7 @@ class FreezeOscillations(StepCallback):
 
 
 def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
-    """Warns if a callback, such as EarlyStopping, may prefer epochs before quantization begins."""
+    """Warns if a callback, such as EarlyStopping, may prefer float epochs before a `QuantDelay`."""
     done = steps_done(model)
     left = delay.steps - done
     if left <= 1:
@@ -321,11 +323,10 @@ class Oscillations:
         zeros = tf.zeros_like(levels)
         self.levels, self.direction, self.mean = map(tf.Variable, (levels, zeros, levels))
         self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
-        """For each weight: the share of recent steps in which it switched back, and 1 if it is
-        frozen."""
+        """`frequency` is the share of recent steps that moved a weight back to the previous level.
+        `frozen` is 1 for frozen weights, otherwise 0."""
 
     def update(self, threshold: Any) -> None:
-        """Compares weights with the previous training step, and freezes oscillating weights."""
         weights, rate = tf.convert_to_tensor(self.weights), self.momentum
         levels = self.quantizer.quantize(weights)
         change = tf.sign(levels - self.levels)

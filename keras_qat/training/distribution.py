@@ -1,4 +1,4 @@
-"""Training on several replicas (`tf.distribute`), which all have the same ranges and statistics.
+"""Training on several replicas (`tf.distribute`) that keep the same ranges and statistics.
 
 Each replica computes a part of the batch. Each training step averages the ranges, and the moving
 statistics of BatchNormalization, over the replicas. Any replica can then be exported.
@@ -39,7 +39,7 @@ def run_on_replicas(
 ) -> Any:
     """Runs a function on all replicas of a strategy, and returns the result of one replica.
 
-    `function` must end with `mean_over_replicas`, which makes the results equal.
+    `function` must end with `mean_over_replicas`. All replicas then return the same result.
     """
     if strategy.num_replicas_in_sync == 1:
         return function(*args)
@@ -75,7 +75,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope for creating layers with moving statistics that `agree` will average."""
+    """Returns a scope for creating layers. `agree` then averages their moving statistics."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (
@@ -125,7 +125,7 @@ def is_cluster(strategy: tf.distribute.Strategy) -> bool:
 
 
 def strategy_scope(model: keras.Model) -> AbstractContextManager[Any]:
-    """Returns the scope of a model's strategy. Inside another scope, returns an empty context."""
+    """Returns the scope of a model's strategy, or an empty context if a scope is already open."""
     if tf.distribute.has_strategy():
         return contextlib.nullcontext()
     return model.distribute_strategy.scope()

@@ -27,10 +27,10 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 
 
 def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
-    """Return `(input, maximum)` of the ReLU that computed `x`. Without a ReLU, return `(x, None)`.
+    """If `x` is the output of a ReLU, return its input and maximum. Otherwise return `(x, None)`.
 
-    If a range always begins at zero, quantizing also computes the ReLU. Training then does not need
-    to store the output of the ReLU.
+    If a range begins at zero, quantization clips like the ReLU. Training then does not need to
+    store the output of the ReLU.
     """
     op_type = "" if tf.executing_eagerly() else x.op.type
     ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(op_type)
@@ -47,7 +47,7 @@ class Quantize(ScheduledLayer):
         spec: `QuantSpec` or `FixedSpec`.
         slots: number of tensors that share the range.
         tensors: names of the quantized tensors in the float model, for reports.
-        rounds: False to only observe the range. Exported files with integer outputs need it.
+        rounds: False to only observe the range, which files with integer outputs need.
 
     Shapes: any. The output has the input's shape.
     """
@@ -261,7 +261,7 @@ def _restore_shape(shapes: Any) -> Any:
 
 
 def _make_layer(layer: Any) -> Any:
-    """Create a layer from a configuration. Return layers and None unchanged.
+    """Create a layer from a configuration. If `layer` is a layer or None, return it.
 
     Raises:
         ValueError: for any other argument.

@@ -5,8 +5,8 @@ phases would need `tf.cond` in every layer, and would take several times longer 
 `evaluate` and `predict` know the phase of the next step, so they call a graph for this phase. In a
 custom training loop, the graph is for all phases.
 
-A graph with a switch is for two phases, before and after a change. It computes the results of both
-phases, and selects one by the value of a variable.
+A graph with a switch is for the phases before and after a change, such as the start of
+quantization. It computes the results of both phases, and a variable selects one.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from keras_qat.training.steps.custom_training import is_undisturbed
 from keras_qat.training.steps.optimizers import check_optimizer, join_updates
 
 FIRST_STEPS = 300
-"""Until 300 steps after a change, a graph with a switch may be used. The change must be in the
-first 300 steps, except for frozen ranges. Tracing another graph would take longer than these
-steps."""
+"""A graph with a switch is used until this many steps after a change. Tracing a second graph would
+take longer. The change must be in the first 300 steps, unless it freezes ranges."""
 
 SMALL_NORMS = 2**15
 """A graph with a switch computes each BatchNormalization twice, with the batch's statistics and
@@ -45,7 +44,7 @@ with the moving statistics. Such a graph is only used if all BatchNormalizations
 fewer values per example than this. In larger models, the second computation takes too long."""
 
 SWITCHED = "by a variable"
-"""In a field of `Phase`, this means that a variable decides while the graph runs."""
+"""Value of a field of `Phase` if a variable decides it while the graph runs."""
 
 MOST_RANGES = 3
 """Maximum number of graphs that contain frozen ranges as constants. Each graph has other ranges."""
@@ -62,7 +61,7 @@ class PhasedModel:
     undisturbed: bool = False
     """True while `fit` runs, if no code of the user can change weights between training steps."""
     _settled_at: int | None = None
-    """The value of `PhaseFinder.steps` when `settle` was called last."""
+    """Number of training steps (`PhaseFinder.steps`) at the last call of `settle`."""
 
     def make_train_function(self, force: bool = False) -> Step:
         return self._make_phased("train", super().make_train_function, force)  # type: ignore[misc]
@@ -83,10 +82,10 @@ class PhasedModel:
             self._phase_finder.forget()
 
     def fit(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains like `keras.Model.fit`, and warns about arrays that exceed the model's ranges.
+        """Trains like `keras.Model.fit`, and warns about data outside the model's ranges.
 
-        The first call also warns about arrays that do not fit the model, and about values that
-        quantization loses.
+        The first call also warns about data that do not fit the model, and about features that are
+        too small for the range of the input.
         """
         given = kwargs.get("callbacks", args[4] if len(args) > 4 else None)
         given = tf.nest.flatten(getattr(given, "callbacks", given))
@@ -112,14 +111,14 @@ class PhasedModel:
         return history
 
     def settle(self, phase: Phase | None) -> None:
-        """Called before inference if weights may have changed. Subclasses override it."""
+        """For subclasses: called before inference if weights may have changed."""
 
     def choose_inference(self, phase: Phase | None) -> tuple[int, bool]:
-        """Returns a key. Inference is traced once for each key. Subclasses override it."""
+        """For subclasses: returns a key. Each key has its own traced graph for inference."""
         return 0, False
 
     def _make_phased(self, name: str, make: Callable[..., Step], force: bool) -> Step:
-        """Return a function that finds the current phase, and then runs its graph."""
+        """Return a train, test or predict function that runs the graph of the current phase."""
         attribute = f"{name}_function"
         trains = name == "train"
         check_process(self)
@@ -193,7 +192,7 @@ def check_frozen_ranges(model: keras.Model) -> None:
 
 
 def _can_switch_weights(layer: ScheduledLayer) -> bool:
-    """Return True if a graph with a switch can quantize the layer's weights with few operations."""
+    """Return True if the layer's weights are quantized fast enough for a graph with a switch."""
     return getattr(layer, "fold", "per_channel") == "per_channel" and all(
         quantizer.observer is None and quantizer.learned is None
         for quantizer in layer.weight_quantizers.values()
@@ -219,7 +218,7 @@ def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
     An execution is a call of the train function. It has `steps_per_execution` training steps.
 
     Args:
-        counters: for each layer, the number of training steps, and then the thresholds.
+        counters: for each layer, the training steps so far, then the first steps of its changes.
         most_steps: the maximum number of training steps that a layer counts per execution.
     """
     changes = (
@@ -276,8 +275,7 @@ class PhaseFinder:
             }
         self._is_calibrated = False
         self._gates: dict[str, Any] = {}
-        """`quantizing`, `frozen` and `fixed` in the last training execution: bools, or
-        `SWITCHED`."""
+        """`quantizing`, `frozen` and `fixed` of the last training phase: bools or `SWITCHED`."""
         self._last = b""
         self.known: list[bytes] = []
         self._phase: Phase | None = None
@@ -293,8 +291,8 @@ class PhaseFinder:
 
         Args:
             batches: the iterator over the data.
-            undisturbed: True if only training changed weights since the last execution with
-                `batches`. Calls of `forget` and `set_thresholds` are noticed anyway.
+            undisturbed: True if no code of the user ran since the last call with `batches`. Weights
+                are then read less often, except after `forget` or `set_thresholds`.
         """
         found_for = batches, sum(layer.changes for layer in self._layers)
         if undisturbed and self._found_for == found_for and self._executions_alike > 0:
@@ -304,7 +302,7 @@ class PhaseFinder:
         return self._phase
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
-        """Returns the phase of the next execution. Returns None if there is more than one phase.
+        """Returns the phase of the next execution, or None if its steps or layers differ in phase.
 
         For example, quantization may begin in the middle of `steps_per_execution` steps.
 
@@ -354,7 +352,7 @@ class PhaseFinder:
 
         Args:
             name: "quantizing", "frozen" or "fixed".
-            distances: for each layer, training steps since the threshold, and the threshold.
+            distances: for each layer, steps since the threshold (or negative), and the threshold.
             has_begun: True if the step is past all thresholds.
         """
         if self._learns or self._model.distribute_strategy.num_replicas_in_sync > 1:

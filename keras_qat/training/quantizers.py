@@ -17,7 +17,7 @@ from keras_qat.training.schedule import check_quantized, list_scheduled_layers
 from keras_qat.training.scheduled_layer import ScheduledLayer
 
 PREFIX = "quant_"
-"""Prefix of the names of all layers except inputs."""
+"""Prefix of all layer names in quantization-aware models, except names of inputs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ def list_layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[
 
 
 def get_quantized_weight(layer: keras.layers.Layer, name: str) -> Any:
-    """Returns the weight that a layer quantizes. It may include the BatchNormalization."""
+    """Returns the weight that a layer quantizes, possibly with a folded BatchNormalization."""
     if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
         return get_weight(layer.layer, name)
     return fold_kernel(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)

@@ -39,10 +39,10 @@ VALUES = (tf.Tensor, tf.Variable, np.ndarray)
 NONE = object()
 
 Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
-"""Pairs (layer, {attribute: value}) for the arguments of the layer's constructor."""
+"""For each layer, the attributes that are named like constructor arguments, such as `strides`."""
 
 UNEQUAL = 0.02
-"""Maximum of `abs(low + high) / max(-low, high)` for a range that should be symmetric."""
+"""The ends of a symmetric range may differ by this share, `abs(low + high) / max(-low, high)`."""
 
 EXAMPLES_PER_BATCH = 32
 """Number of calibration examples that count as one batch in moving averages."""
@@ -60,7 +60,7 @@ def check_before_export(
         model: the model to export.
         path: where to write, or None.
         directory: True if the export writes a directory.
-        but_not: suffixes of other formats, which `path` must not have.
+        but_not: suffixes that `path` must not have, because they mean other formats.
     """
     check_quantized(model)
     if path is not None and Path(path).suffix in but_not:
@@ -109,11 +109,10 @@ def check_exportable(model: keras.Model) -> None:
 
 
 def _is_finite(weight: tf.Variable) -> bool:
-    """Return True if a weight is finite. The sum is checked first, because this is fast."""
     if not weight.dtype.is_floating:
         return True
     values = np.asarray(weight.value())  # This makes no copy.
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # If the sum is finite, all values are finite.
         return bool(np.isfinite(np.sum(values)) or np.all(np.isfinite(values)))
 
 
@@ -169,7 +168,7 @@ def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
 
 
 def _explain_delay(model: keras.Model, graph: Graph) -> str:
-    """Return a warning if quantization is off or has not begun, or ""."""
+    """Return a warning if layers do not quantize yet. Otherwise return ""."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
         for layer in list_scheduled_layers(model)
@@ -231,7 +230,7 @@ def _explain_asymmetry(model: keras.Model) -> str:
 
 
 def describe_difference(model: keras.Model) -> str:
-    """Returns a warning if `quantize_model` found outputs unlike the float model's, or ""."""
+    """Returns a warning if `quantize_model` found a difference from the float model, or ""."""
     names = getattr(model, "differing_outputs", "")
     if not names:
         return ""

@@ -3,8 +3,8 @@
 In a file, an LSTM is one operator, so only its states are fake-quantized after each step. Other
 recurrent layers are several operators for each step, so all tensors inside a step are
 fake-quantized. Layers with `stateful=True` keep their states in float32 variables. These can hold
-the integer states of TFLite without rounding. A part of the weights has the columns with the same
-activation function, such as all gates.
+the integer states of TFLite without rounding. A part of the weights is the columns with the same
+activation function, such as the columns of all gates.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 class _InTraining:
     """The operations of a step (`step_math.Arithmetic`) for training, with fake quantization.
 
-    `seen` collects the results before quantization, by the name of the range.
+    `seen` has the results before quantization, in a list for each name of a range.
     """
 
     def __init__(self, multiply: Round, quantize: Round) -> None:
@@ -99,8 +99,8 @@ def simulate_unrolled(
 ) -> tf.Tensor:
     """Computes a recurrent layer with quantized weights, and observes the tensors inside steps.
 
-    The tensors are quantized with the ranges of earlier batches. The first batch uses its own
-    ranges.
+    These tensors are quantized to the ranges from earlier batches. For the first batch, ranges are
+    computed from the batch itself.
     """
     ranges = {name: x.observe(None, training=False) for name, x in inner.items()}
     observes = phase.calibrated and phase.training is not False  # Other phases allow empty ranges.
@@ -137,7 +137,7 @@ def _find_first_ranges(
     phase: Phase,
     ranges: dict[str, Any],
 ) -> Any:
-    """Return `ranges`. If ranges are empty, return the ranges of this batch, computed in float."""
+    """Replace empty ranges in `ranges` by the ranges of this batch, which is computed in float."""
 
     def compute_in_float() -> dict[str, Any]:
         states = [tf.identity(state) for state in layer.states] if layer.stateful else []
@@ -166,7 +166,7 @@ def simulate_steps(
     quantize_inputs: Round,
     quantize: Round,
 ) -> tuple[Any, dict[str, list[Any]]]:
-    """Returns the output of a layer, and the tensors inside steps by the name of the range.
+    """Returns the output of a layer, and {name of a range: list of tensors inside the steps}.
 
     Args:
         layer: the layer.
@@ -194,7 +194,7 @@ def simulate_steps(
     linear, linear_again = _get_linear(layer)
 
     def drop(x: tf.Tensor, masks: Any) -> tuple[tf.Tensor, Any]:
-        """Return `(x after dropout, None)`, or `(x, masks)` if each gate has its own mask."""
+        """Apply dropout, and return `(x, None)`. If each gate has a mask, return `(x, masks)`."""
         return (x, masks) if has_masks_of_blocks else (x * masks[0], None)
 
     masks = recurrent_masks = None
@@ -249,11 +249,11 @@ def simulate_steps(
 
 
 _MASK = "mask"
-"""Key of the mask among the inputs of the steps. The other keys are the names of parts."""
+"""Key of the mask in a dict of the inputs of the steps. The other keys are the names of parts."""
 
 
 def _get_linear(layer: keras.layers.Layer) -> tuple[Linear, Linear]:
-    """Return two products (matmul or convolution): for the inputs, and for the hidden state."""
+    """Return the functions that multiply the inputs and the hidden state: matmul or convolution."""
     if not isinstance(layer, CONV_LSTMS):
         return tf.matmul, tf.matmul
     return partial(layer.cell.input_conv, padding=layer.cell.padding), layer.cell.recurrent_conv
@@ -276,7 +276,7 @@ def _select(part: Part, kernel: tf.Tensor, bias: tf.Tensor | None) -> list[Any]:
 def _multiply(
     linear: Linear, masks: Any, part: Part, x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor
 ) -> Any:
-    """Multiply `x` by a part of the weights and add the bias. `masks` may have a mask per gate."""
+    """Multiply `x` by a part of the weights and add the bias. `masks` has one mask per gate."""
     if masks is None:
         y = _apply(linear, x, kernel)
     else:
@@ -301,10 +301,10 @@ def _value(x: tf.Tensor) -> Value:
 def get_biases(
     layer: keras.layers.Layer, dtype: tf.DType, bias: tf.Tensor = None
 ) -> tuple[Any, Any]:
-    """Returns two biases of a layer, for the inputs and for the hidden state. Each may be None.
+    """Returns the biases of a layer for the inputs and for the hidden state. Each may be None.
 
-    The first bias and the argument `bias` include offsets, such as 2.5 in Keras's hard sigmoid, 0.2
-    * (x + 2.5).
+    The first bias includes offsets, such as 2.5 for Keras's hard sigmoid, 0.2 * (x + 2.5). If
+    `bias` is given, it must already include them.
     """
     if bias is None:
         bias, offset = layer.cell.bias, compute_offsets(layer)
@@ -358,10 +358,10 @@ def keep_states(layer: keras.layers.Layer, states: Sequence[Any]) -> None:
 
 
 class Stream:
-    """A second sequence for a stateful model, with its own states. The states are zero at first.
+    """Keeps the states of a second sequence for a model with `stateful=True`.
 
-    Inside `with stream:`, the model computes this sequence. Afterwards, it continues the previous
-    one.
+    Inside `with stream:`, the model continues the second sequence, which starts with zero states.
+    Outside, it continues the first sequence.
     """
 
     def __init__(self, states: Sequence[Any]) -> None:
@@ -383,7 +383,7 @@ class Stream:
 
 @contextlib.contextmanager
 def restore_states(states: list[Any]) -> Iterator[None]:
-    """Restores the values of states after a `with` block, even if the block is traced."""
+    """Restores the values of states after a `with` block. This also works in a traced graph."""
     before = [tf.identity(state) for state in states]
     try:
         yield

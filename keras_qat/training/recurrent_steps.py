@@ -1,9 +1,9 @@
 """Runs the steps of recurrent layers, with a faster gradient than TensorFlow's loops.
 
 TensorFlow's gradient of a loop stores every tensor of a step, and differentiates every operation in
-each step. In a recurrent layer, only the products with recurrent weights mix channels. All other
-operations are elementwise. This module computes their derivatives for all steps at once. A loop
-then only multiplies by the derivatives and the weights.
+each step. In a recurrent layer, all operations are elementwise, except for products with recurrent
+weights. This module computes the elementwise derivatives for all steps at once. A loop then only
+multiplies by the derivatives and the weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Tensors = Mapping[str, Any]
 
 Step = Callable[[Callable[[str, tf.Tensor], Any], Tensors, tuple[Any, ...]], tuple[Any, Any]]
 """A function `(product, values, states)` that computes a time step. It returns the next states, and
-tensors to observe.
+a dict of tensors for the observers of ranges.
 
 The function calls `product(part, states)` to multiply by recurrent weights. If tensors have the
 shape [steps, batch, ...], it computes all steps at once."""
@@ -103,8 +103,8 @@ def _scan(
 class _Backward:
     """The gradient of all steps.
 
-    A step is elementwise except for its products. Its elementwise operations compute targets (the
-    next states, and the states to multiply) from sources (the previous states, and the products).
+    Without its products, a step is elementwise. It then has sources, which are the previous states
+    and the products. From these, it computes targets: the next states and the products' operands.
     """
 
     def __init__(
@@ -168,14 +168,14 @@ class _Backward:
         )
 
     def _multiply_back(self, part: str, upstream: tf.Tensor) -> Any:
-        """Return the gradient of the states in a product, from the gradient of the product."""
+        """Convert the gradient of a product to the gradient of the states that are multiplied."""
         with tf.GradientTape() as tape:
             tape.watch(self.zeros)
             y = self.multiply(part, self.zeros, *self.weights[part])
         return tape.gradient(y, self.zeros, upstream)
 
     def _find_weights(self, part: str, upstream: tf.Tensor) -> Any:
-        """Return the gradients of a part's weights. One product computes the sum over all steps."""
+        """Return the gradients of a part's weights, summed over all steps."""
         with tf.GradientTape() as tape:
             tape.watch(self.weights[part])
             y = self.multiply(part, self.operands[part], *self.weights[part])
@@ -183,7 +183,7 @@ class _Backward:
 
 
 def _propagate(of: Tensors, slopes: Mapping[tuple[str, str], Any], source: str) -> Any:
-    """Return the gradient of a source from the gradients `of` the targets, or None if unused."""
+    """Convert the gradients `of` targets to a source's gradient. Return None if it is unused."""
     terms = []
     for (target, own), slope in slopes.items():
         if own == source:

@@ -64,8 +64,8 @@ def check_is_graph(model: keras.Model) -> None:
 def get_file_model(model: keras.Model) -> Any:
     """Returns the part of a model that is exported, which is usually the entire model.
 
-    If users built the model from quantize-aware layers, `predict` then also returns the results of
-    the exported file.
+    A model that users built from quantize-aware layers is changed by this. Its `predict` then
+    returns the results of the exported file.
 
     Raises:
         ValueError: if the model is subclassed.
@@ -98,7 +98,7 @@ def check_process(model: keras.Model) -> None:
 
 
 def get_recipe(model: keras.Model) -> Any:
-    """Returns the recipe of a model or of its first layer with a recipe. Otherwise returns None."""
+    """Returns the recipe of a model, or of one of its layers. Returns None without a recipe."""
     for part in [model, *getattr(model, "layers", ()), *list_scheduled_layers(model)]:
         if getattr(part, "recipe", None) is not None:
             return part.recipe
@@ -194,7 +194,7 @@ def get_float_reason(layer: keras.layers.Layer) -> str | None:
 
 
 def ask_for_integers(layer: keras.layers.Layer) -> None:
-    """Marks a layer to compute in integers. Operators with `Op.on_request` need this mark."""
+    """Marks a layer to compute in integers, even if its operator has `Op.on_request`."""
     layer.keras_qat_asked_for = True
 
 

@@ -34,7 +34,7 @@ _RANGES = 2**31
 Two weights would be simpler. But Keras could not load them from `.h5` files of version 0.1.0."""
 
 Count = TypeVar("Count")
-"""A tensor, or an array of the weights of several layers."""
+"""A tensor with the weight of one layer, or an array with the weights of several layers."""
 
 
 def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Count]:
@@ -50,9 +50,10 @@ def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Coun
 
 @contextlib.contextmanager
 def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[None]:
-    """Sets the phase of all calls of `layers` inside a `with` block. None means unknown.
+    """Sets the phase of all calls of `layers` inside a `with` block.
 
-    Graphs that are traced inside the block have no branches for other phases.
+    If `phase` is None, each call finds the phase from the weights of the layer.
+    Otherwise, graphs that are traced inside the block have no branches for other phases.
     """
     for layer in layers:
         object.__setattr__(layer, "assumed", phase)  # Keras does not track it.
@@ -67,9 +68,9 @@ _shapes_only: ContextVar[bool] = ContextVar("shapes only", default=False)
 
 
 def shapes_only() -> AbstractContextManager[None]:
-    """Returns a context manager for building a model, in which layers only infer output shapes.
+    """Returns a context manager for building a model. Inside, layers only infer output shapes.
 
-    Otherwise Keras traces every layer, which is the slowest part of building a model.
+    Outside, Keras traces every layer, which is the slowest part of building a model.
     """
     return set_within(_shapes_only, True)
 
@@ -79,7 +80,7 @@ def shapes_are_enough() -> bool:
 
 
 def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
-    """Shows a note if a user's own `keras.Model` predicts with a quantize-aware layer."""
+    """Shows a note if a layer predicts in a `keras.Model` that users built from such layers."""
     model, of_model = backend.find_calling_layer()
     if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
         return
@@ -108,18 +109,18 @@ class ScheduledLayer(keras.layers.Layer):
     """
 
     recipe: Recipe | None = None
-    """The recipe of the layer's model. Models that users build with the layer also use it."""
+    """The recipe of the layer's model. It is also the recipe of models that users build with it."""
     made_for: Callable[[], Any] | None = None
     """A weak reference to the layer's model."""
     make_exact: Callable[[Any], None]
-    """Function that makes a `keras.Model`, built by users, predict the results of its file."""
+    """Function that changes a model built by users. Then `predict` has the results of the file."""
     made_in: int = 0
     """The id of the process that created the weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
     changes: int = 0
     """Number of calls of `set_thresholds`."""
     assumed: Phase | None = None
-    """The phase of all calls inside `assuming`. It is not thread-local: replicas are threads."""
+    """The phase of all calls inside `assuming`. Replicas are threads, which share it."""
 
     def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -177,7 +178,7 @@ class ScheduledLayer(keras.layers.Layer):
         return []
 
     def yield_block_weights(self) -> Iterator[tuple[WeightQuantizer, tf.Tensor]]:
-        """Yields (quantizer, weight) for weights that one operation may quantize together."""
+        """Yields (quantizer, weight) for weights that may be concatenated, then quantized."""
         yield from ()
 
     def get_config(self) -> dict[str, Any]:

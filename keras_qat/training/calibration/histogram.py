@@ -1,8 +1,8 @@
 """Histograms of tensors, and calibration methods that choose a range from a histogram.
 
 A bin counts all float32 values with the same sign, exponent and first 9 bits of the mantissa. For
-example, one bin is from 1 to 1 + 1/512. All tensors have the same bins. Therefore one pass over the
-data is enough, without an earlier pass to find the extremes.
+example, one bin is from 1 to 1 + 1/512. The bins do not depend on the
+extremes of a tensor. Therefore one pass over the data is enough.
 
 A calibration method is a function of a histogram and a `QuantSpec`. It returns the minimum and the
 maximum of the range. A smaller range clips more values, but quantizes the others in finer steps.
@@ -31,11 +31,10 @@ _ALL = 1 << (32 - _SHIFT)
 _SIDE = 1 << 15
 """Number of bins for each sign after `sort_bins`: 512 for each power of 2 from 2^-32 to 2^31."""
 _FIRST = (127 - 32) << (23 - _SHIFT)
-"""The bin of 2^-32. For each sign, `sort_bins` merges all values closer to zero into one bin."""
+"""Index of the bin that begins at 2^-32. `sort_bins` merges the bins below, from 0 to 2^-32."""
 _GOLDEN = (5**0.5 - 1) / 2
 _ENOUGH = 1 << 14
-"""Maximum number of values of an example that are counted. They are evenly spread over the
-example."""
+"""Maximum number of counted values per example. Of larger examples, every n-th value counts."""
 
 
 def find_extremes(x: tf.Tensor) -> Any:
@@ -55,7 +54,7 @@ def count_bins(x: tf.Tensor) -> Any:
 
 
 def take_sample(x: tf.Tensor, most: int) -> Any:
-    """Returns at most `most` evenly spread values of each example as a vector."""
+    """Returns a vector with every n-th value of `x`, at most `most` values per example."""
     size = math.prod(x.shape[1:]) if x.shape[1:].is_fully_defined() else 0
     step = -(-size // most) or 1
     while step > 1 and math.gcd(step, x.shape[-1]) > 1:  # This stride would skip some channels.
@@ -65,7 +64,7 @@ def take_sample(x: tf.Tensor, most: int) -> Any:
 
 @partial(trace_once, signature=[tf.TensorSpec(None), *[tf.TensorSpec([], tf.int32)] * 2])
 def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
-    """Return every `step`-th value of each example as a vector. An example has `size` values."""
+    """Return a vector with every `step`-th value of each example. An example has `size` values."""
     return tf.reshape(tf.reshape(x, [-1, size])[:, ::step], [-1])
 
 
@@ -73,7 +72,7 @@ def _stride(x: tf.Tensor, size: Any, step: tf.Tensor) -> Any:
 def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
     """Returns a vector with the extremes of `x`, followed by at most `most` sampled values.
 
-    One traced function serves tensors of all shapes, so TensorFlow optimizes it only once.
+    TensorFlow traces this function only once, for tensors of all shapes.
     """
     values = tf.reshape(x, [-1])
     size = tf.size(values)
@@ -86,7 +85,7 @@ def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
 
 
 def sort_bins(counts: np.ndarray) -> np.ndarray:
-    """Sorts the result of `count_bins` by value. Leaves out values from 2^32 on."""
+    """Orders the counts of `count_bins` by value. Leaves out absolute values from 2^32 on."""
     positive, negative = (
         np.concatenate([[side[:_FIRST].sum()], side[_FIRST : _FIRST + _SIDE - 1]])
         for side in counts.reshape(2, -1).astype(np.int64)
@@ -129,7 +128,7 @@ class Histogram:
         return Histogram(bins[starts], self.low[starts], self.high[ends], counts)
 
     def quantile(self, share: float) -> float:
-        """Returns the value below which a share of all values lies, such as the median for 0.5."""
+        """Returns a quantile of the values. For example, `share=0.5` returns the median."""
         sums = np.cumsum(self.counts)
         count = share * sums[-1]
         index = min(int(np.searchsorted(sums, count)), len(sums) - 1)
@@ -140,11 +139,11 @@ class Histogram:
 
 @dataclasses.dataclass
 class Tally:
-    """The extremes and the bin counts of all tensors that share a range.
+    """Statistics of a tensor, or of all tensors that share a range, over many batches.
 
     Args:
         low, high: the smallest and the largest value so far.
-        counts: the sum of the results of `sort_bins`. 0 for the method "minmax".
+        counts: number of values in each bin. The method "minmax" has no bins, and leaves 0 here.
     """
 
     low: float = np.inf
@@ -152,7 +151,7 @@ class Tally:
     counts: Any = 0
 
     def add(self, extremes: np.ndarray, counts: Flag | Switch) -> None:
-        """Adds a batch. `counts` is the result of `sort_bins`, or 0 for the method "minmax"."""
+        """Adds the extremes and the bin counts of a batch."""
         self.low, self.high = min(self.low, extremes[0]), max(self.high, extremes[1])
         self.counts = self.counts + counts
 
@@ -165,15 +164,14 @@ Method = Literal["minmax", "percentile", "mse"]
 Range = tuple[float, float]
 
 _GAIN = 0.98
-"""`least_squares` only returns a narrower range if this reduces the error by at least 2 %. For
-values on a grid, such as pixels, histograms overestimate the error of the full range."""
+"""`least_squares` only clips values if this reduces the estimated error by at least 2 %. For values
+on a grid, such as pixels, the estimate for the full range is too high."""
 _MERGED = 16
 """Number of adjacent bins that `least_squares` merges, to be faster."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
-"""`least_squares` first multiplies the ends of the range by each of these factors, 1 to
-2^-11.75."""
+"""`least_squares` first tries the full range times each of these factors, 1 to 2^-11.75."""
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)
-"""`least_squares` then multiplies the best range so far by each of these factors."""
+"""`least_squares` then tries the best of these ranges times each of these factors."""
 
 
 def extremes(histogram: Histogram, spec: QuantSpec) -> Range:
@@ -239,7 +237,7 @@ def compute_squared_error(histogram: Histogram, spec: QuantSpec, ends: Range | n
 
 
 def _rounding(x: np.ndarray) -> np.ndarray:
-    """Return the integral of `(t - round(t))**2` from t = 0 to t = x."""
+    """Integrate the squared rounding error, `(t - round(t))**2`, from t = 0 to t = x."""
     nearest = np.round(x)
     return nearest / 12 + (x - nearest) ** 3 / 3
 

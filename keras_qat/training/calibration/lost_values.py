@@ -1,8 +1,8 @@
 """Finds small values that are lost in quantization, because larger values share their range.
 
 For example, an int8 input has the features age (0 to 100) and share (0 to 0.1). Its scale is 0.4,
-so every share is quantized to 0. Tensors may also share a range, such as the inputs of a
-concatenation. The slot of a tensor is its number among these tensors.
+so every share is quantized to 0. The inputs of a concatenation also share a range. Such
+tensors are numbered: slot 0, slot 1, and so on.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from keras_qat.training.quantizers import PREFIX
 MOST_FEATURES = 16
 """An input [batch, steps, features] is only checked if it has at most this number of features."""
 _EXAMPLES = 64
-"""Number of examples in which the different values of a feature are counted."""
+"""To count the different values of a feature, at most this number of examples is read."""
 FAR = 32
 """Outliers are only reported if they make the range more than this many times as wide."""
 ENOUGH = 8
-"""Outliers are only reported if the other values share fewer quantized values than this."""
+"""Outliers are only reported if fewer than this many quantized values remain for other values."""
 VARIED = 4
-"""Outliers are only reported if the other values include at least this many different values."""
+"""Outliers are only reported if there are at least this many different other values."""
 MARK = 0.01
-"""If at least this share of the values are outliers, they come from the model, not from the data.
-For example, the model may add -1e9 to masked values."""
+"""From this share of outliers on, the warning blames the model, not the data. For example, a model
+may add -1e9 to masked values."""
 
 
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
@@ -55,7 +55,7 @@ def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> li
 
 
 def explain_lost_features(graph: Graph, data: Sequence[np.ndarray]) -> Iterator[str]:
-    """Yields a warning for each input with features that get too few of the quantized values."""
+    """Yields a warning for each input with features that are too small for the input's range."""
     inputs = flatten_values(graph.inputs)
     for index, quantizer in find_input_quantizers(graph).items():
         if not has_features(data[index]) or not data[index].size:
@@ -97,9 +97,10 @@ def describe_lost_tensors(ends: dict[str, Ends], shared: Ends, bits: int) -> str
 def find_lost_features(
     low: np.ndarray, high: np.ndarray, examples: np.ndarray, shared: Ends, bits: int
 ) -> dict[int, float]:
-    """Returns {index: largest - smallest value} for features that are too small for `shared`.
+    """Returns {index: high - low} for features that are too small for the range `shared`.
 
-    Features with few different values are left out, such as a pixel that is mostly 0.
+    `low` and `high` have the extremes of each feature. Features with few different values in
+    `examples` are left out, such as a pixel that is mostly 0.
     """
     spans = high - low
     lost = np.flatnonzero((spans > 0) & (spans < compute_lost_span(shared, bits)))
@@ -115,7 +116,7 @@ def has_features(x: np.ndarray) -> bool:
 
 
 def replace_nonfinite(x: np.ndarray) -> np.ndarray:
-    """Replaces NaN and infinity by 0. A model may have layers that replace NaN and infinity."""
+    """Replaces NaN and infinity by 0. Some models accept such inputs, and replace them too."""
     return x if np.isfinite(x).all() else np.nan_to_num(x, posinf=0.0, neginf=0.0)
 
 
@@ -132,9 +133,9 @@ def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
 
 
 def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
-    """Returns the quantizers of attention scores from `MaskScores`. These need no check.
+    """Returns the quantizers of masked attention scores, which need no check for outliers.
 
-    Masked scores are only a little lower than the others, so the range is not too wide.
+    `MaskScores` makes masked scores only a little lower than the others, not -1e9.
     """
     masked = set()
     for call in graph.calls:
@@ -148,7 +149,7 @@ def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
 def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
     """Returns {layer: {slot: name of the tensor in the float model}}.
 
-    A Rescaling by 1 only converts a tensor to another range. The tensor keeps its name.
+    If a Rescaling by 1 converts a tensor to another range, this is the name of the tensor.
     """
     names: dict[Quantize, dict[int, str]] = {}
     for call in graph.calls:
@@ -257,7 +258,7 @@ class Outliers(NamedTuple):
 def find_outliers(
     values: np.ndarray, extremes: tuple[float, float], ends: tuple[float, float], bits: int
 ) -> Outliers | None:
-    """Returns outliers if they leave too few quantized values for the other values, or None.
+    """Returns outliers if the other values are too small for the range. Otherwise returns None.
 
     `values` is a sample of a tensor. `extremes` are the tensor's smallest and largest value, which
     the sample may lack. `ends` is the range for quantizing the tensor.
@@ -287,7 +288,6 @@ def find_outliers(
 
 
 def describe_outliers(far: Outliers, low: float, high: float, bits: int) -> str:
-    """Returns a warning about outliers, with a remedy."""
     needed = max(far.high, 0.0) - min(far.low, 0.0)
     remaining = max(1, int(needed / (high - low) * (2**bits - 1)))
     cost = (

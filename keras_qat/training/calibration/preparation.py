@@ -1,9 +1,9 @@
 """Checks whether data are preprocessed in the same way as the training data of a model.
 
-The first BatchNormalization or Normalization after an input knows the mean and the standard
-deviation of the training data. The check computes the same statistics of the given data. The
-distance between them is the difference of the means, in standard deviations, or log2 of the ratio
-of the standard deviations. The larger one counts. Channels are averaged.
+The first BatchNormalization or Normalization after an input stores the mean and the standard
+deviation of the training data. The check computes both for the given data, and compares them. In
+each channel, the means differ by a number of standard deviations. The standard deviations differ by
+a factor, and log2 of it counts. The average of the larger number is called the distance.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FAR = 3.0
-"""From this distance on, preprocessing is wrong. Data sorted by class have distances up to 1."""
+"""From this distance on, a warning is shown. Correct data that are sorted by class reach 1."""
 FAR_IF_OTHER = 0.5
-"""From this distance on, the preprocessing is wrong if another preprocessing is much closer."""
+"""From this distance on, a warning is shown if preprocessing such as `x / 255` fits much better."""
 _MOST = 8.0
-"""Maximum distance of a channel. Otherwise, a channel that is always 0 would dominate the mean."""
+"""Upper limit for the distance of a channel. Without it, a channel of zeros dominates the mean."""
 _ROWS = 4096
 """Maximum number of rows (such as pixels) for computing the statistics of the channels."""
 _FEWEST = 4
-"""With fewer examples, nothing is checked."""
+"""Minimum number of examples for a check."""
 _RESCALED_TWICE = 0.02
-"""If all values after a Rescaling layer are closer together, the data were already rescaled."""
+"""If values after a Rescaling layer span less than this, the data were already rescaled."""
 
 Prepare = Callable[[np.ndarray], Any]
 _IMAGENET = "keras.applications.imagenet_utils.preprocess_input(x, mode="
@@ -82,7 +82,7 @@ class Sample(NamedTuple):
         return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
 
     def preparations(self) -> dict[str, Prepare]:
-        """Returns {code: function} for missing preprocessing, such as "x / 255" for pixels."""
+        """Returns preprocessing that may be missing, by its code, such as "x / 255" for pixels."""
         if self.is_pixels:
             count = 4 if self.x.ndim == 4 and self.x.shape[-1] == 3 else 2
             return dict(list(_OF_PIXELS.items())[:count])
@@ -109,7 +109,7 @@ def find_wrong_preparation(graph: Graph, samples: dict[str, Sample]) -> str:
 
 
 def _check_statistics(graph: Graph, samples: dict[str, Sample]) -> Iterator[str]:
-    """For each input, check the data of the first normalization layer. Yield a warning or ""."""
+    """Yield a warning or "" for each input that reaches a normalization layer."""
     sources = {value: {value.name} for value in flatten_values(graph.inputs)}
     remaining = dict(samples)
     for call in graph.calls:
@@ -188,7 +188,7 @@ def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray
 
 
 def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """Returns at most `count` random rows. With a regular step, rows might skip channels."""
+    """Returns at most `count` random rows. Every n-th row might leave out some channels."""
     if len(rows) <= count:
         return rows
     return rows[np.unique(np.random.default_rng(0).integers(0, len(rows), count))]
@@ -213,7 +213,7 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
 
 
 def _compute(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
-    """Compute `values` in float. They only depend on the input `name`, which has the value `x`."""
+    """Compute `values` in float from `x`, the data of the input `name`. They need no other data."""
     calls = split_loss_only(graph.calls, values)[0]
     inputs = [
         tf.constant(x, value.dtype) if value.name == name else None

@@ -1,7 +1,7 @@
 """Observes the tensors that quantizers read, while a model computes in float.
 
 `calibrate` then chooses ranges for these tensors. Several tensors may share the range of one
-quantizer. The slot of a tensor is its number among them.
+quantizer. Such tensors are numbered: slot 0, slot 1, and so on.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 
 _SAMPLE, _SAMPLED = 16, 256
-"""Number of sampled values per example of a tensor, and number of sampled examples."""
+"""About 256 examples are sampled: 16 values per example of each tensor."""
 
 Slot = tuple[ActivationQuantizer, int | None]
-"""A quantizer, and the slot of one of its tensors. The slot None means all of its tensors."""
+"""A quantizer, and the number of one of its tensors. None means all of its tensors."""
 
 
 class Watch:
     """Computes a model in float, and returns statistics of the tensors that quantizers read.
 
-    With `counts`, the statistics include the counts of a histogram.
+    If `counts` is True, the statistics include the number of values in each histogram bin.
     """
 
     def __init__(self, model: keras.Model, counts: bool) -> None:
@@ -123,15 +123,12 @@ class Watch:
 
 
 def get_watch(model: keras.Model) -> Watch | None:
-    """Returns the `Watch` that `calibrate(..., method="minmax")` added to a model, or None."""
+    """Returns the `Watch` that `calibrate(..., method="minmax")` created for a model, or None."""
     return getattr(model, "_watches", {}).get(False)
 
 
 class Observed:
-    """Statistics of the tensors that a model's quantizers read, over all batches.
-
-    The arguments are the same as for `Watch`.
-    """
+    """Statistics of the tensors that a model's quantizers read, over all batches."""
 
     def __init__(self, model: keras.Model, counts: bool) -> None:
         watches = vars(model).setdefault("_watches", {})  # Keras does not track entries of `vars`.
@@ -140,7 +137,7 @@ class Observed:
         self.watch: Watch = watches[counts]
         self.examples = 0
         self.tallies: dict[Slot, Tally] = defaultdict(Tally)
-        """With `counts`, one tally for each quantizer. Otherwise, one tally for each tensor."""
+        """If `counts` is True, one tally for each quantizer. Otherwise, one for each tensor."""
         self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
         """Samples of tensors from the first batches, by quantizer and slot."""
 
@@ -158,12 +155,12 @@ class Observed:
             tally.add(extremes[index], counts[index] if counts else 0)
 
     def share(self, model: keras.Model) -> None:
-        """Includes the statistics of the other workers if several workers calibrate together."""
+        """In a cluster, adds the statistics of the other workers."""
         self.examples = int(gather_workers(model, self.examples).sum())
         share_tallies(model, list(self.tallies.values()))
 
     def doubts(self, ranges: dict[Observer, Range]) -> Iterator[str]:
-        """Yields warnings about outliers, and tensors that are too small for a shared range."""
+        """Yields warnings about tensors with outliers, and tensors too small for a shared range."""
         graph = self.watch.graph
         masked, varying = find_masked_scores(graph), find_varying_slots(graph)
         for quantizer, by_slot in self.samples.items():
@@ -223,7 +220,7 @@ class Observed:
 
 
 def share_tallies(model: keras.Model, tallies: list[Tally]) -> None:
-    """Includes the statistics of the other workers in `tallies`, if there are several workers."""
+    """In a cluster, adds the extremes and bin counts of the other workers to `tallies`."""
     if not is_cluster(model.distribute_strategy):
         return
     ends = gather_workers(model, [[tally.low, tally.high] for tally in tallies])

@@ -18,7 +18,7 @@ from keras_qat.training.steps.recompute import find_source
 
 
 class ActivationQuantizer:
-    """Observes the range of activations, and fake-quantizes with one scale per tensor.
+    """Observes the range of an activation tensor, and fake-quantizes to this range.
 
     Args:
         spec: `QuantSpec` or `FixedSpec`.
@@ -46,10 +46,11 @@ class ActivationQuantizer:
     def __call__(
         self, x: tf.Tensor, phase: Phase, slot: int | None = 0, ceiling: float | None = None
     ) -> tf.Tensor:
-        """Fake-quantizes `x`. In training, also updates the range for the tensor number `slot`.
+        """Fake-quantizes `x`. In training, `x` first updates the range.
 
-        If `slot` is None, `x` is an average of quantized values, as in AveragePooling2D, and does
-        not change the range. With a `ceiling`, a ReLU with this maximum is applied to `x` first.
+        `slot` is the number of `x` among the tensors that share the range. If `slot` is None, `x`
+        is an average of quantized values, as in AveragePooling2D, and does not change the range.
+        `ceiling` is the maximum of a ReLU that is applied to `x` first. None means no ReLU.
         """
         if phase.training is False and phase.quantizing is False:
             y = fake_quant.apply_relu(x, ceiling)
@@ -79,7 +80,7 @@ class ActivationQuantizer:
         return y
 
     def _constant_range(self, phase: Phase) -> tuple[float, float] | None:
-        """Return the range if it never changes in the current graph. Otherwise return None."""
+        """Return the range if the graph may contain it as a constant. Otherwise return None."""
         if isinstance(self.spec, specs.FixedSpec):
             return float(self.spec.minimum), float(self.spec.maximum)
         if not phase.known or self.learns:
@@ -108,7 +109,7 @@ class ActivationQuantizer:
 
     @property
     def clips_at_zero(self) -> bool:
-        """True if the range always begins at zero. The quantizer then also computes a ReLU."""
+        """True if the range always begins at zero. Quantization then replaces a ReLU before it."""
         spec = self.spec
         if not isinstance(spec, specs.QuantSpec) or spec.observer == "current_value":
             return False
@@ -151,7 +152,7 @@ class ActivationQuantizer:
         return tf.logical_and(phase.quantizing, has_range)
 
     def has_range(self, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag:
-        """Returns true if the range is usable. Before any data, the range is usually empty."""
+        """Returns true if there is a range: a fixed or initial range, or one from observed data."""
         if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
             return True
         return maximum > minimum

@@ -1,8 +1,8 @@
 """Fake quantization with learned ranges: gradient descent trains the ends of the ranges.
 
-In learned clipping (PACT, Choi et al. 2018, arXiv:1805.06085), the gradient of an end is from the
-values outside the range. In learned step size quantization (LSQ, Esser et al. 2020,
-arXiv:1902.08153), rounding errors of values inside the range are added.
+In learned clipping (PACT, Choi et al. 2018, arXiv:1805.06085), only values outside the range
+contribute to the gradient of an end. In learned step size quantization (LSQ, Esser et al. 2020,
+arXiv:1902.08153), rounding errors inside the range contribute too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
     """Return a factor for the gradient of a range's end, similar to LSQ.
 
     LSQ trains the scale, and multiplies its gradient by 1 / sqrt(count * levels). The scale then
-    changes as fast as weights. Here, the end is trained. It is `levels` times as large as the
-    scale. The factor is therefore `levels`^2 times as large.
+    changes as fast as weights. This module trains the end, which is `levels` times the scale. For
+    the same effect, LSQ's factor is multiplied by `levels`^2.
     """
     return levels**2 / tf.sqrt(tf.cast(count, tf.float32) * levels)
 
@@ -36,7 +36,7 @@ def fake_quantize_learned(
     rounding: bool,
     fixed: Flag,
 ) -> tf.Tensor:
-    """Computes `fake_quantize` if `applies`, with a gradient for the ends of the range.
+    """Fake-quantizes `x` if `applies` is true. The ends of the range also get gradients.
 
     Args:
         applies: true to quantize.

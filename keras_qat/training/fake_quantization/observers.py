@@ -29,13 +29,13 @@ Range = tuple[tf.Tensor, tf.Tensor]
 Counts: TypeAlias = bool | tf.Tensor | Switch
 
 RECENT = 10.0
-"""In moving averages, the n-th batch has at least the weight `RECENT / max(n, 100)`.
+"""The weight of the n-th batch in a moving average is at least `RECENT / max(n, 100)`.
 
-Activations often grow when training begins. Without this minimum, the range would clip them."""
+Activations often grow when training begins. With smaller weights, the range would clip them."""
 
 
 def select_seen(seen: Flag, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Returns `new` if `seen`, else `old`. On a GPU, `tf.cond` would be slower than `tf.where`."""
+    """Returns `new` if `seen`, else `old`. On a GPU, `tf.where` is faster than `tf.cond`."""
     return new if seen is True else tf.where(seen, new, old)
 
 
@@ -65,7 +65,7 @@ class Observer:
     counter: tf.Variable | None = None
     """Counts the observed batches."""
     counters: Sequence[tf.Variable] = ()
-    """The batch counters, which are arguments of `_Average.weigh`."""
+    """All variables that count batches. `ShadowedMovingAverage` has one for each end."""
     variables: Sequence[tf.Variable] = ()
     """The variables of the range, and the counters."""
 
@@ -82,8 +82,8 @@ class Observer:
         Args:
             x: the batch.
             ceiling: the maximum of the ReLU that the quantizer applies to `x`. None means no ReLU.
-            counts: true if the batch changes the range. A `Switch` means the opposite: the range is
-                frozen while it is on.
+            counts: true if the batch changes the range. Or a `Switch` that is on if ranges are
+                frozen.
         """
         return self.range(x)
 
@@ -134,7 +134,7 @@ class LastValue(Observer):
         return mean_over_replicas(low, high)
 
     def extremes(self) -> tuple[float, float]:
-        """Returns the observed extremes. With `QuantSpec.off_ties`, `range` is a little wider."""
+        """Returns the observed extremes. `QuantSpec.off_ties` makes `range` a little wider."""
         low, high = float(self.minimum.numpy()), float(self.maximum.numpy())
         return low, low + (high - low) / (1 + WIDER) if self.spec.off_ties else high
 
@@ -147,9 +147,9 @@ class LastValue(Observer):
         )
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
-        """Sets the range as if `batches` batches with the extremes `low` and `high` were observed.
+        """Sets the range from `low` to `high`, as after training on `batches` such batches.
 
-        The range includes zero. With `QuantSpec.off_ties`, it is widened by the share `wider`.
+        The range is extended to zero. `QuantSpec.off_ties` widens it by the share `wider`.
         """
         spec = self.spec
         ends = fake_quant.find_range(
@@ -179,15 +179,15 @@ class _Average(LastValue):
 
     Attributes:
         decay: the decay of the average, float32.
-        weigh: function `(counter, decay, frozen)`. It returns the new counter, and a number that
-            `update` needs to average, such as the weight of the batch.
+        weigh: function `(counter, decay, frozen)`. It returns the next value of the counter, and a
+            factor: the weight of the batch or, as in TensorFlow 1, 1 - decay^n.
     """
 
     decay: np.float32
     weigh: staticmethod[..., tuple[tf.Tensor, tf.Tensor]]
 
     def count(self, counter: tf.Variable, seen: Flag, frozen: Flag | None = None) -> tf.Tensor:
-        """Increases `counter` if the batch is `seen`. Returns the second result of `weigh`."""
+        """Increases `counter` if the batch is `seen`. Returns the factor from `weigh`."""
         prepared = step_tensors.current().averages.pop(counter.ref(), None)
         if prepared is None:  # The prepared factor is only valid for the first batch in a step.
             prepared = self.weigh(tf.convert_to_tensor(counter), self.decay, frozen)
@@ -199,10 +199,10 @@ class _Average(LastValue):
 def compute_average_weight(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the number of batches including the next batch, and the weight of the next batch.
+    """Counts the next batch. Returns the new count, and the weight of this batch in the average.
 
-    `batches` may be a vector with the numbers of many quantizers. Because of float64, the results
-    are the same as for scalars.
+    `batches` may be a vector with the counts of many quantizers. In float32, its results could
+    differ from those for scalars. Therefore the weight is computed in float64.
     """
     count = batches + 1.0
     one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)
@@ -252,11 +252,11 @@ class MovingAverage(_Average):
         return self._widen_empty(*ends, tf.logical_not(counts))
 
     def range(self, x: tf.Tensor) -> Range:
-        """Returns the current range, or 0 to 1 for a tensor that was always 0 (a dead ReLU)."""
+        """Returns the current range. For a tensor that was always 0 (a dead ReLU), it ends at 1."""
         return self._widen_empty(*super().range(x), self.batches > 0.0)
 
     def _widen_empty(self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: Flag) -> Range:
-        """Return the range. If `is_range` is true, but the range is empty, end it at 1."""
+        """Return the range. If it is empty although `is_range` is true, return a range up to 1."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
             longer = 1.0 if self.spec.narrow_range else 2**self.spec.bits / (2**self.spec.bits - 2)
@@ -267,9 +267,9 @@ class MovingAverage(_Average):
 def compute_known_share(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the number n of batches including the next batch, and 1 - decay^n.
+    """Counts the next batch. Returns the new count n, and 1 - decay^n.
 
-    `ShadowedMovingAverage` divides by 1 - decay^n. For float64, see `compute_average_weight`.
+    `ShadowedMovingAverage` divides by 1 - decay^n. `compute_average_weight` explains float64.
     """
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))

@@ -32,8 +32,8 @@ class WeightQuantizer:
     """Fake-quantizes one weight of a layer, per tensor or per output channel.
 
     Args:
-        spec: the specification. With a range per channel, it must be symmetric with a narrow range
-            (-127 to 127), and the limits must be the largest weights or learned.
+        spec: the specification. A range per channel must be symmetric and narrow (-127 to 127). Its
+            limit is the largest weight, or is learned.
         host: the layer that owns the variables. The quantizer is created while `host` is built.
         name: the weight's attribute name, which is also the prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.
@@ -118,7 +118,7 @@ class WeightQuantizer:
 
     @property
     def can_share_block(self) -> bool:
-        """True if one operation may quantize these weights and the weights of other layers."""
+        """True if the weights may be concatenated with others, and quantized by one operation."""
         is_plain = self.observer is None and self.learned is None and self.spec.preserve is None
         axes = self.channel_axes
         is_last = bool(axes) and axes == tuple(range(-len(axes), 0))

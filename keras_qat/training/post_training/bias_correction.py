@@ -76,14 +76,14 @@ def bias_correction(
 def _find_shift(
     wrapper: QuantizeWrapper, variable: tf.Variable, in_float: tf.Tensor, quantized: tf.Tensor
 ) -> Any:
-    """Return the correction of each channel, or 0 if it does not help on other examples."""
+    """Return a correction per channel. It is 0 if it does not reduce errors on other examples."""
     fold = fold_modes.FOLDS[wrapper.fold]
     activation = wrapper.activation or tf.identity
     middle = int(in_float.shape[0] + 1) // 2
     halves = [slice(None, middle), slice(middle, None) if in_float.shape[0] > 1 else slice(None)]
 
     def over_batches(half: slice, measure: Callable[[Any, Any], Any]) -> np.ndarray:
-        """Return the mean of `measure(float output, quantized output)` over a half."""
+        """Return the mean of `measure(float output, quantized output)` over half of the data."""
         x, q = in_float[half], quantized[half]
         parts = [slice(at, at + BATCH) for at in range(0, int(x.shape[0]), BATCH)]
         sums = [
@@ -110,7 +110,7 @@ def _find_shift(
 
 
 def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWrapper, np.ndarray]:
-    """Returns the mean float outputs of the wrappers with quantized weights in a part."""
+    """For each wrapper with quantized weights in a part, returns the mean of its float outputs."""
     return {
         call.layer: _mean(call, batches, IN_FLOAT)
         for call, batches in walk(part, in_float, IN_FLOAT)
@@ -119,7 +119,7 @@ def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWra
 
 
 def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, np.ndarray]) -> None:
-    """Changes biases in order, so that the mean output of each wrapper is `means[wrapper]`."""
+    """Shifts the mean output of each wrapper to `means[wrapper]`, from first to last."""
     for call, batches in walk(part, quantized, QUANTIZED):
         if call.layer in means:
             shift_output(call.layer, means[call.layer] - _mean(call, batches, QUANTIZED))
@@ -137,7 +137,7 @@ def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
 
 
 def _find_variable(wrapper: QuantizeWrapper) -> Any:
-    """Return the variable that shifts a wrapper's outputs: a bias, beta or moving mean, or None."""
+    """Return the bias, beta or moving mean of a wrapper. Return None if there is none."""
     norm = wrapper.batch_norm
     if norm is None:
         return getattr(wrapper.layer, "bias", None)
@@ -147,7 +147,7 @@ def _find_variable(wrapper: QuantizeWrapper) -> Any:
 def shift_output(wrapper: QuantizeWrapper, shift: np.ndarray) -> None:
     """Adds `shift` to the outputs of a wrapper, by changing its bias, beta or moving mean.
 
-    `shift` has the shape of one example's output. A bias can only add the mean of each channel.
+    `shift` has the shape of one example's output. It is averaged to the shape of the variable.
     """
     norm, variable = wrapper.batch_norm, _find_variable(wrapper)
     if variable is None:

@@ -27,14 +27,14 @@ from keras_qat.training.weight_limits import find_least_squares_limits
 _BATCH = 32
 """Maximum number of examples per training step."""
 _NUMBERS = 2**20
-"""With large images, a step has fewer examples. No tensor then has more values than this."""
+"""Maximum size of a tensor in a step. With large images, a step therefore has fewer examples."""
 _STRETCH = 1.2
-"""The sigmoid is stretched by this factor, to -0.1 to 1.1, and clipped. It can then reach 0 and
-1."""
+"""A sigmoid says how far a weight is rounded up. To reach 0 and 1, it is stretched by this factor,
+to -0.1 to 1.1, and clipped."""
 _SHARP = 20.0, 2.0
-"""Exponents of the penalty for weights between two levels, at the start and at the end."""
+"""The penalty for weights between two levels has this exponent at the start and at the end."""
 _WARM = 0.2
-"""Share of the iterations without the penalty."""
+"""Share of the iterations, at the start, without the penalty."""
 _WEIGHT = 1.0
 """Weight of the penalty, relative to the error of rounding to the nearest level."""
 
@@ -139,7 +139,8 @@ class Reconstruction:
     Args:
         part: the calls.
         levels: the weights of each wrapper that learns rounding.
-        in_float, quantized: the tensors of each batch, as in `Visit`.
+        in_float: the inputs and outputs of the part in float, for each batch.
+        quantized: the quantized inputs of the part, for each batch.
     """
 
     def __init__(
@@ -153,8 +154,8 @@ class Reconstruction:
         self.outputs = [value for value in part.outputs if value.is_float]
         inputs, targets = _concatenate(quantized, part.reads), _concatenate(in_float, self.outputs)
         self.count = min(int(x.shape[0]) for x in (*inputs, *targets))
-        """Number of examples. A tensor may have several rows per example, such as steps of a
-        sequence."""
+        """Number of examples. A tensor may have several rows per example, such as the steps of a
+        sequence, merged into the first axis."""
         self.inputs = [self._group_by_example(x) for x in inputs]
         self.targets = [self._group_by_example(y) for y in targets]
         self.power = [max(float(tf.reduce_mean(y**2)), 1e-30) for y in self.targets]
@@ -196,7 +197,7 @@ class Reconstruction:
         """Compute the outputs of the part, with quantized activations inside.
 
         Args:
-            up: for each weight, the distance from the next lower level, 0 to 1 steps.
+            up: how far each weight is rounded up, from 0 (level below) to 1 (level above).
             inputs: the tensors that the part reads, grouped by example.
         """
         tensors: Tensors = dict(zip(self.part.reads, map(_rows, inputs), strict=True))
@@ -211,7 +212,7 @@ class Reconstruction:
         return [outputs[value] for value in self.outputs]
 
     def _quantize(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
-        """Quantize the float outputs `exact` of a call, as inputs for later calls."""
+        """Return the outputs of a call after quantization. `exact` has the outputs in float."""
         layer = call.layer
         if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
             return exact
@@ -231,7 +232,7 @@ class Reconstruction:
         return max(sizes)
 
     def _distance(self, outputs: list[Any], targets: list[Any]) -> Any:
-        """Return the squared error of `outputs`, relative to the mean square of each target."""
+        """Return the squared error of `outputs`, divided by the mean square of each target."""
         sums = [
             tf.reduce_sum((tf.reshape(output, tf.shape(target)) - target) ** 2) / power
             for output, target, power in zip(outputs, targets, self.power, strict=True)
@@ -279,7 +280,7 @@ def _concatenate(batches: list[Tensors], values: list[Value]) -> list[Any]:
 
 
 def _rows(x: tf.Tensor) -> Any:
-    """Merge the axes of examples and rows. This is the inverse of `_group_by_example`."""
+    """Merge the first two axes, examples and rows. This is the inverse of `_group_by_example`."""
     return tf.reshape(x, [-1, *x.shape[2:]])
 
 
@@ -295,7 +296,7 @@ def _minimize(
     rate: float,
     strategy: tf.distribute.Strategy,
 ) -> Any:
-    """Minimize the mean of `loss` over replicas with Adam, in one graph. Return the result."""
+    """Minimize `loss`, averaged over replicas, by steps of Adam from `start`. Return the result."""
     beta_1, beta_2 = 0.9, 0.999
 
     def slope_at(x: tf.Tensor, i: tf.Tensor) -> Any:
@@ -322,7 +323,7 @@ def _minimize(
 
 
 class Levels:
-    """The weights of a wrapper, split into the next lower level and the distance from it."""
+    """The weights of a wrapper: `below`, the next lower level, plus `share`, from 0 to 1 levels."""
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
         self.layer = wrapper.layer

@@ -2,7 +2,7 @@
 
 A part is the call of one layer, or a block such as a residual block. First, the part is computed in
 float for all examples. Then a function may change the part's weights. Then the part is computed
-with quantization, because later parts need these outputs too.
+again with quantization, because later parts also read the quantized outputs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     Args:
         calls: the calls, in order.
         reads: the values that the calls read but do not compute.
-        outputs: the computed values that later calls read, or that the model returns.
+        outputs: the computed values that later parts read, and outputs of the model.
         alone: the calls of `QuantizeWrapper` layers that the model calls only once.
     """
 
@@ -48,8 +48,8 @@ class Part(NamedTuple):
 Visit = Callable[[Part, list[Tensors], list[Tensors]], None]
 """A function `(part, in_float, quantized)` that may change the weights of a part.
 
-For each batch, `in_float` has the part's inputs and outputs in float. `quantized` has the quantized
-inputs."""
+The lists have an entry for each batch. `in_float` has the part's inputs and outputs in float.
+`quantized` has the quantized inputs."""
 
 
 def check_calibrated(model: keras.Model) -> None:
@@ -82,7 +82,7 @@ def sweep(
     Args:
         model: a calibrated quantization-aware model.
         data, steps, batch_size: as in `calibrate`. Tensors between parts are held in memory.
-        visit: called for each part after the float computation of the part.
+        visit: function that may change the weights of a part.
         title: the title of the progress bar.
         verbose: 1 shows progress.
         blocks: True to visit blocks, such as a residual block with the ReLU after it. False to
@@ -121,7 +121,7 @@ def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
 
 
 def _split_graph(graph: Graph, blocks: bool) -> list[Part]:
-    """Split a graph into parts. A block ends where later calls need only one tensor."""
+    """Split a graph into calls or blocks. After a block, later calls read only one tensor of it."""
     counts, outputs = graph.count_calls(), set(flatten_values(graph.outputs))
     unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
     waiting = {value for value in flatten_values(graph.inputs) if unread[value]}
@@ -158,9 +158,10 @@ def _is_relu(call: Call | None) -> bool:
 
 
 def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
-    """Yields each call of a part, and the tensors that were computed before it, for each batch.
+    """Yields each call of a part, with a dict of the earlier tensors for each batch.
 
-    When the iteration continues, the call is computed. The last call is only yielded.
+    The next iteration computes the call, after the caller may have changed its weights. The last
+    call is not computed.
     """
     batches = [{value: tensors[value] for value in part.reads} for tensors in inputs]
     last = {value: call for call in part.calls for value in call.inputs}

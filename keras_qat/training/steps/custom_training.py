@@ -40,7 +40,7 @@ ASYNCHRONOUS = (
     tf.distribute.experimental.ParameterServerStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
 )
-"""Strategies with several workers. One worker may change the steps that another worker counts."""
+"""Strategies with several workers, which may all change the step counters of the layers."""
 
 DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset)
 """Types of training data that do not run a user's code between training steps."""
@@ -93,7 +93,7 @@ def take_training(model: keras.Model, original: keras.Model, without: Iterable[s
 
 
 def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
-    """Returns the names of the attributes of `original`, such as layers, with weights in `graph`.
+    """Returns the names of attributes of `original`, such as layers, that hold weights of `graph`.
 
     The quantized model has copies of these weights, and must not train the original weights.
     """
@@ -114,7 +114,7 @@ def find_weight_attributes(original: keras.Model, graph: Graph) -> list[str]:
 
 
 def get_class_config(model: keras.Model) -> dict[str, Any] | None:
-    """Returns what `from_class_config` needs to create a model, or None if Keras cannot save it.
+    """Returns a configuration for `from_class_config`, or None if Keras cannot save the model.
 
     The entry `config` is None if the constructor is `keras.Model(inputs, outputs)`.
     """
@@ -151,7 +151,7 @@ def from_class_config(config: dict[str, Any], custom_objects: Any = None) -> Any
 
 @functools.cache
 def _set_by_keras() -> frozenset[str]:
-    """Return the attributes that Keras sets on every model, including compiled models."""
+    """Return the names of the attributes that Keras sets on every compiled model."""
     tensor = keras.Input((1,))
     model = keras.Model(tensor, keras.layers.Activation("linear")(tensor))
     model.compile("sgd")

@@ -20,8 +20,8 @@ _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
 """Optimizers that update one long vector with the same results as separate vectors.
 
-Other optimizers compute an inverse square root. TensorFlow computes blocks of eight elements
-differently from the remaining elements, so the results depend on the position in the vector."""
+Other optimizers compute inverse square roots. TensorFlow computes these in blocks of eight, and the
+remaining elements differently. The results would depend on the position in the vector."""
 
 METHOD = "_distributed_apply_gradients_fn"
 """Name of the method of Keras optimizers that updates variables."""
@@ -50,7 +50,7 @@ def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]
 
 
 def update_together(optimizer: keras.optimizers.Optimizer, pairs: list[Pair]) -> list[Pair]:
-    """Updates vectors together, and returns the pairs that remain to be updated.
+    """Updates vectors together. Returns the other pairs (gradient, variable), not updated yet.
 
     The results are identical to separate updates.
     """
@@ -109,7 +109,7 @@ class _JointVariable:
 
 
 class _OptimizerView:
-    """Acts like the optimizer of a `_JointVariable`. Lists, such as momentums, are joined."""
+    """Acts like an optimizer with a single `_JointVariable`, and joins its momentums too."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, variables: Sequence[tf.Variable]

@@ -1,10 +1,10 @@
 """Recomputes products in the gradient of fake quantization, to save memory.
 
 The gradient of fake quantization reads the input. If the input is a product `a * b`, training would
-store `a`, `b` and the product. Therefore the gradient computes the product again.
+store `a`, `b` and the product. Instead, the gradient computes the product again.
 
 For a swish, `x * sigmoid(x)`, training would store four more tensors: the quantized input, the
-sigmoid before and after quantization, and the product. Therefore only the derivative is stored.
+sigmoid before and after quantization, and the product. Instead, only the derivative is stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Source(NamedTuple):
     Args:
         inputs: the tensors from which `x` was computed. They receive the gradient.
         again: function that computes `x` again, and returns `x` and a `Back`.
-        derivative: the derivative with respect to a single input, if it is stored instead.
+        derivative: if `again` is None, the derivative of `x` with respect to the single input.
     """
 
     inputs: list[tf.Tensor]
@@ -35,7 +35,7 @@ class Source(NamedTuple):
 
 
 def find_source(x: tf.Tensor) -> Source | None:
-    """Returns the `Source` of a product in a graph. Returns None for other tensors."""
+    """Returns the `Source` of `x` if it is a product in a graph. Otherwise returns None."""
     if tf.executing_eagerly() or x.op.type != "Mul" or x.dtype != tf.float32:
         return None
     a, b = x.op.inputs
@@ -56,7 +56,7 @@ def _is_sigmoid_of(y: tf.Tensor, gate: tf.Operation) -> bool:
 def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
     """Return the source of `y * sigmoid(y)`. The operation `gate` fake-quantizes the sigmoid.
 
-    If `y` is also fake-quantized, the source's input is usually `y` before quantization.
+    If `y` is also fake-quantized, the derivative usually includes this quantization.
     """
     sigmoid = gate.inputs[0]
     low, high = (float(tf.get_static_value(end)) for end in gate.inputs[1:])

@@ -37,7 +37,7 @@ class StepTensors:
             may be saved alone.
         weights: the weights that are quantized together.
         averages: the results of `_Average.weigh` for each observer, by `counter.ref()`. They are
-            only valid for the observer's first batch in the step.
+            only valid for the first call of the observer in the step.
     """
 
     graph: Any
@@ -57,7 +57,7 @@ def current() -> StepTensors:
 
 
 def compute_together(layers: Iterable[keras.layers.Layer]) -> AbstractContextManager[None]:
-    """Returns a context manager for tracing a training step. It computes `StepTensors` first."""
+    """Returns a context manager for tracing a training step, with `StepTensors` for `layers`."""
     outer, graph = _current.get(), tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or (outer is not None and outer.graph is graph):
         return contextlib.nullcontext()
@@ -101,7 +101,7 @@ def apply_to_rows(
 def _quantize_weights(layers: list[keras.layers.Layer]) -> QuantizedWeights:
     """Concatenate and quantize weights that differ only in the number of channels.
 
-    Large weights are left out, because copying would take too long. GPUs have a higher limit.
+    Large weights are left out, because copying would take too long.
     """
     most = LARGE * (4 if plain_operations.has_gpu() else 1)
     groups: dict[Any, list[tuple[Any, tf.Tensor]]] = collections.defaultdict(list)
