@@ -25,7 +25,7 @@ ALIGNMENT = 16
 
 
 def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph) -> None:
-    """Compares the bytes of a TFLite file with `written`, and with the resolved graph.
+    """Compares a TFLite file with the object that it was written from, and with the model's graph.
 
     If operators seem to differ from the graph, the function only warns, because the comparison with
     the graph may be wrong.
@@ -188,7 +188,7 @@ def _compare_weights(
 
 
 def _get_scales_and_weights(weights: Weights) -> tuple[NDArray, NDArray]:
-    """Return the scales, reshaped to the rank of the weights, and the weights."""
+    """Return the scales and the quantized weights, as arrays of the same rank."""
     q, scale = np.asarray(weights.q), np.asarray(weights.scale, np.float32)
     return scale.reshape((1,) * (q.ndim - scale.ndim) + scale.shape), q
 

@@ -143,7 +143,7 @@ def _clips_like_relu(params: QuantParams, maximum: float) -> bool:
 
 
 def _call_layer(node: Node, inputs: list[tf.Tensor]) -> Any:
-    """Call a node's layer in float, with the dequantized weights of the file."""
+    """Call a node's layer in float, with dequantized weights."""
     weights, layer = node.weights, node.call.layer
     if weights is not None and weights.recurrent is not None:
         return _call_recurrent(node, weights, inputs)

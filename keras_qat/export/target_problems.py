@@ -90,8 +90,8 @@ def find_batch_size(
 ) -> int | None:
     """Returns the batch size of a file: `requested`, the target's size, or the model's size.
 
-    Models that keep states, or combine the examples of a batch, need their own batch size. None
-    means that the file accepts any batch size.
+    Models that keep states, or combine the examples of a batch, require the model's batch size.
+    None means that the file accepts any batch size.
 
     Raises:
         ValueError: if `requested` differs from the size that the model or the target needs.

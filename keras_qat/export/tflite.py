@@ -68,8 +68,8 @@ def export_tflite(
         input_dtype: type of the file's inputs: "int8", "uint8" or "float32" (with 16-bit
             activations "int16" or "float32"). The default is the type of the activations. Integer
             inputs must be quantized with the scale and zero point in the file. If the model starts
-            with `Rescaling` or `Normalization`, "uint8" inputs are pixels. Float inputs that are
-            token ids are int32 by default if the target does not support float.
+            with `Rescaling` or `Normalization`, "uint8" inputs are pixels. If the target
+            does not support float, inputs with token ids are int32 by default.
         output_dtype: type of the file's outputs, as for inputs. By default, outputs of layers that
             stay in float are float32, without rounding.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.

@@ -150,7 +150,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Return the index of an output. Tensors that already are an input or output are copied."""
+    """Return the index of an output. Copy the tensor if it is already an input or output."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""

@@ -68,7 +68,7 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call becomes the `producer` of its outputs, unless they have one. A new `Graph` makes its
+    A new call becomes the `producer` of outputs without a producer. A new `Graph` makes its
     calls the producers of all their outputs.
 
     Args:

@@ -1,7 +1,7 @@
-"""Computes properties of tensors by rules: once per tensor, and without deep recursion.
+"""Computes properties of tensors, such as "never negative", by rules.
 
-A rule is a generator. To ask for the property of another tensor, it yields that tensor.
-`lowering/read_operations.py` has examples of rules.
+A rule is a generator. To ask for the property of another tensor, it yields that tensor. Rules are
+evaluated once per tensor. `lowering/read_operations.py` has examples of rules.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def compute_in_float32(layer: keras.layers.Layer) -> Iterator[None]:
 
 
 def cast_constants(arguments: object) -> Any:
-    """Replaces half precision by float32 in constants and dtypes among a layer's arguments.
+    """Converts half-precision constants and dtypes among a layer's arguments to float32.
 
     A layer in float32 needs float32 arguments, but Keras only casts the first argument.
     """

@@ -33,7 +33,7 @@ _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
         tensor, layer.metric_name, aggregation=layer.aggregation
     ),
 }
-"""Maps Keras' layers for `add_loss` and `add_metric` to functions that call the same method."""
+"""Maps Keras' layers for `add_loss` and `add_metric` to functions that call this method."""
 
 Apply = Callable[[Call, Any, dict[str, Any]], Any]
 """A function `(call, args, kwargs) -> outputs` that computes a call."""

@@ -266,8 +266,8 @@ class WithModel(SameShape):
 class TrainingOnly(WithModel):
     """Applies a model in training, as in stochastic depth. At inference, it returns its input.
 
-    The model is applied to the layer's input. In `TrainingOnly(model)(y, given=[x])`, it is applied
-    to `x`, and inference returns `y`.
+    By default, the model is applied to the layer's input. `TrainingOnly(model)(y, given=[x])`
+    computes `model([x])` in training, and returns `y` at inference.
     """
 
     def call(

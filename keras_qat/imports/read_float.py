@@ -61,7 +61,7 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
 
 
 def _replace_weight_reads(graph: Graph) -> Graph:
-    """Replace operations that read a layer's weight, as in a tied embedding, by `ReadsWeight`.
+    """Replace operations by `ReadsWeight` if they read a weight, as in a tied embedding.
 
     If a weight is passed to a Keras layer, the layer gets the output of a new `ReadsWeight`.
     """

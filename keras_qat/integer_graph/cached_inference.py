@@ -62,7 +62,7 @@ class CachedInference:
         self._weights: list[tf.Tensor | bytes] = []
         """The model's weights in the last `look`, or their hashes if they are large."""
         self.weights_version = self._prepared_version = 0
-        """Number of weight changes that `look` has seen, and that `refresh` has prepared."""
+        """Number of weight changes in total, and until the last `refresh`."""
         self.seconds = 0.0
         """The duration of the last `refresh` in seconds, without tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None

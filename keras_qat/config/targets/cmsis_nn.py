@@ -37,7 +37,7 @@ def _has_over_four_axes(site: Site) -> bool:
 
 
 def _is_elementwise(site: Site) -> bool:
-    """Return True if each operand is a single value, or has as many values as the result."""
+    """Return True if no operand is broadcast, except operands with a single value."""
     sizes = {math.prod(tensor.shape) for tensor in site.tensors}
     return sizes <= {math.prod(site.outputs[0].shape), 1}
 
@@ -106,7 +106,7 @@ class TransposedAxis:
 
     @property
     def missing(self) -> int:
-        """Number of zeros to append to the input, if `full` is too small for the output."""
+        """Number of rows or columns of zeros to append to the input, if `full` is too small."""
         return max(-(-(self.before + self.size - self.full) // self.stride), 0)
 
 

@@ -83,7 +83,7 @@ def is_model(value: object) -> bool:
 
 
 def check_model(model: Any) -> None:
-    """Raises a `ValueError` that says what to change if a Keras 3 model cannot be converted."""
+    """Raises a `ValueError` with advice if a Keras 3 model cannot be converted."""
     keras = keras_3()
     name, kind = getattr(model, "name", model), type(model).__name__
     if not isinstance(model, keras.Model):

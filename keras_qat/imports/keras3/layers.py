@@ -26,7 +26,7 @@ _APPLICATIONS = {
     "LayerScale": keras.applications.ConvNeXtTiny,
     "StochasticDepth": keras.applications.ConvNeXtTiny,
 }
-"""Keras does not export these layers. Each is in the same module as this function."""
+"""Keras does not export these layers, but it exports a function from the same module."""
 
 _BASE = {"activity_regularizer", "dtype", "name", "trainable", "zero_output_for_mask"}
 """Options that Keras 2 layers accept in `**kwargs`, so signatures do not list them."""
