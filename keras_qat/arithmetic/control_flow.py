@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """A condition on variables, for example on a step counter. `cond` traces only one branch.
+    """A condition on variables, such as a scale of 2^-12. `cond` traces only one branch.
 
     If `tensor` later differs from `value`, the graph must be traced again.
 

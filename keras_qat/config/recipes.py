@@ -52,8 +52,8 @@ def int8(
             needs training, because `calibrate` alone loses accuracy.
         ranges: how ranges are found. "moving_average" averages observed extremes. "learned" trains
             the ranges of activations and per-channel weights (LSQ), for 4 bits and fewer.
-            "learned_clipping" trains only the ranges of activations, with the clipping error
-            (PACT). Before you train ranges, call `calibrate(qat, x, method="mse")`.
+            "learned_clipping" trains only the ranges of activations. Its gradients ignore rounding
+            errors (PACT). Before you train ranges, call `calibrate(qat, x, method="mse")`.
 
     Raises:
         ValueError: on bits outside 2 to 8 or unknown `ranges`.

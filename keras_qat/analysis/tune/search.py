@@ -140,7 +140,7 @@ class Search:
         self._record(Attempt(step, "", outcome=reason))
 
     def attempt(self, step: str, settings: Settings, outcome: str = "") -> Attempt:
-        """Build, score and save a model. If `directory` already has the result, read the file.
+        """Build, score and save a model. If an earlier call of `tune` saved the result, read it.
 
         Args:
             step: the name of the step.
@@ -241,7 +241,7 @@ class Rung:
 
     Args:
         name: its name in the table.
-        propose: function that returns the settings to try. They often change `search.best`.
+        propose: function that returns the settings to try.
         find_obstacle: function that returns why to skip the step, or "" to try it.
     """
 
@@ -251,7 +251,7 @@ class Rung:
 
 
 def _change(*changes: dict[str, Any]) -> Propose:
-    """Return a function that proposes `search.best` with each of `changes` applied."""
+    """Return a function that proposes the best settings so far, with `changes` of some fields."""
     return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
 
 

@@ -1,7 +1,7 @@
 """Computes how well an output matches its labels: an accuracy or an error.
 
 A guess is the best answer that ignores the input, such as the most frequent class or the mean
-target. The gain is how much better the accuracy or error of the float model is than of the guess.
+target. The gain is the improvement of the float model over the guess, in accuracy or error.
 """
 
 from __future__ import annotations
