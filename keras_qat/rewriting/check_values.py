@@ -20,10 +20,7 @@ plus `ROUNDED` times the expected value. An output with a larger share than `MAN
 
 
 def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> str:
-    """Returns the names of outputs that differ from the float model. Warns about these outputs.
-
-    They differ if keras_qat misread a traced layer or an operation such as `tf.einsum`.
-    """
+    """Returns the names of outputs that differ from the float model. Warns about these outputs."""
     traced = {call.within[0].name: None for call in lowered.calls if call.within}
     has_states = any(getattr(call.layer, "stateful", False) for call in graph.calls)
     operations = {
@@ -48,8 +45,8 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
 def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[str]:
     """Return the names of outputs that differ. Return [] if the models reject random inputs.
 
-    Masks and token ids in `flags` begin with 1 in even examples, and with 0 in odd examples. One of
-    the two kinds may hide all values of an example, and then any output is correct.
+    Masks and token ids in `flags` begin with 1 in even examples, and with 0 in odd examples. In one
+    of these groups, an attention mask may hide all values. Outputs are then arbitrary.
     """
     ours, inputs = read_model(qat), draw_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
@@ -81,7 +78,10 @@ def _find_flags(lowered: Graph) -> set[Value]:
 
 
 def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
-    """Return True if many results are wrong in the even examples, and many in the odd examples."""
+    """Return True if many results are wrong in the even examples, and many in the odd examples.
+
+    In one of these groups, differences may be caused by masks, as `_list_differing` explains.
+    """
     if expected.shape != computed.shape:
         return True
     differs, count = np.atleast_1d(_find_differences(expected, computed), np.isfinite(expected))
@@ -90,7 +90,7 @@ def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
 
 
 def _find_differences(expected: np.ndarray, computed: np.ndarray) -> np.ndarray:
-    """Return True for each wrong value. Values that should be NaN or infinite are ignored."""
+    """Return an array with True for wrong values. Expected NaN and infinity are ignored."""
     if expected.dtype.kind != "f":
         return expected != computed
     finite = np.isfinite(expected)

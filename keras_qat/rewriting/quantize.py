@@ -150,7 +150,7 @@ def quantize_model(
 
 
 def _show_in_float(plan: Plan, name: str) -> None:
-    """Log which layers stay in float. `warn_about_opaque` has already named the custom layers."""
+    """Log layers that stay in float, except custom layers that `warn_about_opaque` reported."""
     reasons = {
         name: why for name, why in plan.left_in_float.items() if name not in plan.graph.opaque
     }
@@ -175,7 +175,7 @@ def _copy_quantized(
     """Copy a quantized model, or a Keras model built from quantized layers.
 
     Raises:
-        ValueError: if the copy would need another recipe, or arguments in `given` ask for a change.
+        ValueError: if `recipe` is not the model's recipe, or if `given` is not empty.
     """
     check_is_graph(model)
     if not isinstance(model, QuantizedModel):
@@ -204,8 +204,8 @@ def make_exact(model: keras.Model) -> None:
     """Changes a model that was built from layers of a quantized model to a `QuantizedModel`.
 
     The model is changed in place. `predict` then returns the same values as the exported file.
-    Recipe, kernels and target are copied from the quantized model. If a `Quantize` layer of that
-    model quantizes an output, the output is quantized here too.
+    Recipe, kernels and target are copied from the quantized model. If a `Quantize` layer of the
+    quantized model follows an output, its quantized tensor becomes the output.
     """
     outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
     # Keras changes the bases of a class when the first functional model of the class is created.

@@ -54,8 +54,8 @@ from keras_qat.training.steps.custom_training import get_class_config, take_trai
 from keras_qat.training.steps.step_tensors import compute_together
 
 CONVERTS = "convert_with_keras_qat.export_tflite"
-"""Name scope of operations at inference. It advises users of TFLiteConverter to call the
-function."""
+"""Name scope of operations at inference. Users of TFLiteConverter may see the name. It tells them
+to call `export_tflite` instead."""
 
 
 @backend.register
@@ -73,11 +73,11 @@ class QuantizedModel(
 
     _recipe: Recipe | None = None
     settings: Settings = ()
-    """Constructor arguments of all layers after quantizing or loading. They must not change."""
+    """Constructor arguments of all layers. `check_settings` raises an error if one has changed."""
     float_config: Config | None
     """Configuration of the float model, for `keras.Model.from_config`."""
     float_masks: Iterable[int] = ()
-    """Checksums of the constant masks among the float model's variables. This model has no such
+    """Checksums of attention masks that are variables of the float model. This model has no such
     variables, so `strip_quantization` needs the checksums."""
     differing_outputs: str = ""
     """Names of outputs that differed from the float model directly after quantization."""
@@ -85,11 +85,11 @@ class QuantizedModel(
     """Custom classes of the float model. Saved files do not contain custom classes."""
 
     class_before: type | None = None
-    """The class without the `train_step` and other methods of the float model's class."""
+    """The class before methods of the float model's class, such as `train_step`, were added."""
     trained_as: Config | None = None
     """Class name and configuration of a float model with custom training, or None."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Maps attributes that only the float model has to the name of its class, for errors."""
+    """Maps attributes that were not copied from the float model to its class name, for errors."""
 
     safe_mode: bool = False
     """True if `load_model` had `safe_mode=True`. Lambdas from the file must then not run."""
@@ -234,7 +234,7 @@ class QuantizedModel(
         return inference.choose(self._runtime if is_exact(phase) else "tensorflow")
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Sets the recipe of the model and its layers. Users may build models from the layers."""
+        """Stores the recipe in the model and its layers. Models built from the layers read it."""
         self.recipe = recipe
         self.set_untracked(settings=read_settings(self))
         for layer in list_scheduled_layers(self):

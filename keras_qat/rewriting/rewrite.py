@@ -151,7 +151,7 @@ class _Visitor:
         return copy_graph(graph, replacements, inserted, ends)
 
     def _insert_after(self, value: Value) -> list[InsertedCall]:
-        """Return calls to insert after a tensor: a `Quantize` layer, a cast to half precision."""
+        """Return calls to insert after a tensor: a `Quantize`, a half-precision cast, or both."""
         calls = [self._make_quantizer(value)]
         if value.producer is None and is_half(value.dtype):
             calls.append(self._make_cast(value, get_policy(value.dtype)))
@@ -227,7 +227,7 @@ class _Visitor:
         self.sources[new] = self.plan.graph.weights.get(old, old.weights)
 
     def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
-        """Return how the wrapper that computes `value` quantizes it. Return None if it does not.
+        """Return the spec for `value` if a `QuantizeWrapper` quantizes it. Otherwise return None.
 
         If several tensors share a range, a `Quantize` layer after the wrapper quantizes the output.
         """

@@ -79,7 +79,7 @@ class WholeFiles:
             raise ValueError(f"{str(error).rstrip('.')}. {FLOAT_WEIGHTS}") from error
 
     def _is_named_in(self, path: FilePath) -> bool:
-        """Return False if the names of layers in an HDF5 file all differ from the model's."""
+        """Return False if an HDF5 file contains no layer with the name of a layer of the model."""
         if not h5py.is_hdf5(path):
             return True
         with h5py.File(path, "r") as file:
@@ -102,7 +102,7 @@ class WholeFiles:
 
 
 def _is_float_checkpoint(path: FilePath) -> bool:
-    """Return True if a TensorFlow checkpoint has no quantizers. Keras would load it in part."""
+    """Return True for a TensorFlow checkpoint of a model without quantizers."""
     if not isinstance(path, (str, os.PathLike)) or not os.path.exists(f"{os.fspath(path)}.index"):
         return False
     names = [name for name, _ in tf.train.list_variables(os.fspath(path))]
@@ -115,8 +115,7 @@ def read_at_once(store: h5py.Group) -> h5py.Group:
     HDF5 jumps back in the file for every weight. Before Python 3.12, `zipfile` then unpacks the
     file again from the start. Large models would take half a minute to load.
 
-    `store` is the argument of `load_own_variables`. Returns the same group in memory. Keras then
-    reads the weights of all layers from memory.
+    `store` is the argument of `load_own_variables`. Returns the same group in memory.
     """
     frame = inspect.currentframe()
     while frame is not None and "weights_store" not in frame.f_locals:

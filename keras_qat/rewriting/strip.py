@@ -110,7 +110,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
     layer_of = {layer.name: layer for layer in model.layers}
 
     def has_layer(call: Call) -> bool:
-        """Return True if the quantized model has a clone of the layer, and did not split it."""
+        """Return True if the quantized model has a layer with this name and class."""
         layer: Any = layer_of.get(PREFIX + call.name)
         layer = layer.layer if isinstance(layer, QuantizeWeights) else layer
         return type(layer) is type(call.layer)
@@ -164,7 +164,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
 
 
 def _are_read(weights: list[Any], graph: Graph) -> bool:
-    """Return True if the outputs of a model depend on `weights`, or cannot be computed."""
+    """Return True if `weights` affect the outputs, or if the outputs cannot be computed."""
     evaluate, inputs = make_evaluator(graph, flatten_values(graph.outputs)), draw_inputs(graph)
     draw, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
     try:

@@ -82,7 +82,7 @@ class Builder:
 
     def __init__(self) -> None:
         self.knows_sizes = True
-        """False if sizes may depend on the input, because of a SHAPE or a spliced file."""
+        """False if some sizes may be known only at run time, as after SHAPE or `splice_model`."""
         self.model = new("ModelT", version=3, description=b"keras_qat")
         self.model.buffers = [_Buffer()]  # Buffer 0 means no data.
         self.model.operatorCodes, self.model.metadata = [], []
@@ -105,7 +105,8 @@ class Builder:
     ) -> int:
         """Adds a tensor and returns its index.
 
-        It has `params`, or one of `scales` for each channel along `axis`, or is not quantized.
+        A tensor with one scale has `params`. A tensor with one scale per channel has `scales` and
+        the `axis` of the channels. Without both, the tensor is not quantized.
         `buffer` is the index of its data, or 0 for a computed tensor.
         """
         tensor = new(
@@ -216,10 +217,10 @@ class Builder:
         self.graph.operators.append(operator)
 
     def once_known(self, prepare: Callable[[], None]) -> None:
-        """Registers a function that later adds operators before the operator that is last now.
+        """Registers a function that adds operators in front of the operator that is now the last.
 
-        `finish` calls `prepare`, because only then `knows_sizes` is final. If a size is unknown,
-        the operators are moved to the start of the file.
+        For example, an LSTM's function sets its states to zeros. `finish` calls `prepare`, because
+        `knows_sizes` can change until then. If it is False, the new operators are the first ones.
         """
         self._waiting.append((self.graph.operators[-1], prepare))
 
@@ -239,7 +240,7 @@ class Builder:
     def quantize(self, source: int, target: int) -> None:
         """Adds QUANTIZE operators that convert `source` to the scale and zero point of `target`.
 
-        One is enough, unless the new scale is far larger. Then two convert through int16.
+        If the scale of `target` is far larger, two QUANTIZE convert to int16, and then to int8.
         """
         ends = [self.graph.tensors[index] for index in (source, target)]
         if all(end.type == TYPES["int8"] for end in ends):
@@ -265,7 +266,7 @@ class Builder:
         self.operator("RESHAPE", inputs, [target], newShape=shape)
 
     def opcode(self, number: int, version: int, custom: str = "") -> int:
-        """Returns the index of an operator and its version in the list of operators of the file."""
+        """Returns the index of an operator in the file's list. Adds it if it is missing."""
         key = (number, custom, version)
         if key not in self._opcodes:
             # Old runtimes read a code up to 127 from a separate field.

@@ -209,6 +209,6 @@ def _get_data(model: schema.ModelT, tensor: schema.TensorT) -> NDArray[np.uint8]
 
 
 def has_value(model: schema.ModelT, tensor: schema.TensorT) -> bool:
-    """Returns True if a tensor has values without an operator, such as a constant or variable."""
+    """Returns True if a tensor has values at the start of a run, like constants and variables."""
     is_empty = 0 in _get_sizes(tensor.shape)
     return tensor.isVariable or is_empty or _get_data(model, tensor).size > 0

@@ -204,7 +204,7 @@ def create_softmax_check(graph: FileGraph, contents: bytes) -> SoftmaxCheck:
 
 
 def quantize(values: NDArray, dtype: np.dtype, scale: float, zero_point: int) -> NDArray:
-    """Quantizes float values. Without a scale, or for quantized values, only sets the type."""
+    """Quantizes values, unless their type is `dtype`. If the scale is 0, converts the type."""
     if dtype.kind not in "iu" or scale == 0 or values.dtype == dtype:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)

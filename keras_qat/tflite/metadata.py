@@ -23,7 +23,7 @@ def compute_fingerprint(model: keras.Model) -> dict[str, str]:
     They do not depend on names, on the order of weights, or on counters of training steps.
 
     Returns:
-        A dict of two hashes: `weights` of all values, and `shapes` of all shapes.
+        A dict with two entries. `weights` is a hash of all values, `shapes` of all shapes.
     """
     weights = [weight for weight in list_weights(model) if weight.dtype.is_floating]
     arrays = [np.asarray(weight.value()) for weight in weights]
@@ -51,8 +51,8 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
     Returns:
         A dict with the `version` of keras_qat, the `recipe` as JSON data for `Recipe.from_config`,
         and the `fingerprint`, which `verify` compares with the model. Some files have more entries.
-        `rescaling` has the scale and offset of each input that accepts pixels. `keys` has an
-        input's key in the model's input dict, if it differs from the name. `kernels` is the kernel
+        `rescaling` has the scale and offset of each input that accepts pixels. `keys` maps the name
+        of an input to its key in the model's input dict, if they differ. `kernels` is the kernel
         family of `predict` unless it is "xnnpack". `states` means that the file keeps states of
         recurrent layers.
 

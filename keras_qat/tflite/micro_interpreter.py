@@ -32,7 +32,7 @@ from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import read_contents
 
 ARENA = 64
-"""Bytes of the arena for kernels, per byte of the file. Tensors need additional memory."""
+"""Memory for kernels, as a multiple of the file's size. Tensors need additional memory."""
 
 SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
 """Minimum bytes for kernels, and maximum bytes of the arena. TFLite Micro aborts at 2 GiB."""

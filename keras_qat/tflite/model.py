@@ -225,7 +225,7 @@ def _open_as_model(contents: bytes) -> FileInterpreter:
 
 
 def _check_type(file: str, name: str, info: TensorInfo, values: NDArray) -> None:
-    """Raise a `ValueError` if an input of integers, such as token ids, gets other values."""
+    """Raise a `ValueError` if values for an integer input, such as token ids, do not fit."""
     if info.is_quantized or info.dtype.kind not in "iu" or values.dtype == info.dtype:
         return
     limits = np.iinfo(info.dtype)
@@ -240,7 +240,7 @@ def _check_type(file: str, name: str, info: TensorInfo, values: NDArray) -> None
 def describe_tensors(
     tensors: dict[str, Tensor], rescalings: dict[str, tuple[Any, Any]]
 ) -> Mapping[str, TensorInfo]:
-    """Returns a `TensorInfo` for each tensor. `rescalings` has the inputs that accept pixels."""
+    """Returns a `TensorInfo` for each tensor. `rescalings` is from `read_rescalings`."""
     infos = ByName()
     for name, tensor in tensors.items():
         shape = tuple(None if size < 0 else size for size in tensor.shape)

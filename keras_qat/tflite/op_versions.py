@@ -82,8 +82,8 @@ RUNTIMES: dict[str, dict[int, str]] = {
     },
 }
 """Maps operators and versions to the first TensorFlow that supports them. Other versions require
-1.14.0, the first with int8. An int8 LSTM has version 1, but the CAST before it needs a later
-one."""
+1.14.0, the first with int8. The LSTM is missing, because the CAST that keras_qat adds before it
+already requires a later version."""
 
 
 def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.TensorT]) -> int:
@@ -100,7 +100,7 @@ def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.T
 
 
 def _get_data(name: str, inputs: list[schema.TensorT]) -> schema.TensorT:
-    """Return the input with activations. For example, SPLIT has the axis as its first input."""
+    """Return the input with activations. Other inputs are, for example, weights or an axis."""
     return inputs[{"SPLIT": 1, "TRANSPOSE_CONV": 2}.get(name, 0)]
 
 

@@ -106,7 +106,7 @@ class FileGraph:
         return {entry.name.decode(): self.tensors[entry.tensorIndex] for entry in entries}
 
     def ends(self, end: Literal["inputs", "outputs"]) -> list[int]:
-        """Returns the tensor indices of the inputs or outputs, in TFLite Micro's order."""
+        """Returns the tensor indices of inputs or outputs, in the order that TFLite Micro uses."""
         return [int(index) for index in getattr(self._graph, end)]
 
     def options(self, operation: Operation) -> Any:
@@ -179,14 +179,14 @@ class FileGraph:
         return self._copy_file({}, list(indices), {})
 
     def cut_at(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
-        """Returns a file that computes with given values instead of the results of some operations.
+        """Returns a file that is cut into parts. `verify` runs each part on correct inputs.
 
-        Each cut tensor is an output. Operations that read it read a new input instead. Errors of
-        one operation thus do not reach the next. Inputs and outputs are named by tensor indices.
+        A cut tensor is an output of one part, and a new input of other parts. Errors of one part
+        do not affect other parts. Inputs and outputs are named by tensor indices.
 
         Args:
-            shapes: maps the index of each cut tensor and each input to its shape in a run. Files do
-                not contain these shapes if the batch is part of another axis.
+            shapes: maps the index of each cut tensor and each input to its shape in a run. This may
+                not be in the file, for example after a Reshape of the batch axis.
         """
         outputs = [index for index in shapes if index in self.producers]
         cuts = {index: len(self.tensors) + number for number, index in enumerate(outputs)}
@@ -256,7 +256,6 @@ class Site:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All input and output tensors."""
         return [tensor for tensor in (*self.inputs, *self.outputs) if tensor is not None]
 
     def option(self, name: str, default: Any = None) -> Any:

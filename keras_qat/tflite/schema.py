@@ -30,7 +30,7 @@ SCOPE = "keras_qat"
 
 
 def new(kind: str, **fields: object) -> Any:
-    """Makes an object of the schema, such as `TensorT`. Old versions accept no arguments."""
+    """Makes a `TensorT` or other schema object. Old TensorFlow's classes accept no arguments."""
     item = getattr(schema, kind)()
     for name, value in fields.items():
         setattr(item, name, value)

@@ -1,4 +1,4 @@
-"""Packs weights: two 4-bit weights in one byte, or float weights with int8 precision in int8."""
+"""Packs two 4-bit weights in one byte, and stores fake-quantized float weights as int8."""
 
 from __future__ import annotations
 

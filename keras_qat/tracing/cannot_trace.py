@@ -24,7 +24,7 @@ class ReadsWeights(CannotTrace):
 
 
 class OnlyTrains(Exception):
-    """Raised for a layer that does nothing at inference. `model` computes it in training."""
+    """Raised for a layer that only changes its input in training. `model` computes the change."""
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__()

@@ -23,7 +23,6 @@ SIZE = 8
 
 
 def draw_like(symbols: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    """Draws random tensors with the shapes and types of `symbols`."""
     generator = np.random.default_rng(0)
     tensors = []
     for symbol in symbols:

@@ -58,7 +58,7 @@ def _compute(tensor: KerasTensor, batch: int) -> NDArray[Any]:
 
 
 def make_symbols_of_values(outputs: object) -> Any:
-    """Replaces constants in the outputs of a layer, such as a size, by symbolic tensors."""
+    """Makes constants in a layer's outputs, such as a size, symbolic. Keras models require this."""
     computed = next(filter(is_symbolic, tf.nest.flatten(outputs)), None)
 
     def make_symbol(output: Any) -> Any:
@@ -116,7 +116,7 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
 
 
 def is_called_by_user(*others: str) -> bool:
-    """Returns True if custom code called the patched function that now calls `is_called_by_user`.
+    """Returns True in a replaced function, such as `__len__`, if custom code has called it.
 
     Keras, NumPy, TensorFlow and the packages `others` do not count as custom code.
     """

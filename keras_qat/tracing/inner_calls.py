@@ -33,14 +33,14 @@ from keras_qat.tracing.cannot_trace import MustTraceInline
 def trace_inner_calls(
     tape: tf.GradientTape, outer: keras.layers.Layer, lenders: Sequence[Any] = ()
 ) -> Iterator[None]:
-    """Records each call of an inner layer in `outer.call` as one call, inside a `with` block.
+    """Makes `outer.call` record inner layers, but not their operations, inside a `with` block.
 
     `tape` records the variables that `outer.call` reads itself, but not in inner layers.
 
     Some inner layers are traced inline, as if their code were in `outer.call`:
     - `lenders`, because `outer.call` reads their weights, and layers that contain lenders.
-    - layers that `outer.call` creates, if they have no weights. `call` may read their attributes.
-    - recurrent layers that `outer.call` creates, if the cell stores symbolic tensors.
+    - custom layers without weights that `outer.call` creates.
+    - layers that `outer.call` creates, if the layer or its RNN cell stores symbolic tensors.
 
     Raises:
         MustTraceInline: for any other layer that must be traced inline. Otherwise, tensors that the
@@ -85,7 +85,7 @@ def _restore_none(output: Any) -> Any:
 
 
 def _is_plain_code(layer: keras.layers.Layer) -> bool:
-    """Return True for a custom layer without weights that does the same in training."""
+    """Return True for a custom layer without weights, inner layers, `build` or `training`."""
     kind = type(layer)
     has_build = kind.build is not keras.layers.Layer.build
     has_components = bool(layer.weights) or len(list(layer._flatten_layers())) > 1
@@ -164,9 +164,9 @@ def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
 def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
     """Restores symbolic tensors in the attributes of `layer` after a `with` block.
 
-    The block calls `layer` with real tensors, which it may store in these attributes. The trace of
-    another layer that reads an attribute would then contain a constant. With a symbolic tensor,
-    that trace fails, as it must.
+    The block calls `layer` with real tensors, and `layer` may store them in these attributes. In
+    traces of other layers that read such an attribute, the real tensor would be a wrong constant.
+    With the symbolic tensor, these layers cannot be traced.
     """
     with contextlib.ExitStack() as block:
         for owner in layer._flatten_layers():

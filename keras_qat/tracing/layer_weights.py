@@ -32,8 +32,8 @@ MASKS = -100.0
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:
     """Returns pairs `(object, weights)` for a layer and for custom objects in its attributes.
 
-    For example, the object is a `tf.Module`. Keras trains its variables too. `weights` maps names
-    of attributes to variables, or to lists or dicts of variables.
+    An example of such an object is a `tf.Module`. Keras trains variables of a `tf.Module` too.
+    `weights` maps names of attributes to variables, or to lists or dicts of variables.
     """
     holders: list[tuple[Any, dict[str, Any]]] = []
     seen = set[int]()
@@ -84,7 +84,8 @@ def make_substitute(variable: tf.Variable) -> tf.Tensor | KerasTensor:
 def is_constant_mask(variable: tf.Variable) -> bool:
     """Returns True if a variable is a mask of attention scores.
 
-    It is not trainable. It has booleans, or 0 and 1, or values near 0 and large negative values.
+    Masks are not trainable. They contain booleans, or only 0 and 1, or additive scores: values near
+    0 and values of -100 or less.
     """
     kind, size = variable.dtype, variable.shape.num_elements()
     if variable.trainable or not size or size < 2 or kind.is_complex:

@@ -32,7 +32,7 @@ class NotKnown(Exception):
 
 
 class _ExampleModel(keras.Model):
-    """A model that creates no variables, because Keras forbids them in a `Lambda`."""
+    """A model without variables for step counters. Keras forbids new variables in a `Lambda`."""
 
     def _init_batch_counters(self) -> None:
         pass
@@ -105,9 +105,9 @@ def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[Ke
 
 
 def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[Any]:
-    """Return the outputs of `call`, which was traced for one example, for all examples.
+    """Apply `call`, which was traced with one example, to all examples. Return the outputs.
 
-    `known` has the values of inputs: a batch for an input in `mapped`, otherwise a shared tensor.
+    `known` maps an input in `mapped` to a batch, and another input to a shared tensor.
     """
     if not is_operation(call.layer) or any(None in x.shape for x in flatten_values(call.outputs)):
         raise NotKnown

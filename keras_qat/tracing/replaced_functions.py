@@ -72,8 +72,7 @@ def skip_assertions() -> contextlib.AbstractContextManager[None]:
 def keep_convolutions() -> Iterator[None]:
     """Replaces 1D `tf.nn.convolution` by `tf.nn.conv1d` inside a `with` block.
 
-    `tf.nn.convolution` with dilations also reshapes its input and output. Custom code calls
-    `tf.nn.convolution`, and Keras calls `tf.compat.v2.nn.convolution`.
+    With dilations, the trace of `tf.nn.convolution` would also reshape input and output.
     """
     convolution = tf.nn.convolution
 
@@ -172,7 +171,7 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
 
 @register
 class OwnGradient(WithModel):
-    """Layer that replaces the gradient of a tensor, to record functions with `tf.custom_gradient`.
+    """Returns its input with another gradient. In traces, it represents `tf.custom_gradient`.
 
     `OwnGradient(model)(y, given=[x])` returns `y`, which was computed from `x`. The gradient of `x`
     is then `model([x, gradient of y])`.
@@ -189,7 +188,7 @@ class OwnGradient(WithModel):
         return apply(inputs, *given)
 
     def operations(self) -> list[Any]:
-        """Lists the operations and the classes of layers in the model, for comparison."""
+        """Lists operations and layer classes, to compare the models of two `OwnGradient` layers."""
         return [name_in_tensorflow(layer) or type(layer) for layer in self.model.layers]
 
 

@@ -70,8 +70,8 @@ def trace_layer(
     Args:
         call: the call.
         masks: maps inputs of `call` to Keras masks.
-        lenders: other layers, such as an Embedding, that share weights with this layer, and
-            variables that belong to no layer. These variables become constants.
+        lenders: other layers, such as an Embedding, that share weights with this layer. Also
+            variables that belong to no layer, which become constants.
 
     Raises:
         CannotTrace: if the layer cannot be traced.
@@ -99,7 +99,7 @@ def trace_layer(
 def _trace_phases(
     call: Call, masks: Mapping[Value, Value], has_phases: bool, lenders: Sequence[Any]
 ) -> tuple[Trace, ...]:
-    """Return a trace for training and inference. If `has_phases`, a trace of inference follows."""
+    """Return a trace for both phases. If `has_phases`, also return a trace of inference only."""
     if not has_phases:
         return (Trace(call, masks, None, lenders),)
     trained, tested = (Trace(call, masks, phase, lenders) for phase in (True, False))
@@ -260,7 +260,6 @@ class Trace:
         return TracedLayer(graph, weights, dict(ChainMap(*regularizers)), carries_masks)
 
     def __call__(self, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Computes the outputs for concrete inputs."""
         weights = map(tf.convert_to_tensor, self.weights)  # Keras warns of variables in a Lambda.
         return tf.nest.flatten(self.model([*inputs, *weights], training=False))
 

@@ -99,7 +99,7 @@ def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace
     """Returns one trace for traces with different operations, which `follow_training` rejected.
 
     For example, stochastic depth multiplies by a random mask in training. Such operations stay in
-    float. A layer without weights may have entirely different phases.
+    float. If a layer has no weights, all operations may differ between training and inference.
 
     Raises:
         CannotTrace: `refusal`, if the traces cannot be combined.
@@ -129,9 +129,9 @@ def _returns_input(trace: Trace) -> bool:
 
 
 def _is_random_like_layer(trained: Trace) -> bool:
-    """Return False if calls of a layer may differ, but the trace computes the same in each call.
+    """Return True if layer and trace are both random, or if both return equal results in each call.
 
-    For example, random numbers of NumPy become constants in a trace.
+    Random numbers of NumPy become constants in a trace. Only the layer is then random.
     """
     if any(draws_random_numbers(node.layer) for node in trained.nodes):
         return True  # Two runs may be equal, for example if an example is rarely dropped.
@@ -167,8 +167,8 @@ class _TrainingSections:
             for trace in (trained, tested)
         ]
         self.starts: dict[tuple[int, int], Any] = {}
-        """Maps `(id(a), id(b))` to `a` if the tensors are equal. If a section ends at `a` and its
-        start equals `b`, maps the pair to the start. Maps all other pairs to None."""
+        """Maps `(id(a), id(b))` to the tensor of `trained` that equals `b`. It is `a`, or the start
+        of a section that ends at `a`. It is None if neither equals `b`."""
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
         """Maps the ids of a section's start and end to its side inputs, as pairs `(a, b)`."""
         self.rebuilt: set[Node] = set()
@@ -178,7 +178,7 @@ class _TrainingSections:
     def combine(self) -> Any | None:
         """Returns the outputs of `trained` with `TrainingOnly` layers.
 
-        Returns None if the traces differ in other ways.
+        Returns None if the traces also differ outside of such sections.
         """
         ends = [tf.nest.flatten(trace.outputs) for trace in (self.trained, self.tested)]
         if len(ends[0]) != len(ends[1]) or not all(map(self._corresponds, *ends)):
@@ -186,7 +186,7 @@ class _TrainingSections:
         return tf.nest.pack_sequence_as(self.trained.outputs, list(map(self._rebuild, *ends)))
 
     def _corresponds(self, a: KerasTensor, b: KerasTensor) -> bool:
-        """Return True if `a` equals `b`, or ends a section that starts with the value of `b`."""
+        """Return True if `a` equals `b`, or if `a` ends a section with a start equal to `b`."""
         key = id(a), id(b)
         if key not in self.starts:
             starts = (x for x in self._list_before(a) if self._is_section(x, a, b))
@@ -281,7 +281,7 @@ class _TrainingSections:
         return self.sections[id(a)]
 
     def _rebuild_node(self, a: KerasTensor, b: KerasTensor) -> None:
-        """Let the node of `a` read rebuilt tensors. Arguments that are the phase become None."""
+        """Let the node of `a` read outputs of `_rebuild`. Replace `training=True` by None."""
         node = self.producers[0].get(id(a))
         if node is None or node in self.rebuilt:
             return
@@ -324,7 +324,7 @@ def _sort_nodes(trace: Trace) -> list[Node]:
 
 
 def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
-    """Number the tensors of a trace. Input and output of a node in `noise` have one number."""
+    """Number the tensors of a trace. A node in `noise` has the same number for input and output."""
     indices = {id(tensor): index for index, tensor in enumerate(trace.model.inputs)}
     count = len(indices)
     for node in _sort_nodes(trace):
@@ -340,7 +340,8 @@ def _index_tensors(trace: Trace, noise: set[Node]) -> dict[int, int]:
 def _identify(node: Node) -> Any:
     """Return a key that is equal for two nodes if they compute the same function.
 
-    Layers without weights are compared by configuration: `keras.layers.add` creates new layers.
+    Layers without weights, such as those that `keras.layers.add` creates, are equal if their
+    configurations are equal.
     """
     layer = node.layer
     if name := name_in_tensorflow(layer):

@@ -74,8 +74,8 @@ def mean_and_covariance(rows: tf.Tensor) -> tuple[Any, Any]:
 def is_covariance_faster(layer: keras.layers.Layer, inputs: tf.Tensor) -> bool:
     """Returns True if the output's mean and variance are faster to compute without the convolution.
 
-    For a 1x1 convolution, they follow from the mean and covariance of `inputs`. Multiplications are
-    counted, with gradients. A batch of unknown size counts as 32 examples.
+    For a 1x1 convolution, they follow from the mean and covariance of `inputs`. The cost is the
+    number of multiplications, including those for gradients. Unknown sizes count as 32.
     """
     is_by_pixel = (
         type(layer) is backend.keras.layers.Conv2D
@@ -101,9 +101,8 @@ def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
 class CorrectedFold:
     """Computes a call of a layer and the BatchNormalization after it.
 
-    `tf.contrib.quantize` folds with the batch's variance, and then corrects the kernel to the
-    moving variance. This class folds with the moving variance directly. With frozen statistics, one
-    convolution is then enough.
+    This class folds with the moving variance, and needs only one convolution if the statistics are
+    frozen. `tf.contrib.quantize` folds with the batch's variance, and then corrects the kernel.
 
     The correction factor multiplies the kernel here, and the output in `tf.contrib.quantize`.
     Results differ only by rounding. Moving statistics are read before the step updates them.
@@ -141,7 +140,7 @@ class CorrectedFold:
         return y + spread(offset, y, axis)
 
     def find_correction(self) -> tuple[Any, Any]:
-        """Returns factor and offset that normalize with the batch. Updates moving statistics."""
+        """Returns factor and offset for the batch's statistics. Updates the moving statistics."""
         mean, variance, count = self.moments or self.batch_moments()
         inverse = self.inverse(variance)
         self.update(mean, variance, count)

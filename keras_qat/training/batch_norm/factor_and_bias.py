@@ -85,10 +85,9 @@ def scale_channels(kernel: tf.Tensor, channel_axes: tuple[int, ...], factor: tf.
 
 
 class Weighted(Protocol):
-    """What `QuantizeWrapper` has: a layer, a BatchNormalization, and quantizers of the weights."""
+    """The attributes of `QuantizeWrapper` that are needed to fold a BatchNormalization."""
 
     layer: keras.layers.Layer
-    """The Keras layer."""
     batch_norm: Any
     """The BatchNormalization after the layer, or None."""
     weight_axes: dict[str, tuple[int, ...]]

@@ -7,11 +7,11 @@ With one scale per channel, `Q(a * W)` equals `a * Q(W)`, so training quantizes 
 per tensor, the factors of all channels determine the scale. Training then computes `a` from the
 moving statistics. It convolves with `Q(a * W) / a`, and applies Keras' BatchNormalization.
 
-Rounding changes the norm of a channel's weights, and thus the size of the channel's output.
-BatchNormalization with the batch's statistics would undo this change in training, but not in the
-file. Therefore `Q(a * W) / a` is scaled to the norm of `W`, and gamma is multiplied by the gain:
-the norm after quantization, divided by the norm before. If all weights of a channel are rounded to
-0, the gain is 0. The convolution then keeps the float weights, and the channel can recover.
+Quantization multiplies the norm of a channel's weights by a factor, the gain. In the file, the gain
+scales the channel's output. In training, BatchNormalization with the batch's statistics would
+cancel the gain. Therefore training divides `Q(a * W) / a` by the gain, and multiplies gamma by the
+gain. If all weights of a channel are rounded to 0, the gain is 0. The convolution then keeps the
+float weights, and the channel can recover.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
 
 
 def _normalize_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> Any:
-    """Normalize with and without the batch's statistics. Select a result without a branch."""
+    """Normalize with the moving statistics, and with the batch's. `frozen` selects a result."""
     names = [name for name in ("gamma", "beta") if getattr(norm, name) is not None]
     weights = [tf.convert_to_tensor(getattr(norm, name)) for name in names]
     momentum = tf.where(frozen.on, 1.0, norm.momentum)
@@ -241,10 +241,10 @@ def use_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
 
 
 def apply_gains(wrapper: Weighted, bias: tf.Tensor, gains: tf.Tensor) -> Any:
-    """Multiplies `bias` by the gains, except for beta or the offset of Rescaling.
+    """Multiplies the part of `bias` that depends on the kernel by the gains.
 
-    In a folded bias `a * (b - mean) + beta`, only the first term grows with the kernel. `bias` may
-    also be an affine layer's output.
+    In a folded bias `a * (b - mean) + beta`, this is the first term. `bias` may also be the output
+    of an affine layer, such as Rescaling. The offset of Rescaling does not change.
     """
     if wrapper.batch_norm is None and wrapper.weight_axes:
         return bias

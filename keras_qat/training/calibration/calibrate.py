@@ -43,7 +43,7 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 from keras_qat.training.weight_limits import clip_weights
 
 _QUICK, _LARGEST = 1 << 17, 128
-"""A default batch has about `_QUICK` input values, but 32 to `_LARGEST` examples."""
+"""Batches have about `_QUICK` values by default, and between 32 and `_LARGEST` examples."""
 
 
 @one_at_a_time
@@ -81,8 +81,8 @@ def calibrate(
         method: how to choose a range. "minmax" uses the extremes. "percentile" excludes a share of
             the values at both ends. "mse" minimizes the mean squared error. Values beyond the range
             are clipped. "percentile" first clips the inputs, and then computes the ranges of all
-            other tensors. This reads the data twice, unless the data is a generator. Fixed ranges,
-            such as the range of a softmax, do not change.
+            other tensors. This reads the data twice. A generator can only be read once, and its
+            inputs are not clipped. Fixed ranges, such as the range of a softmax, do not change.
         percentile: percentage of values below the upper end of a range, and above the lower end.
         weights: how to choose the ranges of weights with one range per channel. "minmax" uses the
             extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,
@@ -153,7 +153,7 @@ def calibrate(
 
 
 def _quick_batch(model: keras.Model) -> int | None:
-    """Return a batch size, larger than the default for small examples, or None for the default."""
+    """Return 32, or more for small examples. Return None for unknown sizes or a fixed batch."""
     sizes = [math.prod(x.shape[1:]) for x in model.inputs if x.shape[1:].is_fully_defined()]
     if len(sizes) < len(model.inputs) or model.inputs[0].shape[0]:
         return None
@@ -190,8 +190,8 @@ def _set_range(
 ) -> None:
     """Set the range of an observer. Without `reset`, average the current range and `ends`.
 
-    In this average, `ends` count as `count` batches. `values` are inputs to keep away from ties,
-    which are halfway between two quantized values. The range is widened slightly for this.
+    In this average, `ends` have the weight of `count` batches. With `values`, the range is widened
+    slightly, because inputs should not be halfway between two quantized values.
     """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends

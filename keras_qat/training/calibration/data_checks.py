@@ -34,7 +34,7 @@ _CHECKED = 32
 _SAMPLE = 4096
 """Standard deviations of examples are estimated from at most this many values."""
 _VALUES, _PER_BATCH = 2**17, 2**14
-"""Maximum number of values to store per input, and per input and batch."""
+"""About `_VALUES` values of an input are stored at most, and at most `_PER_BATCH` of a batch."""
 
 
 @dataclasses.dataclass
@@ -124,7 +124,10 @@ def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, c
 
 
 def explain_array_doubt(model: keras.Model, data: object) -> str:
-    """Returns a warning if arrays for `fit` seem wrongly scaled, or too fine for 8 bits, or ""."""
+    """Returns a warning if arrays for `fit` seem wrongly scaled, or too similar for 8 bits.
+
+    Returns "" if no array seems wrong.
+    """
     some = _select_examples(model, data)
     if not some:
         return ""
@@ -155,7 +158,7 @@ def explain_range_doubt(model: keras.Model, data: object) -> str:
 
 
 def _select_examples(model: keras.Model, data: Any) -> list[np.ndarray]:
-    """Return some examples for each input. Return [] if `data` are no arrays for the model."""
+    """Return some examples of each input. Return [] unless `data` are arrays that fit the model."""
     arrays = tf.nest.flatten(data)
     if not all(isinstance(x, np.ndarray) and x.ndim and len(x) for x in arrays):
         return []
