@@ -91,7 +91,7 @@ def find_batch_size(
     """Returns the batch size of a file: `requested`, the target's size, or the model's size.
 
     Models that keep states, or combine the examples of a batch, require the model's batch size.
-    None means that the file accepts any batch size.
+    None means that the file keeps the shapes of the model.
 
     Raises:
         ValueError: if `requested` differs from the size that the model or the target needs.
