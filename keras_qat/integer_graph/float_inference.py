@@ -107,7 +107,7 @@ def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
 
 
 def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
-    """Return True if `second` has `share` times as many rows as `first`, and both begin alike."""
+    """Return True if `second` has `share` times as many rows as `first`, and equal first rows."""
     if not first.shape or second.shape[0] != first.shape[0] * share:
         return False
     count = min(first.shape[0], second.shape[0])

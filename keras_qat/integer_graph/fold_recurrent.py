@@ -70,7 +70,7 @@ def _fold_unrolled(
     input_bias, recurrent_bias = get_biases(layer, tf.float64)
 
     def get_output_scales(prefix: str) -> tf.Tensor:
-        """Return the scale of the product with each column. `prefix` is "input" or "state"."""
+        """Return the output scale for each column of a weight. `prefix` is "input" or "state"."""
         blocks = {
             block.start: tf.fill([1, block.stop - block.start], scales[f"{prefix}_{name}"])
             for name, part in find_weight_parts(layer).items()

@@ -1,9 +1,9 @@
 """Folds BatchNormalization into weights, and quantizes the weights for files.
 
 Integer kernels sum products of inputs and weights, add a bias, and multiply the sum. The multiplier
-is input scale * weight scale / output scale. The unit of a bias is input scale * weight scale. In
-an unused channel, all weights are near zero. Such a tiny weight scale would make the bias exceed 32
-bits, so an unused channel gets a larger scale.
+is input scale * weight scale / output scale. The unit of a bias is input scale * weight scale. If
+all weights of a channel are near zero, this unit is so small that the bias may exceed 32 bits. Such
+unused channels get larger scales.
 """
 
 from __future__ import annotations

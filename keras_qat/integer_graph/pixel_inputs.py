@@ -95,7 +95,7 @@ def _read_rescaling(name: str, rescaling: Any) -> Rescaling:
 
 
 def begins_with_rescaling(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Returns whether only rescaling layers read an input, and its range is that of pixels."""
+    """Returns whether an input has the range of pixels, and only rescaling layers read it."""
     kinds = keras.layers.Rescaling, keras.layers.Normalization
     consumers = [node for node in graph.nodes if tensor in node.inputs]
     params = tensor.params

@@ -235,7 +235,7 @@ class _Resolver:
     def _find_output_params(
         self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None
     ) -> tuple[QuantParams | None, float | None, list[Call]]:
-        """Find the parameters of an output. A next `Quantize`, the operator or inputs define them.
+        """Find the parameters of an output. The next `Quantize`, `op` or `inputs` define them.
 
         Return the parameters, the maximum of a fused ReLU, and the next calls that the node
         includes: a `Quantize`, or a ReLU and a `Quantize`.

@@ -187,7 +187,7 @@ def reset_dropout_mask(layer: keras.layers.Layer) -> None:
 def infer_output_shape(layer: keras.layers.Layer, input_shape: Any) -> Any:
     """Returns the output shape of a built layer.
 
-    Keras' own function is incomplete for EinsumDense, and rejects some lengths for an Embedding.
+    `compute_output_shape` omits some sizes for EinsumDense, and rejects some for an Embedding.
     """
     if isinstance(layer, keras.layers.Embedding):
         return tf.TensorShape([*input_shape, layer.output_dim])

@@ -43,7 +43,7 @@ class CompiledLoss:
     Args:
         name: the name of the loss function, such as `mean_squared_error`.
         kind: the kind of values in the output, from `KINDS`, or "custom" for a custom loss.
-        function: computes the error of each example from targets and predictions.
+        function: a function that maps targets and predictions to the error of each example.
     """
 
     name: str

@@ -41,7 +41,7 @@ class LoweringContext:
             neither, like tf.contrib.quantize.
         may_trace: function that decides whether a call is traced. None means that lowering decides.
         has_int16: whether the target supports 16-bit activations. If not, a softmax has 16 bits
-            only if 8 bits would lose all its values.
+            only if 8 bits would round most values to 0.
         has_float: whether operations that replace NaN may stay in float. If not, inputs must not
             contain NaN.
     """

@@ -38,7 +38,7 @@ def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Split off a channels-first activation. A softmax would normalize another axis in a copy."""
+    """Split off a channels-first layer's activation. A softmax must keep its original axis."""
     layer, parts = call.layer, list[Call]()
     if _has_channels_first(call) and getattr(layer, "activation", None) is not None:
         is_separable = isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D))

@@ -94,11 +94,11 @@ def has_custom_activation(layer: layers.Layer) -> bool:
 
 
 class ExpandedLayer(keras.layers.Layer):
-    """Calls `function` when it is traced. Otherwise, calls the original layer.
+    """Calls `function` when lowering traces the layer. Otherwise, calls the original layer.
 
     Args:
         operation: the call of the original layer.
-        function: computes the same result. It may read the weights of the layer.
+        function: a function that computes the same result, perhaps with the weights of the layer.
     """
 
     def __init__(self, operation: Call, function: Callable[..., Any]) -> None:
