@@ -75,7 +75,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope for creating layers. `agree` then averages their moving statistics."""
+    """Returns a scope for creating layers with moving statistics that `agree` can average."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (

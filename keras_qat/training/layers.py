@@ -47,7 +47,7 @@ class Quantize(ScheduledLayer):
         spec: `QuantSpec` or `FixedSpec`.
         slots: number of tensors that share the range.
         tensors: names of the quantized tensors in the float model, for reports.
-        rounds: False to only observe the range, which files with integer outputs need.
+        rounds: False to only observe the range. Files with integer outputs need this range.
 
     Shapes: any. The output has the input's shape.
     """

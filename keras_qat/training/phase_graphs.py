@@ -218,7 +218,7 @@ def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
     An execution is a call of the train function. It has `steps_per_execution` training steps.
 
     Args:
-        counters: for each layer, the training steps so far, then the first steps of its changes.
+        counters: for each layer, the training steps so far, then the first step of each change.
         most_steps: the maximum number of training steps that a layer counts per execution.
     """
     changes = (
@@ -232,7 +232,6 @@ def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
 
 
 def get_phase_finder(model: keras.Model) -> PhaseFinder:
-    """Returns the `PhaseFinder` of a model. Only the first call creates it."""
     if getattr(model, "_phase_finder", None) is None:  # Keras does not track it.
         object.__setattr__(model, "_phase_finder", PhaseFinder(model))
     return model._phase_finder
@@ -352,7 +351,7 @@ class PhaseFinder:
 
         Args:
             name: "quantizing", "frozen" or "fixed".
-            distances: for each layer, steps since the threshold (or negative), and the threshold.
+            distances: for each layer, (step - threshold, threshold).
             has_begun: True if the step is past all thresholds.
         """
         if self._learns or self._model.distribute_strategy.num_replicas_in_sync > 1:

@@ -3,8 +3,8 @@
 In a file, an LSTM is one operator, so only its states are fake-quantized after each step. Other
 recurrent layers are several operators for each step, so all tensors inside a step are
 fake-quantized. Layers with `stateful=True` keep their states in float32 variables. These can hold
-the integer states of TFLite without rounding. A part of the weights is the columns with the same
-activation function, such as the columns of all gates.
+the integer states of TFLite without rounding. A part of the weights is a group of columns with the
+same activation function, such as the columns of all gates.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 class _InTraining:
     """The operations of a step (`step_math.Arithmetic`) for training, with fake quantization.
 
-    `seen` has the results before quantization, in a list for each name of a range.
+    `seen[name]` lists the tensors before quantization to the range `name`.
     """
 
     def __init__(self, multiply: Round, quantize: Round) -> None:
@@ -276,7 +276,7 @@ def _select(part: Part, kernel: tf.Tensor, bias: tf.Tensor | None) -> list[Any]:
 def _multiply(
     linear: Linear, masks: Any, part: Part, x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor
 ) -> Any:
-    """Multiply `x` by a part of the weights and add the bias. `masks` has one mask per gate."""
+    """Multiply `x` by a part of the weights and add the bias. `masks` are for gates, or None."""
     if masks is None:
         y = _apply(linear, x, kernel)
     else:

@@ -64,7 +64,7 @@ def check_is_graph(model: keras.Model) -> None:
 def get_file_model(model: keras.Model) -> Any:
     """Returns the part of a model that is exported, which is usually the entire model.
 
-    A model that users built from quantize-aware layers is changed by this. Its `predict` then
+    This also changes a model that users built from quantize-aware layers. Its `predict` then
     returns the results of the exported file.
 
     Raises:
@@ -194,7 +194,7 @@ def get_float_reason(layer: keras.layers.Layer) -> str | None:
 
 
 def ask_for_integers(layer: keras.layers.Layer) -> None:
-    """Marks a layer to compute in integers, even if its operator has `Op.on_request`."""
+    """Marks a layer to compute in integers if its type would stay in float (`Op.on_request`)."""
     layer.keras_qat_asked_for = True
 
 

@@ -52,8 +52,8 @@ def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Coun
 def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[None]:
     """Sets the phase of all calls of `layers` inside a `with` block.
 
-    If `phase` is None, each call finds the phase from the weights of the layer.
-    Otherwise, graphs that are traced inside the block have no branches for other phases.
+    If `phase` is None, each call finds the phase from the weights of the layer. Otherwise, graphs
+    that are traced inside the block have no branches for other phases.
     """
     for layer in layers:
         object.__setattr__(layer, "assumed", phase)  # Keras does not track it.
@@ -80,7 +80,7 @@ def shapes_are_enough() -> bool:
 
 
 def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
-    """Shows a note if a layer predicts in a `keras.Model` that users built from such layers."""
+    """Shows a note if users predict with their own `keras.Model` of quantize-aware layers."""
     model, of_model = backend.find_calling_layer()
     if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
         return
@@ -113,7 +113,7 @@ class ScheduledLayer(keras.layers.Layer):
     made_for: Callable[[], Any] | None = None
     """A weak reference to the layer's model."""
     make_exact: Callable[[Any], None]
-    """Function that changes a model built by users. Then `predict` has the results of the file."""
+    """Function that changes a model built by users. Then `predict` returns results of the file."""
     made_in: int = 0
     """The id of the process that created the weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
@@ -178,7 +178,7 @@ class ScheduledLayer(keras.layers.Layer):
         return []
 
     def yield_block_weights(self) -> Iterator[tuple[WeightQuantizer, tf.Tensor]]:
-        """Yields (quantizer, weight) for weights that may be concatenated, then quantized."""
+        """Yields (quantizer, weight) for weights that can be quantized together with others."""
         yield from ()
 
     def get_config(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Histograms of tensors, and calibration methods that choose a range from a histogram.
 
 A bin counts all float32 values with the same sign, exponent and first 9 bits of the mantissa. For
-example, one bin is from 1 to 1 + 1/512. The bins do not depend on the
-extremes of a tensor. Therefore one pass over the data is enough.
+example, one bin is from 1 to 1 + 1/512. The bins do not depend on the extremes of a tensor.
+Otherwise, a first pass over the data would have to find the extremes.
 
 A calibration method is a function of a histogram and a `QuantSpec`. It returns the minimum and the
 maximum of the range. A smaller range clips more values, but quantizes the others in finer steps.
@@ -34,7 +34,7 @@ _FIRST = (127 - 32) << (23 - _SHIFT)
 """Index of the bin that begins at 2^-32. `sort_bins` merges the bins below, from 0 to 2^-32."""
 _GOLDEN = (5**0.5 - 1) / 2
 _ENOUGH = 1 << 14
-"""Maximum number of counted values per example. Of larger examples, every n-th value counts."""
+"""Maximum number of counted values per example. Of larger examples, every n-th value is used."""
 
 
 def find_extremes(x: tf.Tensor) -> Any:

@@ -1,8 +1,8 @@
 """Finds small values that are lost in quantization, because larger values share their range.
 
 For example, an int8 input has the features age (0 to 100) and share (0 to 0.1). Its scale is 0.4,
-so every share is quantized to 0. The inputs of a concatenation also share a range. Such
-tensors are numbered: slot 0, slot 1, and so on.
+so every share is quantized to 0. The inputs of a concatenation also share a range. Such tensors are
+numbered: slot 0, slot 1, and so on.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
 def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
     """Returns the quantizers of masked attention scores, which need no check for outliers.
 
-    `MaskScores` makes masked scores only a little lower than the others, not -1e9.
+    `MaskScores` replaces masked scores by values a little below the others, not by -1e9.
     """
     masked = set()
     for call in graph.calls:
@@ -149,7 +149,7 @@ def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
 def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
     """Returns {layer: {slot: name of the tensor in the float model}}.
 
-    If a Rescaling by 1 converts a tensor to another range, this is the name of the tensor.
+    A tensor keeps its name if a Rescaling by 1 only converts it to the shared range.
     """
     names: dict[Quantize, dict[int, str]] = {}
     for call in graph.calls:

@@ -1,9 +1,9 @@
 """Checks whether data are preprocessed in the same way as the training data of a model.
 
 The first BatchNormalization or Normalization after an input stores the mean and the standard
-deviation of the training data. The check computes both for the given data, and compares them. In
-each channel, the means differ by a number of standard deviations. The standard deviations differ by
-a factor, and log2 of it counts. The average of the larger number is called the distance.
+deviation of the training data. The check computes both for the given data. Each channel then has
+two numbers: the difference of the means in standard deviations, and log2 of the ratio of the
+standard deviations. The larger number, averaged over all channels, is called the distance.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
 FAR = 3.0
-"""From this distance on, a warning is shown. Correct data that are sorted by class reach 1."""
+"""From this distance on, a warning is shown. Correct data, if sorted by class, can reach 1."""
 FAR_IF_OTHER = 0.5
 """From this distance on, a warning is shown if preprocessing such as `x / 255` fits much better."""
 _MOST = 8.0

@@ -149,7 +149,7 @@ class LastValue(Observer):
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
         """Sets the range from `low` to `high`, as after training on `batches` such batches.
 
-        The range is extended to zero. `QuantSpec.off_ties` widens it by the share `wider`.
+        The range always includes zero. `QuantSpec.off_ties` widens it by the share `wider`.
         """
         spec = self.spec
         ends = fake_quant.find_range(

@@ -119,7 +119,7 @@ def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWra
 
 
 def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, np.ndarray]) -> None:
-    """Shifts the mean output of each wrapper to `means[wrapper]`, from first to last."""
+    """Changes the bias of each wrapper, in order, to make its mean output `means[wrapper]`."""
     for call, batches in walk(part, quantized, QUANTIZED):
         if call.layer in means:
             shift_output(call.layer, means[call.layer] - _mean(call, batches, QUANTIZED))

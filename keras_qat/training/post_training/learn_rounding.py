@@ -323,7 +323,7 @@ def _minimize(
 
 
 class Levels:
-    """The weights of a wrapper: `below`, the next lower level, plus `share`, from 0 to 1 levels."""
+    """Splits each weight of a wrapper into `below`, the next lower level, and `share`, 0 to 1."""
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
         self.layer = wrapper.layer

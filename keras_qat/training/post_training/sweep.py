@@ -121,7 +121,7 @@ def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
 
 
 def _split_graph(graph: Graph, blocks: bool) -> list[Part]:
-    """Split a graph into calls or blocks. After a block, later calls read only one tensor of it."""
+    """Split a graph into calls or blocks. After a block, later calls read at most one tensor."""
     counts, outputs = graph.count_calls(), set(flatten_values(graph.outputs))
     unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
     waiting = {value for value in flatten_values(graph.inputs) if unread[value]}
@@ -160,8 +160,8 @@ def _is_relu(call: Call | None) -> bool:
 def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
     """Yields each call of a part, with a dict of the earlier tensors for each batch.
 
-    The next iteration computes the call, after the caller may have changed its weights. The last
-    call is not computed.
+    A call is only computed when the loop continues, so the caller can change weights first. The
+    last call is not computed.
     """
     batches = [{value: tensors[value] for value in part.reads} for tensors in inputs]
     last = {value: call for call in part.calls for value in call.inputs}
