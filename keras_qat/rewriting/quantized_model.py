@@ -85,7 +85,7 @@ class QuantizedModel(
     """Custom classes of the float model. Saved files do not contain custom classes."""
 
     class_before: type | None = None
-    """The class before methods of the float model's class, such as `train_step`, were added."""
+    """The class before `train_step` and other methods of the float model were added."""
     trained_as: Config | None = None
     """Class name and configuration of a float model with custom training, or None."""
     left_out: Mapping[str, str] = MappingProxyType({})
@@ -234,7 +234,7 @@ class QuantizedModel(
         return inference.choose(self._runtime if is_exact(phase) else "tensorflow")
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Stores the recipe in the model and its layers. Models built from the layers read it."""
+        """Stores the recipe in the model and its layers. Models of these layers use it too."""
         self.recipe = recipe
         self.set_untracked(settings=read_settings(self))
         for layer in list_scheduled_layers(self):

@@ -219,7 +219,7 @@ class Builder:
     def once_known(self, prepare: Callable[[], None]) -> None:
         """Registers a function that adds operators in front of the operator that is now the last.
 
-        For example, an LSTM's function sets its states to zeros. `finish` calls `prepare`, because
+        For example, the function sets an LSTM's states to zeros. `finish` calls `prepare`, because
         `knows_sizes` can change until then. If it is False, the new operators are the first ones.
         """
         self._waiting.append((self.graph.operators[-1], prepare))

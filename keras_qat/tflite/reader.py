@@ -185,8 +185,8 @@ class FileGraph:
         do not affect other parts. Inputs and outputs are named by tensor indices.
 
         Args:
-            shapes: maps the index of each cut tensor and each input to its shape in a run. This may
-                not be in the file, for example after a Reshape of the batch axis.
+            shapes: maps the index of each cut tensor and each input to its shape in a run. The
+                file lacks this shape, for example after a Reshape of the batch axis.
         """
         outputs = [index for index in shapes if index in self.producers]
         cuts = {index: len(self.tensors) + number for number, index in enumerate(outputs)}

@@ -171,7 +171,7 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
 
 @register
 class OwnGradient(WithModel):
-    """Returns its input with another gradient. In traces, it represents `tf.custom_gradient`.
+    """Layer that returns its input with another gradient, to trace `tf.custom_gradient`.
 
     `OwnGradient(model)(y, given=[x])` returns `y`, which was computed from `x`. The gradient of `x`
     is then `model([x, gradient of y])`.

@@ -99,7 +99,7 @@ def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace
     """Returns one trace for traces with different operations, which `follow_training` rejected.
 
     For example, stochastic depth multiplies by a random mask in training. Such operations stay in
-    float. If a layer has no weights, all operations may differ between training and inference.
+    float. For layers without weights, even entirely different traces can be combined.
 
     Raises:
         CannotTrace: `refusal`, if the traces cannot be combined.

@@ -102,7 +102,7 @@ class CorrectedFold:
     """Computes a call of a layer and the BatchNormalization after it.
 
     This class folds with the moving variance, and needs only one convolution if the statistics are
-    frozen. `tf.contrib.quantize` folds with the batch's variance, and then corrects the kernel.
+    frozen. `tf.contrib.quantize` computes the same kernel with the batch's variance and a factor.
 
     The correction factor multiplies the kernel here, and the output in `tf.contrib.quantize`.
     Results differ only by rounding. Moving statistics are read before the step updates them.

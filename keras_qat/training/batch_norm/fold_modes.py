@@ -7,7 +7,7 @@ With one scale per channel, `Q(a * W)` equals `a * Q(W)`, so training quantizes 
 per tensor, the factors of all channels determine the scale. Training then computes `a` from the
 moving statistics. It convolves with `Q(a * W) / a`, and applies Keras' BatchNormalization.
 
-Quantization multiplies the norm of a channel's weights by a factor, the gain. In the file, the gain
+Quantization changes the norm of a channel's weights by a factor, the gain. In the file, the gain
 scales the channel's output. In training, BatchNormalization with the batch's statistics would
 cancel the gain. Therefore training divides `Q(a * W) / a` by the gain, and multiplies gamma by the
 gain. If all weights of a channel are rounded to 0, the gain is 0. The convolution then keeps the

@@ -82,7 +82,7 @@ def calibrate(
             the values at both ends. "mse" minimizes the mean squared error. Values beyond the range
             are clipped. "percentile" first clips the inputs, and then computes the ranges of all
             other tensors. This reads the data twice. A generator can only be read once, and its
-            inputs are not clipped. Fixed ranges, such as the range of a softmax, do not change.
+            inputs are not clipped first. Fixed ranges, such as of a softmax, do not change.
         percentile: percentage of values below the upper end of a range, and above the lower end.
         weights: how to choose the ranges of weights with one range per channel. "minmax" uses the
             extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,
@@ -153,7 +153,7 @@ def calibrate(
 
 
 def _quick_batch(model: keras.Model) -> int | None:
-    """Return 32, or more for small examples. Return None for unknown sizes or a fixed batch."""
+    """Return a batch size, 32 or more. Return None for unknown sizes or a fixed batch size."""
     sizes = [math.prod(x.shape[1:]) for x in model.inputs if x.shape[1:].is_fully_defined()]
     if len(sizes) < len(model.inputs) or model.inputs[0].shape[0]:
         return None
