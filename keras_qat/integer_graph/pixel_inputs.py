@@ -35,7 +35,7 @@ ZERO = -128
 """Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Each constant is quantized to 127 or -127. This allows the smallest possible scale."""
+"""Each nonzero constant becomes 127 or -127. This allows the smallest possible scale."""
 
 MOST = 8
 """Maximum number of channels that are rescaled one by one and concatenated. TFLite Micro

@@ -297,7 +297,7 @@ def name_inner_calls(layer: keras.layers.Layer) -> dict[int, str]:
 
     Names that a user chose are kept. Automatic names such as `dense_3` have another number in every
     copy. They become the name of the attribute that contains the layer. In an inner model,
-    layers are named after their class, as in `model/dense`. Such a name may occur twice.
+    they become the name of the class, as in `model/dense`. Such a name may occur twice.
     """
     names: dict[int, str] = {}
 
