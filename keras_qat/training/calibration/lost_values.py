@@ -133,7 +133,7 @@ def find_input_quantizers(graph: Graph) -> dict[int, ActivationQuantizer]:
 
 
 def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
-    """Returns the quantizers of masked attention scores, which need no check for outliers.
+    """Returns the quantizers of masked attention scores. Their ranges need no check.
 
     `MaskScores` replaces masked scores by values a little below the others, not by -1e9.
     """
