@@ -104,8 +104,8 @@ class Inference:
         """Chooses TensorFlow or TFLite's interpreter for the next batch. Call `settle` first.
 
         Returns:
-            A number that changes if the model must be traced again, and whether batches may use the
-            interpreter. Keras' functions are traced again if either changes.
+            A number that changes if earlier traced functions are out of date, and whether batches
+            may use the interpreter. Each such pair has its own traced function.
         """
         settled, model = self.settled, self.model
         self.runs_file = not (
