@@ -44,8 +44,8 @@ def read_labels(data: Source, labels: Sequence[str]) -> tuple[list[Labels], Sour
         sources.append((output, source) if is_named and not Path(text).exists() else ("", text))
     if len(dict(sources)) < len(sources):
         raise ValueError(
-            f"--labels is given {len(sources)} times without different outputs. Name the output of "
-            f"each, as in --labels OUTPUT={sources[-1][1]}."
+            f"--labels was passed {len(sources)} times. Name a different output each time, as in "
+            f"--labels OUTPUT={sources[-1][1]}."
         )
     found = []
     for output, source in sources:

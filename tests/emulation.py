@@ -19,6 +19,10 @@ from tests.networks.large import LARGE
 ROOT = Path(__file__).parents[1]
 WORKER = ROOT / "benchmarks" / "runtime_worker.py"
 
+SOME = ("conv", "other_rounding")
+SOME_LARGE = (*(f"mean of {count}" for count in (4_128, 8_256, 20_000)), "1000 classes")
+"""Names of families and large networks for a sample."""
+
 LARGE_WIDTHS = ("int8", "int16x8")
 """Widths of `benchmarks.structures` with which large networks run."""
 
@@ -82,6 +86,14 @@ def write_structures(folder: Path, width: str, piece: int, family: str) -> None:
     structures.write(structures.make_examples(networks, width, [family]), folder)
     if piece == COUNTS[width]:
         structures.write(structures.random_models(width, [family], count=20), folder)
+
+
+def write_sample(folder: Path, width: str, family: str) -> None:
+    """Writes two families, and some large networks in the widths that have them."""
+    networks = structures.find_families(SOME)
+    if width in LARGE_WIDTHS:
+        networks |= {name: LARGE[name] for name in SOME_LARGE}
+    structures.write(structures.make_examples(networks, width, [family]), folder)
 
 
 def write_large(folder: Path, width: str, family: str) -> None:

@@ -40,7 +40,7 @@ def test_scopes(message):
 OPTIONS = {
     "target='etos_u55': use one of 'xnnpack', 'tflm'": {"target": "etos_u55"},
     "kernels='xnpack': use one of 'xnnpack'": {"kernels": "xnpack"},
-    "TFLite Micro rounds as 'tflm'. Leave": {"target": "tflm", "kernels": "xnnpack"},
+    "TFLite Micro has the kernels 'tflm'. Leave": {"target": "tflm", "kernels": "xnnpack"},
     "has no kernels for .* 16 bits": {"target": "edgetpu", "recipe": recipes.int16x8()},
     "'convv' matches no layer. Did you mean 'conv'": {
         "recipe": recipes.int8().override("convv", weight_bits=4)

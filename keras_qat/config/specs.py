@@ -76,8 +76,8 @@ class QuantSpec:
     def __post_init__(self) -> None:
         if self.bits == 16 and not self.symmetric:
             raise ValueError(
-                "bits=16: activations have from 2 to 8 bits, or 16 with a symmetric range, as in "
-                "recipes.int16x8()."
+                "bits=16 needs a symmetric range, as in recipes.int16x8(). Other ranges have from "
+                "2 to 8 bits."
             )
         is_wide = not (self.narrow_range or self.per_channel)
         object.__setattr__(self, "bits", check_bits(self.bits, wide=is_wide))
@@ -89,8 +89,8 @@ class QuantSpec:
         is_learned = self.observer.startswith("learned")
         if self.power_of_two and (not self.symmetric or self.per_channel or is_learned):
             raise ValueError(
-                "power_of_two=True needs one symmetric range per tensor, and ranges that are not "
-                "learned, as in recipes.power_of_two()."
+                "power_of_two=True needs one symmetric range per tensor. The observer must not "
+                "learn the range. recipes.power_of_two() has such specs."
             )
         if not 0 <= self.ema_decay < 1:
             raise ValueError(

@@ -157,8 +157,8 @@ class _Converter(tf.lite.TFLiteConverter):
         nodes = [definition.node, *(inner.node_def for inner in definition.library.function)]
         if any(node.op in ASSIGNMENTS for node in itertools.chain(*nodes)):
             raise ConverterError(
-                "it assigns to a variable, but variables are constant in a file. Assign only in "
-                "training, as in `if training:`"
+                "it assigns to a variable, but a file stores variables as constants. Assign only "
+                "in training, as in `if training:`"
             )
         if function.captured_inputs:
             return super()._freeze_concrete_function()

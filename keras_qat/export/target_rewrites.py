@@ -215,7 +215,7 @@ def replace_by_prelu(builder: Builder, site: Site) -> None:
     """Computes a ReLU or leaky ReLU as a PReLU with one slope."""
     (x,), (end,) = _get_inputs(site), site.outputs
     slope = site.option("alpha", 0.0)
-    values, scales = np.array([slope != 0], np.int8), np.array([slope or 1.0])
+    values, scales = np.array([np.sign(slope)], np.int8), np.array([abs(slope) or 1.0])
     unit = builder.constant(f"{end.name}/slope", values, scales=scales)
     if len(end.shape) <= MOST_AXES:
         builder.operator("PRELU", [x, unit], [end.index])

@@ -220,8 +220,8 @@ def _check_states(graph: ResolvedGraph) -> None:
         if node.op is None and list_states(node.call.layer):
             reason = get_float_reason(node.call.layer) or node.reason
             raise ValueError(
-                f"Layer '{node.call.layer.name}' keeps its states (stateful=True), which a file "
-                f"cannot do for a layer in float. It stays in float because: {reason}."
+                f"Layer '{node.call.layer.name}' is in float and keeps its states (stateful=True). "
+                f"Files only store states of quantized layers. Reason for float: {reason}."
             )
     layers = [node.call.layer.name for node in graph.nodes if node.attributes.get("keeps")]
     for name, count in Counter(layers).items():

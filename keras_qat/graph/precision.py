@@ -132,7 +132,7 @@ def check_holds_16_bits(model: keras.Model) -> None:
     if half:
         raise ValueError(
             f"'{model.name}' computes in half precision ({pluralize(len(half), 'layer')}, e.g. "
-            f"{half[0]}), which cannot hold activations of 16 bits. Build the model again after "
-            f"keras.mixed_precision.set_global_policy('float32'), and copy the weights: "
+            f"{half[0]}), which has too few digits for int16 activations. Build the model again "
+            f"after keras.mixed_precision.set_global_policy('float32'), and copy the weights: "
             f"new.set_weights(old.get_weights())."
         )

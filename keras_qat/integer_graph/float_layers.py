@@ -90,8 +90,8 @@ def _resizing(layer: layers.Resizing, x: tf.Tensor) -> tf.Tensor:
 
 def _refuse(layer: keras.layers.Layer, *args: object, **kwargs: object) -> tf.Tensor:
     raise ValueError(
-        f"{layer.name}: TFLite has no operation for {type(layer).__name__}. Compute it before the "
-        f"model, in the input pipeline, and quantize the model after it."
+        f"{layer.name}: TFLite has no operation for {type(layer).__name__}. Move the layer into "
+        f"the input pipeline, and quantize the rest of the model."
     )
 
 

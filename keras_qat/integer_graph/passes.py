@@ -72,8 +72,8 @@ def quantize_outputs(graph: ResolvedGraph) -> ResolvedGraph:
             continue
         if tensor not in graph.unrounded:
             raise ValueError(
-                f"Output '{name}' is float, and its range is not known. Leave output_dtype out, so "
-                f"that it is float32, or quantize its layer."
+                f"Output '{name}' is float, and its range is not known. Leave output_dtype out to "
+                f"export float32, or quantize the layer that computes the output."
             )
         scope, call = f"{tensor.name}/quantized", graph.values[tensor].producer
         assert call is not None

@@ -60,7 +60,7 @@ def read_rescalings(rescaling: Any, names: list[str]) -> dict[str, Rescaling]:
         if len(names) > 1:
             raise ValueError(
                 f"rescaling: the model has the inputs {', '.join(names)}. Pass a dict "
-                f"from the names of pixel inputs to their rescaling."
+                f"that maps the name of each image input to its rescaling."
             )
         rescaling = {names[0]: rescaling}
     unknown = [str(name) for name in rescaling if name not in names]

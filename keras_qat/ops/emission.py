@@ -201,9 +201,9 @@ class Emission:
             same += 1
         if sizes[same:].count(-1) > 1:
             raise NotImplementedError(
-                f"'{self.node.name}' needs a reshape to several unknown sizes, "
-                f"{[int(size) for size in sizes]}, but a file can have only one. Specify the sizes "
-                f"of the model's keras.Input: keras.Input((128,)) instead of keras.Input((None,))."
+                f"'{self.node.name}' reshapes to {[int(size) for size in sizes]}, but TFLite's "
+                f"RESHAPE allows only one unknown size. Specify the sizes of the model's "
+                f"keras.Input: keras.Input((128,)) instead of keras.Input((None,))."
             )
         all_sizes = self.temporary("sizes", (len(self.shape(source)),), "int32")
         first = self.temporary("sizes/kept", (same,), "int32")

@@ -190,8 +190,8 @@ def _copy_quantized(
     if given:
         raise ValueError(
             f"{given[0]}= is for float models, and '{model.name}' is already quantized. Quantize "
-            f"the float model with it. For a part of this model, such as an embedding, pass "
-            f"keras.Model(qat.inputs, qat.get_layer('quant_embedding').output)."
+            f"the float model again with {given[0]}=. To use a part of this model, such as an "
+            f"embedding, pass keras.Model(qat.inputs, qat.get_layer('quant_embedding').output)."
         )
     with strategy_scope(model), deserialization_scope(model.customs):
         copy = type(model).from_config(model.get_config())

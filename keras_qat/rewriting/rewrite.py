@@ -105,9 +105,9 @@ def _make_model(
     named = {id(tensor): name for name, tensor in list_symbols(model).items()}
     if lost := [name for name, end in zip(file_outputs, ends, strict=True) if id(end) not in named]:
         raise ValueError(
-            f"outputs names {lost[0]!r}, but the model's outputs do not depend on it. For example, "
-            f"keras_qat computes log(softmax(x)) directly from x. Name an earlier tensor that "
-            f"keras_qat.plan(model) lists."
+            f"outputs contains {lost[0]!r}, but the quantized model does not compute it. For "
+            f"example, keras_qat computes log(softmax(x)) without the softmax. Name an earlier "
+            f"tensor that keras_qat.plan(model) lists."
         )
     found = {output: named[id(end)] for output, end in zip(file_outputs, ends, strict=True)}
     model.set_untracked(file_outputs=found)
@@ -192,8 +192,8 @@ class _Visitor:
             reason = self.plan.float_layers.get(call.name, "it computes in float")
             raise ValueError(
                 f"'{call.name}' cannot be copied, because {explain_missing_config(call.layer)}. "
-                f"Write a get_config. Traced layers do not need it, but this layer was not traced: "
-                f"{reason}."
+                f"Write a get_config for its class. keras_qat cannot replace the layer by layers "
+                f"of Keras either: {reason}."
             ) from error
 
     def _wrap(self, group: Group) -> QuantizeWrapper:

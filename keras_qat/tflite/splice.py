@@ -56,7 +56,7 @@ def _check(
     builder: Builder, main: schema.SubGraphT, sources: list[int], targets: list[int]
 ) -> None:
     if len(sources) != len(targets):
-        raise ValueError(f"{len(targets)} tensors for the {len(sources)} ends of a graph.")
+        raise ValueError(f"Expected {len(sources)} tensors to connect, got {len(targets)}.")
     for source, target in zip(sources, targets, strict=True):
         types = main.tensors[source].type, builder.graph.tensors[target].type
         if len(set(types)) > 1:

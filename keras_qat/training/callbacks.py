@@ -108,8 +108,8 @@ def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
     if is_quantized(callback.model) and not share_layers(callback.model, model):
         raise ValueError(
             f"{type(callback).__name__}({argument!r}, model={model.name!r}) is for another model: "
-            f"fit trains '{callback.model.name}', which has none of its layers. Remove model=, or "
-            f"pass the model that is trained."
+            f"fit trains '{callback.model.name}', and the two models share no layer. Remove "
+            f"model=, or pass the model that fit trains."
         )
     return model
 

@@ -93,7 +93,7 @@ class PhasedModel:
         for callback in callbacks:
             if isinstance(callback, type):
                 name = callback.__name__
-                raise TypeError(f"callbacks=[{name}]: make one of the class, {name}(...).")
+                raise TypeError(f"callbacks=[{name}] contains a class. Pass {name}(...).")
         is_first = not self._checked_data
         reason = explain_array_doubt(self, x) if is_first else ""
         object.__setattr__(self, "_checked_data", True)

@@ -55,8 +55,8 @@ def check_is_graph(model: keras.Model) -> None:
         return
     raise ValueError(
         f"{type(model).__name__} '{model.name}' calls quantization-aware layers in Python code, "
-        f"which cannot be exported. Write that code with symbolic tensors, such as "
-        f"keras.Model(qat.inputs, tf.nn.l2_normalize(qat.output, -1)), or quantize the entire "
+        f"which cannot be exported. Replace the code by a functional model, for example "
+        f"keras.Model(qat.inputs, tf.nn.l2_normalize(qat.output, -1)). Or quantize the entire "
         f"float {type(model).__name__}."
     )
 

@@ -39,6 +39,12 @@ def test_operators_compute_what_the_simulation_does(tmp_path):
     assert find_differing(tmp_path, A76) == {}
 
 
+@pytest.mark.parametrize("width", emulation.COUNTS)
+def test_some_structures_on_a76(width, tmp_path):
+    emulation.write_sample(tmp_path, width, FAMILY)
+    assert find_differing(tmp_path, A76) == {}
+
+
 @pytest.mark.parametrize(("width", "piece"), emulation.PIECES)
 def test_all_structures(width, piece, tmp_path):
     """Tests families of layers, networks of other tests, and random models."""

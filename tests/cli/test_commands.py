@@ -196,7 +196,7 @@ def test_several_outputs(tmp_path):
     assert "has the outputs kind, size. Name the output" in told and "--labels kind=kind" in told
     told = run("evaluate", *paths, "--labels", "sort=kind", code=2)
     assert "labels for 'sort', but 'two' has the outputs kind, size" in told
-    assert "is given 2 times" in run("evaluate", *paths, "--labels", "a", "--labels", "b", code=2)
+    assert "was passed 2 times" in run("evaluate", *paths, "--labels", "a", "--labels", "b", code=2)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_what_cannot_be_set_on_a_model():
 
 
 def test_a_class_for_a_callback():
-    with pytest.raises(TypeError, match=r"\[QuantDelay\]: make one of the class, QuantDelay\("):
+    with pytest.raises(TypeError, match=r"\[QuantDelay\] contains a class. Pass QuantDelay\("):
         keras_qat.quantize_model(tiny_net()).fit(None, callbacks=[callbacks.QuantDelay])
 
 

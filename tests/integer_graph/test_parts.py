@@ -126,7 +126,7 @@ def test_code_around_a_quantized_model_is_refused(qat):
     model, image = Normalized(qat), keras.Input((8, 8, 1))
     model(images(2, (8, 8, 1)))
     for refused in (model, keras.Model(image, Normalized(qat)(image))):
-        with pytest.raises(ValueError, match=r"'normalized' calls .* with symbolic tensors"):
+        with pytest.raises(ValueError, match=r"'normalized' calls .* by a functional model"):
             keras_qat.export_tflite(refused)
 
 

@@ -15,6 +15,7 @@ from keras_qat.arithmetic import fake_quant
 from keras_qat.arithmetic.kernel_families import KernelFamily
 from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.graph.calls import Call, Value, flatten_values
+from keras_qat.graph.precision import compute_in_float32
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.helper_layers import elementwise_functions
 from keras_qat.integer_graph.execute import prepare
@@ -222,7 +223,8 @@ def assert_weights_are_those_of_training(graph: ResolvedGraph) -> None:
                 far = np.abs(part.q * part.scale - trained) / part.scale
                 assert far.max() < 1e-4, f"{part.name} of {node.name}: {far.max()} steps off"
         else:
-            _assert_sums_are_those_of_training(node, weights)
+            with compute_in_float32(node.layer):
+                _assert_sums_are_those_of_training(node, weights)
 
 
 def _assert_sums_are_those_of_training(node: Node, weights: Weights) -> None:

@@ -236,7 +236,7 @@ def test_learned_ranges(folder, seeds):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*cannot hold activations of 16 bits")
+@pytest.mark.filterwarnings("ignore:.*has too few digits for int16 activations")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_in_half_precision(folder, seeds, policy):
     @trials(max(1, seeds // 8), derandomize=True, phases=[Phase.generate])

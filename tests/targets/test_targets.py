@@ -57,7 +57,7 @@ def test_the_user_may_say_another_recipe():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "tflm", "kernels": "xnnpack"}, "rounds as 'tflm'. Leave kernels out"),
+        ({"target": "tflm", "kernels": "xnnpack"}, "has the kernels 'tflm'. Leave kernels out"),
         ({"target": "edgetpu", "recipe": "int16x8"}, "no kernels for activations of 16 bits"),
         ({"target": "ethos"}, r"target='ethos': use one of 'xnnpack', 'tflm'.*register"),
     ],

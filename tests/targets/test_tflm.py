@@ -135,6 +135,14 @@ def test_kernels_that_were_said_to_be_missing(layer, recipe, kernel):
     assert (problems(contents, TFLM), refusal(contents)) == ((), None)
 
 
+def test_slices_at_computed_positions():
+    x, index = keras.Input((6, 3)), keras.Input((1,), dtype="int32")
+    qat = keras_qat.quantize_model(keras.Model([x, index], x[:, index[0, 0]]))
+    observe(qat, images(8, (6, 3)), np.ones((8, 1), np.int32))
+    contents = keras_qat.export_tflite(qat, batch_size=1)
+    assert any(problem.reason.startswith("begin, end") for problem in problems(contents, TFLM))
+
+
 def test_open_sizes_are_told():
     qat, contents = exported(layers.Conv1D(3, 2, name="conv"), "int8", (None, 4))
     for variant in (qat, contents):

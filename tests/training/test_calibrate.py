@@ -284,6 +284,14 @@ def test_pixels_keep_their_range():
         assert (quantizer.minimum, quantizer.maximum) == expected, method
 
 
+def test_very_large_values():
+    x = 1e12 * np.random.default_rng(0).uniform(1, 2, (64, 8, 8, 1)).astype(np.float32)
+    qat = keras_qat.quantize_model(functional((8, 8, 1), build=layers.ReLU(name="y")))
+    for method in METHODS:
+        keras_qat.calibrate(qat, x, method=method)
+        assert keras_qat.quantizers(qat)[0].maximum == pytest.approx(2e12, rel=0.01), method
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "method"), [("int16x8", "mse"), ("contrib", "percentile")])
 def test_methods_export_and_agree(recipe, method):

@@ -25,6 +25,11 @@ WITH_AVX = ("native", "SandyBridge", "Haswell")
 find_differing = functools.partial(emulation.find_differing, emulator.run, FAMILY)
 
 
+def test_a_sample(tmp_path):
+    emulation.write_sample(tmp_path, "int8", FAMILY)
+    assert find_differing(tmp_path, emulator.CPUS) == {}
+
+
 def test_operators(tmp_path):
     emulation.write_operators(tmp_path, FAMILY)
     assert find_differing(tmp_path, emulator.CPUS) == {}

@@ -174,9 +174,9 @@ def tune(
             f"max_drop={max_drop}: pass the allowed drop in points, 0 or more, such as 0.5."
         )
     if not minutes > 0:
-        raise ValueError(f"minutes={minutes}: pass a time above 0, such as 10.")
+        raise ValueError(f"minutes={minutes}: pass a positive number of minutes, such as 10.")
     if max_size is not None and max_size <= 0:
-        raise ValueError(f"max_size={max_size}: pass the maximum file size in bytes, above 0.")
+        raise ValueError(f"max_size={max_size}: pass a file size in bytes that is greater than 0.")
     if min_bits not in (None, 4, 8):
         raise ValueError(f"min_bits={min_bits}: pass 4 or 8. Files store 5 to 7 bits as 8 bits.")
     train_data, held_out = read_data(model, train), read_data(model, validation)

@@ -128,7 +128,7 @@ class Judge:
         if not getattr(model, "_is_compiled", False):
             raise ValueError(
                 f"'{model.name}' is not compiled, so there is no metric to tune for. Compile it "
-                f"with metrics=[...], or pass metric=, a function of labels and predictions."
+                f"with metrics=[...], or pass a function of labels and predictions as metric."
             )
         return _make_compiled_metric(model, self._exact)
 

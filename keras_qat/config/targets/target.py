@@ -211,8 +211,9 @@ def settings(
     family = kernel_family(kernels or chosen_target.kernels)
     if family != kernel_family(chosen_target.kernels):
         raise ValueError(
-            f"kernels={kernels!r}: {chosen_target.title} rounds as {chosen_target.kernels!r}. "
-            f"Leave kernels out. To compare kernels, set the model's attribute `kernels`."
+            f"kernels={kernels!r}: {chosen_target.title} has the kernels "
+            f"{chosen_target.kernels!r}. Leave kernels out. To compare kernels, set the model's "
+            f"attribute `kernels`."
         )
     chosen = chosen_target.recipe() if recipe is None else recipes.get(recipe)
     if (16 if chosen.activations.bits == 16 else 8) not in chosen_target.bits:

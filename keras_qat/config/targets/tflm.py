@@ -27,6 +27,11 @@ def _check_int4_scale(site: Site) -> str | None:
     return "4-bit weights without one scale per tensor: export with target='tflm'"
 
 
+def _check_slice(site: Site) -> str | None:
+    is_constant = all(site.constant(index) is not None for index in (1, 2, 3))
+    return None if is_constant else "begin, end and strides must be constants"
+
+
 def _check_sizes(site: Site) -> str | None:
     is_empty = any(0 in tensor.shape for tensor in site.outputs)
     return "no empty tensors" if is_empty else None
@@ -70,7 +75,7 @@ TFLM = Target(
         ("BATCH_MATMUL DEQUANTIZE", Kernel(VALUES)),
         ("SOFTMAX PRELU L2_NORMALIZATION", Kernel(VALUES, max_axes=4)),
         ("QUANTIZE", Kernel((*VALUES, "uint8", "int32"))),
-        ("STRIDED_SLICE", Kernel((*INDEXED, "bool"), max_axes=4)),
+        ("STRIDED_SLICE", Kernel((*INDEXED, "bool"), max_axes=4, checks=(_check_slice,))),
         ("CAST", Kernel(INDEXED, reads=(*INDEXED, "bool"))),
         ("RESHAPE", Kernel((*INDEXED, "int64", "uint8", "bool"))),
         ("SELECT_V2 WHILE IF", Kernel((*INDEXED, "bool"))),

@@ -103,8 +103,8 @@ def check_model(model: Any) -> None:
         )
     if not isinstance(model, keras.Sequential) and not hasattr(model, "_nodes_by_depth"):
         raise ValueError(
-            f"{kind} '{name}' is a subclassed model of Keras 3: its call() cannot be read as "
-            f"layers. Express it in the functional style, keras.Model(inputs, outputs)."
+            f"{kind} '{name}' is a subclassed model of Keras 3, and keras_qat cannot read its "
+            f"call(). Express it in the functional style, keras.Model(inputs, outputs)."
         )
 
 

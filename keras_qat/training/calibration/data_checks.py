@@ -182,10 +182,18 @@ def _explain_unresolved(graph: Graph, data: InputData) -> str:
         norm = find_norm(graph, data.name)
         return describe_lost_features(data.name, lost, extremes[0].size, ends, norm)
     step = (high - low) / (2**data.bits - 1)
-    if data.deviations and np.median(np.concatenate(data.deviations)) < step:
+    if not data.deviations or np.median(np.concatenate(data.deviations)) >= step:
+        return ""
+    vary = f"Input '{data.name}': half of the examples vary by less than one quantized value, "
+    vary += f"{step:.3g}"
+    if data.has_outliers:
         return (
-            f"Input '{data.name}': half of the examples vary by less than one quantized value, "
-            f"{step:.3g}, because a few values widen the range to {low:.4g} to {high:.4g}. Remove "
+            f"{vary}, because a few values widen the range to {low:.4g} to {high:.4g}. Remove "
             f"these values, or call calibrate with method='percentile'."
         )
-    return ""
+    if data.bits < 8:
+        return ""  # The recipe asks for large steps.
+    return (
+        f"{vary}, but the range is {low:.4g} to {high:.4g}. Subtract the mean of the data, or use "
+        f"recipes.int16x8()."
+    )

@@ -85,16 +85,15 @@ def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
 
 
 def sort_bins(counts: np.ndarray) -> np.ndarray:
-    """Orders the counts of `count_bins` by value. Leaves out absolute values from 2^32 on."""
-    positive, negative = (
-        np.concatenate([[side[:_FIRST].sum()], side[_FIRST : _FIRST + _SIDE - 1]])
-        for side in counts.reshape(2, -1).astype(np.int64)
-    )
+    """Sorts the result of `count_bins` by value. The outer bins include all larger values."""
+    starts = [0, *range(_FIRST, _FIRST + _SIDE - 1)]
+    sides = counts.reshape(2, -1).astype(np.int64)
+    positive, negative = np.add.reduceat(sides, starts, axis=1)
     return np.concatenate([negative[::-1], positive])
 
 
 _BITS = (np.arange(_SIDE, dtype=np.uint32) + np.uint32(_FIRST)) << np.uint32(_SHIFT)
-_SIZES = _BITS.view(np.float32).astype(np.float64)
+_SIZES = np.append(_BITS.view(np.float32)[:-1].astype(np.float64), np.inf)
 EDGES = np.concatenate([-_SIZES[::-1], [0.0], _SIZES])
 
 

@@ -22,7 +22,7 @@ from keras_qat.keras2.backend import keras
 from keras_qat.training.calibration.lost_values import get_first_layer
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import Phase
-from keras_qat.training.layers import QuantizeWrapper
+from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 from keras_qat.training.scheduled_layer import ScheduledLayer, assuming
 
@@ -199,8 +199,16 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
 
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
-    """Return a warning if data for a Rescaling layer seem to be rescaled already, or ""."""
-    for layer in map(get_first_layer, graph.calls):
+    """Return a warning if data for a Rescaling layer seem to be rescaled already, or "".
+
+    Only a Rescaling before the first weights is checked. Later ones do not scale the data.
+    """
+    # The inputs, and the outputs of layers without weights that read only inputs.
+    unchanged = set(flatten_values(graph.inputs))
+    for call in graph.calls:
+        layer = get_first_layer(call)
+        if not unchanged.issuperset(call.inputs):
+            continue
         if isinstance(layer, keras.layers.Rescaling):
             scale = float(np.max(np.abs(layer.scale)))
             if 0 < scale * (sample.high - sample.low) < _RESCALED_TWICE:
@@ -209,6 +217,8 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
                     f"'{layer.name.removeprefix(PREFIX)}' multiplies them by {scale:.3g} again. "
                     f"Pass them without rescaling."
                 )
+        elif isinstance(layer, Quantize) or not layer.weights:
+            unchanged.update(flatten_values(call.outputs))
     return ""
 
 

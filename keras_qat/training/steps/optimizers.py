@@ -148,7 +148,7 @@ def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> Non
     if len(unknown) == len(weights) or (unknown and not has_own_step):
         name = type(optimizer).__name__
         raise ValueError(
-            f"The {name} that '{trained.name}' was compiled with has updated other weights before, "
-            f"such as the float model's, and has no state for '{unknown[0].name}'. Compile "
+            f"The optimizer of '{trained.name}' ({name}) has already updated other weights, such "
+            f"as the float model's. It has no state for '{unknown[0].name}'. Compile "
             f"with a new optimizer: {name}(...), or {name}.from_config(optimizer.get_config())."
         )
