@@ -48,7 +48,7 @@ OPTIONS = {
     r"recipes.int8 is the function .*: pass int8\(\)": {"recipe": recipes.int8},
     r"no recipe {'bits': 4}. Use one of \['contrib'": {"recipe": {"bits": 4}},
     "no recipe 'int16'. Did you mean 'int16x8'": {"recipe": "int16"},
-    r"register. Did you mean 'ethos_u55'\?": {"target": "ethosu55"},
+    r"Target. Did you mean 'ethos_u55'\?": {"target": "ethosu55"},
 }
 
 

@@ -103,9 +103,9 @@ def find_batch_size(
         if requested not in (None, rows):
             does = "keeps the states of" if origin.states else "computes together"
             raise ValueError(
-                f"batch_size={requested}: '{graph.name}' {does} {rows} examples. Build it with "
-                f"keras.Input(batch_size={requested}), and copy the weights: "
-                f"other.set_weights(model.get_weights())."
+                f"batch_size={requested}: '{graph.name}' {does} {rows} examples. Build the model "
+                f"again with keras.Input(batch_size={requested}), and copy the weights: "
+                f"new.set_weights(old.get_weights())."
             )
         return rows
     if target is not None and required is not None and requested not in (None, required):

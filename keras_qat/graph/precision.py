@@ -119,10 +119,10 @@ def check_precision(graph: Graph) -> None:
             raise ValueError(
                 f"'{call.name}' of '{graph.name}' computes or stores weights in "
                 f"{min(wrong)}. Models train in float32, or in half precision with weights in "
-                f"float32: policies 'mixed_float16' and 'mixed_bfloat16'. Build the model again "
-                f"after keras.backend.set_floatx('float32') and "
-                f"keras.mixed_precision.set_global_policy('float32'), without another dtype in its "
-                f"layers, and copy the weights: new.set_weights(old.get_weights())."
+                f"float32: policies 'mixed_float16' and 'mixed_bfloat16'. Call "
+                f"keras.backend.set_floatx('float32') and "
+                f"keras.mixed_precision.set_global_policy('float32'), and build the model again "
+                f"without dtype arguments. Copy the weights: new.set_weights(old.get_weights())."
             )
 
 

@@ -145,7 +145,7 @@ def _open_source(inputs: Inputs, data: Any, is_limited: bool) -> Any:
         shown = "the contents of a file" if isinstance(data, bytes) else repr(data)
         raise ValueError(
             f"The data for '{inputs.model}' cannot be {shown}. Load files first, for example with "
-            f"numpy.load: arguments come in the order model, file, data."
+            f"numpy.load. The arguments come in the order model, file, data."
         )
     if isinstance(data, tf.data.Dataset):
         if data.cardinality() == tf.data.INFINITE_CARDINALITY and not is_limited:

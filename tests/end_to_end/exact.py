@@ -26,7 +26,8 @@ def assert_exact_everywhere(
     """
     if kernels == "tflm":
         pytest.importorskip("tflite_micro")
-    contents = keras_qat.export_tflite(qat, batch_size=1 if kernels == "tflm" else None)
+    target = "tflm" if kernels == "tflm" else None
+    contents = keras_qat.export_tflite(qat, target=target)
     assert kernels != "tflm" or not problems(contents, TFLM)
     qat.kernels = kernels
     report = keras_qat.verify(qat, contents, x, kernels=kernels, per_layer=per_layer)

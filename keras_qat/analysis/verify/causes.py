@@ -65,7 +65,7 @@ def find_mismatches(graph: ResolvedGraph, file_graph: FileGraph, contents: bytes
     if fingerprint is not None and fingerprint.get("shapes") != expected["shapes"]:
         reasons.append(
             f"The file belongs to another model than '{graph.name}': its weights have other "
-            f"shapes. Verify the model that the file was exported from."
+            f"shapes. Pass the model that the file was exported from."
         )
     elif fingerprint is not None and fingerprint != expected:
         reasons.append(

@@ -75,7 +75,7 @@ def check_signature(file: FileInterpreter, graph: ResolvedGraph) -> None:
         if not is_same:
             raise ValueError(
                 f"The TFLite file belongs to another model: its {end} are {in_file}, but the "
-                f"model's are {in_model}. Verify the model that the file was exported from."
+                f"model's are {in_model}. Pass the model that the file was exported from."
             )
 
 

@@ -140,7 +140,7 @@ def _check_scopes(resolved: ResolvedGraph, file: FileGraph) -> None:
         names = [name.split(";")[0].removeprefix(f"{SCOPE}/") for name in unknown]
         raise UnknownLayers(
             f"The TFLite file belongs to another model: it has layers that the model lacks, "
-            f"{list_some(names)}. Verify the model that the file was exported from."
+            f"{list_some(names)}. Pass the model that the file was exported from."
         )
 
 

@@ -187,9 +187,9 @@ def get(target: str | Target) -> Target:
     if target in _REGISTERED:
         return _REGISTERED[target]
     raise ValueError(
-        f"target={target!r}: use one of {', '.join(map(repr, known()))}, a "
-        f"keras_qat.targets.Target, or register your own with keras_qat.targets.register."
-        f"{suggest(target, known())}"
+        f"target={target!r}: use one of {', '.join(map(repr, known()))}, or a "
+        f"keras_qat.targets.Target.{suggest(target, known())} keras_qat.targets.register adds "
+        f"names of your own targets."
     )
 
 

@@ -203,9 +203,10 @@ class Observed:
         if broken:
             raise ValueError(
                 f"The model computes NaN or infinity from this data, first in the output of "
-                f"'{broken[0]}', so {pluralize(len(broken), 'tensor has', 'tensors have')} no "
-                f"range. The data itself is finite. Usual causes are a logarithm or a root of "
-                f"negative values, a division by zero, and weights with NaN or infinity."
+                f"'{broken[0]}'. Therefore "
+                f"{pluralize(len(broken), 'tensor has', 'tensors have')} no range. The data itself "
+                f"is finite. Usual causes are a logarithm or a root of negative values, a division "
+                f"by zero, and weights with NaN or infinity."
             )
 
     def ranges(self, method: Callable[..., Range]) -> dict[Observer, Range]:
