@@ -129,7 +129,7 @@ def assert_equal_without_quantization(qat, x, expected, is_random):
     assert decibels(expected, qat(x)) > 60
     weights = qat.get_weights()
     in_training = decibels(expected, qat(x, training=True))
-    assert (in_training < 60) == is_random
+    assert in_training < 80 if is_random else in_training > 60  # LSTMs attenuate dropout.
     qat.set_weights(weights)  # Statistics have changed.
     keras_qat.set_quantization(qat, True)
 
