@@ -6,8 +6,8 @@ LSTM kernel computes its gates in this way with 16-bit integers. TFLite Micro's 
 LOGISTIC and TANH use 32-bit integers.
 
 `compute_int16_sigmoid` and `compute_int16_tanh` are the int16 operators LOGISTIC and TANH, which
-interpolate in a table of the sigmoid. If the scale of the input is almost 2^-12, or 2^-11 for TANH,
-TFLite's optimized kernels follow gemmlowp instead.
+interpolate in a table of the sigmoid. If the scale of the input is almost 2^-12, TFLite's optimized
+kernels follow gemmlowp instead. For TANH, they also do this if the scale is almost 2^-11.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def prepare_tanh(family: KernelFamily, scale: tf.Tensor) -> Curve:
 
 
 def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
-    """Compute a `Curve`. Optimized kernels follow gemmlowp for scales 2^-12 to 2^(wider - 12)."""
+    """Compute a `Curve`. `wider` is 1 for TANH, which follows gemmlowp also at a scale of 2^-11."""
     is_power, left, scale = _as_power(scale, wider)
     has_gates = family.int16_curves == "gates"
     return Curve(is_power if has_gates else False, left, *_scale_to_table(scale))
@@ -107,7 +107,7 @@ def _prepare(family: KernelFamily, scale: tf.Tensor, wider: int) -> Curve:
 
 @trace_once
 def _as_power(scale: tf.Tensor, wider: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Return `is_power` and `left` of a `Curve`, and the scale, which is rounded if `is_power`."""
+    """Return `is_power`, `left` and the scale. If `is_power`, the scale is a power of two."""
     is_near, exponent = near_power_of_two(scale)
     left = exponent + 15 - INTEGER_BITS
     is_power = is_near & (left >= 0) & (left <= wider)
@@ -166,7 +166,7 @@ def _compute(
 
 
 def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
-    """Interpolate linearly in the table of the sigmoid at `size / 2^bits`. Multiply by 2^bits."""
+    """Return 2^bits times the interpolated entry of `_points()` at the index `size / 2^bits`."""
     table = tf.constant(_points(), tf.int64)
     last = 2**16 - 1 if bits == 8 else 2**16 - 2
     index = shift_back(size, bits)
@@ -179,7 +179,8 @@ def _interpolate(size: tf.Tensor, bits: int) -> tf.Tensor:
 def _points() -> np.ndarray:
     """Return TFLite's table of 65536 * sigmoid(k / 24) for k from 0 to 255.
 
-    The entries include half of the largest error of linear interpolation.
+    Half of the largest interpolation error is added to each entry. Without it, all interpolated
+    values would be too small, because this half of the sigmoid is concave.
     """
     sigmoid = 1 / (1 + np.exp(-np.arange(256) / 24))
     curvature = sigmoid * (1 - sigmoid) * (2 * sigmoid - 1) / 24**2

@@ -78,13 +78,13 @@ class Recipe:
         overrides: settings that differ for some layers. Later overrides win. See `override`.
         end_bits: bits of weights, inputs and outputs of the first and last layers. Activations that
             no convolution or matrix product reads, such as the inputs of an Add, also have these
-            bits. No activation gets fewer bits than `activations` has. None means the same bits as
-            elsewhere.
+            bits. Activations never get fewer bits than the specification `activations` has. None
+            means the same bits as elsewhere.
         unpacked_bits: bits of weights that files cannot store as int4, such as depthwise kernels.
             Files have int4 only in convolutions and dense layers. None means the same as elsewhere.
         without_float: True to quantize also LayerNormalization and similar layers, and computations
-            of indices. On targets with float, integers are slower there, and rounding may change
-            an index. `strict=True` and targets without float set it to True.
+            of indices. On targets with float, this is slower, and rounding may change an index.
+            `strict=True` and targets without float set it to True.
     """
 
     name: str
@@ -198,7 +198,8 @@ _SPECS = ("weights", "activations", "folded_weights")
 
 _USED, _LOST = "_is_used", "_lost"
 """Attributes of a recipe, to warn if a user calls `recipe.override(...)` but ignores the result.
-`_is_used` is a list that is empty until the recipe is used. `_lost` lists the ignored overrides."""
+`_is_used` is a list, because `_forget` reads it after the recipe is deleted. It is empty until the
+recipe is used. `_lost` lists the ignored overrides."""
 
 
 def _note_result(recipe: Recipe, result: Recipe, layers: str) -> None:

@@ -105,7 +105,8 @@ def power_of_two(ema_decay: float = 0.999) -> Recipe:
     It is for chips that rescale with shifts, such as Espressif's chips with ESP-DL. Weights and
     activations have 8 bits. Scales are rounded up to the next power of two. This costs up to one
     bit of precision, so train the model, or call `calibrate(qat, x, method="mse")`. Exported files
-    are ordinary int8 files. LSTM, GRU, PReLU and normalization layers also need other scales.
+    are ordinary int8 files. LSTM, GRU, PReLU and normalization layers also need scales that are
+    not powers of two.
 
     Args:
         ema_decay: decay per step of the moving averages that set the ranges of activations.
@@ -158,11 +159,11 @@ def int4_weights(
 ) -> Recipe:
     """Returns a recipe with 4-bit weights and int8 activations: half the size of `int8`.
 
-    By default, `export_tflite` stores each weight in a byte, which all kernels run at full speed.
-    After `qat.pack_int4 = True`, it packs two weights into a byte, but only in convolutions and
-    dense layers. Other weights, such as depthwise kernels, keep 8 bits, because 4 bits would not
-    make the file smaller. `int8(weight_bits=4)` uses 4 bits for all weights. The
-    model needs `learn_rounding` or training. To give sensitive layers more bits, use `end_bits` or
+    By default, `export_tflite` stores one weight per byte. All kernels run such files at full
+    speed. After `qat.pack_int4 = True`, it packs two weights into a byte, but only in convolutions
+    and dense layers. Other weights, such as depthwise kernels, keep 8 bits, because 4 bits would
+    not make the file smaller. `int8(weight_bits=4)` uses 4 bits for all weights. The model needs
+    `learn_rounding` or training. To give sensitive layers more bits, use `end_bits` or
     `override(name, weight_bits=8)`.
 
     Args:
@@ -243,7 +244,7 @@ def contrib(
             observe ranges.
         freeze_bn_delay: first training step that uses BatchNormalization's moving statistics, or
             None.
-        weight_narrow_range: True to quantize weights with 8 bits to 1 to 255 instead of 0 to 255.
+        weight_narrow_range: True to quantize 8-bit weights to the values 1 to 255, not 0 to 255.
             For the first version of `tf.contrib.quantize`, pass False.
         quantize_folded_weights_use_ema: whether the range of weights with a folded
             BatchNormalization is a moving average. The first version had this option. With it,

@@ -36,11 +36,12 @@ class QuantSpec:
         narrow_range: whether the lowest quantized value is unused. TFLite expects this for weights.
         per_channel: whether each output channel has a range. Otherwise, the tensor has one range.
         observer: how the range is found. `moving_average` averages the extremes (minimum and
-            maximum) of batches, at first about the last tenth of them. `shadowed_moving_average`
-            uses the same operations and variables as TensorFlow 1, to continue from checkpoints.
-            `last_value` uses the extremes of the last training batch. `current_value` uses the
-            extremes of the current weights. `learned` trains the range by LSQ, whose gradients
-            include rounding errors. `learned_clipping` trains it by PACT, without rounding errors.
+            maximum) of batches. Early averages cover only about the last tenth of all batches so
+            far. `shadowed_moving_average` uses the same operations and variables as TensorFlow 1,
+            to continue from checkpoints. `last_value` uses the extremes of the last training batch.
+            `current_value` uses the extremes of the current weights. `learned` trains the range by
+            LSQ, whose gradients include rounding errors. `learned_clipping` trains it by PACT,
+            without rounding errors.
         ema_decay: decay per step of the moving averages.
         lower_bound: a known lower bound of the tensor, e.g. 0 after a ReLU. It replaces the
             observed minimum.

@@ -64,8 +64,8 @@ def export_c(
             files are replaced.
         examples: a few inputs, as for `model.predict`. The source then contains a test for the
             device: the examples and TFLite Micro's outputs. By default, there is no test.
-        input_dtype: type of the model's inputs on the device: "int8", "uint8" or "float32" (with
-            16-bit activations "int16" or "float32"). The default is the type of the model's
+        input_dtype: type of the model's inputs on the device: "int8", "uint8" or "float32". With
+            16-bit activations: "int16" or "float32". The default is the type of the model's
             activations. With `examples`, use an integer type.
         output_dtype: type of the model's outputs, as for inputs.
         input_range: minimum and maximum of inputs without a quantizer, as in `recipes.contrib`.

@@ -31,7 +31,7 @@ def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph
     the graph may be wrong.
 
     Raises:
-        RuntimeError: if the bytes differ from `written`, by a fault of this library.
+        RuntimeError: if the bytes differ from `written`. Then keras_qat has a fault.
     """
     file = unpack(contents)
     damage = [*_find_differences(written, file, "file"), *_find_misaligned(contents, file)]
@@ -39,7 +39,6 @@ def check_contents(contents: bytes, written: schema.ModelT, graph: ResolvedGraph
 
 
 def _report(file: str, damage: Iterable[str], differences: Iterable[str]) -> None:
-    """Raise a `RuntimeError` if a file is damaged. Warn if it differs from the resolved graph."""
     please = "This is a fault of keras_qat: please report it with the model."
     if some := list(damage)[:5]:
         raise RuntimeError(f"{file} is damaged: {'; '.join(some)}. {please}")
@@ -152,7 +151,10 @@ def _compare_tensor(tensor: Tensor, written: schema.TensorT) -> Iterator[str]:
 def _find_operations(
     outputs: set[int], known: set[int], file: FileGraph
 ) -> tuple[set[Operation], set[int]]:
-    """Return operators that compute `outputs` from `known`, and the part of `known` they read."""
+    """Search backward from the tensors `outputs` to tensors in `known`.
+
+    Return the operators on the way, and the tensors of `known` that the search reached.
+    """
     operations, reached, pending = set[Operation](), set[int](), list(outputs)
     while pending:
         operation = file.producers.get(pending.pop())
@@ -169,8 +171,8 @@ def _compare_weights(
 ) -> Iterator[str]:
     """Compare a node's weights with the constants of its operators.
 
-    The file may have weights in another order, or in several constants. Therefore, the sum
-    of all weights with the same scale is compared.
+    The file may have the weights in another order, or in several constants. Their sum does not
+    depend on this. Therefore, only the sum of all weights with the same scale is compared.
     """
     ours = _sum_by_scale([_get_scales_and_weights(weights)])
     stored = []

@@ -188,7 +188,6 @@ def _call_recurrent(node: Node, weights: Weights, inputs: list[tf.Tensor]) -> An
 
 
 def _fake_quantize(x: tf.Tensor, params: QuantParams) -> tf.Tensor:
-    """Fake-quantizes float values. Below 8 bits, quantizes with 8 bits and clips high values."""
     if not x.dtype.is_floating:  # Indices have no scale.
         return x
     scale, bits = float(params.scale), max(params.bits, 8)

@@ -73,7 +73,7 @@ def _add_reshape(builder: Builder, source: int, shape: Shape) -> int:
 def _add_similar_constant(
     builder: Builder, index: int, values: NDArray, scales: NDArray | None = None
 ) -> int:
-    """Add a constant like the constant `index`, with new values. `scales=None` keeps scales."""
+    """Add a constant with the name and the scales of the constant `index`, but new values."""
     source = builder.graph.tensors[index]
     params = source.quantization
     return builder.constant(
@@ -85,7 +85,7 @@ def _add_similar_constant(
 
 
 def _add_reshaped(builder: Builder, site: Site, inputs: list[int], shape: Shape) -> None:
-    """Add the operator for reshaped `inputs`. Its result has `shape`, and is then reshaped back."""
+    """Add the operator of `site` with reshaped `inputs`. Restore the shape of its result."""
     (end,) = site.outputs
     result = _add_similar(builder, end.index, shape, "reshaped")
     builder.operator(site.operation.kernel, inputs, [result], **_get_options(site))
@@ -145,7 +145,10 @@ def convolve_column(builder: Builder, site: Site) -> None:
 
 
 def average_column(builder: Builder, site: Site) -> None:
-    """Appends an axis of size 1 to a MEAN's input. XNNPACK's sums only overflow along last axes."""
+    """Appends an axis of size 1 to a MEAN's input.
+
+    XNNPACK's sums overflow only if the last axis is averaged. The new last axis is not averaged.
+    """
     x, axes = _get_inputs(site)
     (end,) = site.outputs
 

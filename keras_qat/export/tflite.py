@@ -65,10 +65,10 @@ def export_tflite(
     Args:
         model: a result of `quantize_model`, or a model that is built from layers of such models.
         path: the path of the file, or None. An existing file is replaced only on success.
-        input_dtype: type of the file's inputs: "int8", "uint8" or "float32" (with 16-bit
-            activations "int16" or "float32"). The default is the type of the activations. Integer
-            inputs must be quantized with the scale and zero point in the file. If the model starts
-            with `Rescaling` or `Normalization`, "uint8" inputs are pixels. If the target
+        input_dtype: type of the file's inputs: "int8", "uint8" or "float32". With 16-bit
+            activations: "int16" or "float32". The default is the type of the activations.
+            Integer inputs must be quantized with the scale and zero point in the file. If the model
+            starts with `Rescaling` or `Normalization`, "uint8" inputs are pixels. If the target
             does not support float, inputs with token ids are int32 by default.
         output_dtype: type of the file's outputs, as for inputs. By default, outputs of layers that
             stay in float are float32, without rounding.
@@ -241,7 +241,7 @@ def _check_converted(graph: ResolvedGraph, contents: bytes) -> None:
 
 
 def _get_end_type(name: str, dtype: str | None, wide: bool) -> str | None:
-    """Return the name of a valid data type. Return None for the activations' type, the default."""
+    """Return the name of a valid data type. Return None if the activations have this type."""
     dtype = _get_name(dtype)
     own, *others = ["int16", "float32"] if wide else ["int8", "uint8", "float32"]
     if dtype is not None and dtype not in (own, *others):

@@ -150,7 +150,7 @@ def _write_output(
     dtype: str | None,
     file_ends: list[int],
 ) -> int:
-    """Return the index of an output. Copy the tensor if it is already an input or output."""
+    """Return the index of an output. A tensor that is also an input or another output is copied."""
     inner = indices[tensor]
     if tensor.params is None:
         kind, params, code = tensor.dtype, None, ""

@@ -68,8 +68,8 @@ class Value:
 class Call:
     """A call of a layer.
 
-    A new call becomes the `producer` of outputs without a producer. A new `Graph` makes its
-    calls the producers of all their outputs.
+    A new call becomes the `producer` of those outputs that have no producer yet. When a `Graph` is
+    created, each of its calls becomes the producer of all outputs of the call.
 
     Args:
         layer: the layer, from the model or created by lowering.
@@ -115,12 +115,10 @@ class Call:
 
     @functools.cached_property
     def inputs(self) -> list[Value]:
-        """The values that the call reads, in order."""
         return flatten_values((self.args, self.kwargs))
 
     @property
     def output(self) -> Value:
-        """The output of a call with a single output."""
         return flatten_values(self.outputs)[0]
 
     def __repr__(self) -> str:

@@ -149,7 +149,6 @@ class StructuralKeys:
         self._known: dict[Value, int] = {}
 
     def is_same(self, first: Value, second: Value) -> bool:
-        """Returns True if two tensors are identical, or computed in the same way."""
         return first is second or self.find_index(first) == self.find_index(second)
 
     def find_index(self, value: Value) -> int:

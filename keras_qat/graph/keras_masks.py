@@ -45,7 +45,6 @@ class KerasMasks:
         self._masks: dict[Value, Any] = {}
 
     def find(self, value: Value) -> tf.Tensor | None:
-        """Returns the boolean mask of a value, or None."""
         call = self.find_producer(value)
         if not value.masked or call is None:
             return None

@@ -39,7 +39,7 @@ _REPLACES = READS_SHAPES.union(("where", "multiply_no_nan"))
 
 _COMPUTES = ("add", "subtract", "multiply", "divide", "cast")
 _COMPUTING_LAYERS = (layers.Normalization, layers.Rescaling)
-"""These layers return NaN if they read NaN. So do the operations in `_COMPUTES`."""
+"""Layers that return NaN if they read NaN, like the operations in `_COMPUTES`."""
 
 
 def find_nan_handling(graph: Graph) -> dict[Value, list[Call]]:

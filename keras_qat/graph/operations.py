@@ -187,7 +187,7 @@ def get_argument(call: Call, name: str) -> Any:
 
 
 def bind_arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:
-    """Returns the arguments of an operation: the first in a list, the others in a dict.
+    """Returns the first argument of an operation in a list, and the other arguments in a dict.
 
     The keys are names in TensorFlow 2. `name` and arguments that equal a default are omitted.
     """

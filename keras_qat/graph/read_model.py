@@ -119,7 +119,7 @@ class _Reader:
         self.tensors.update(zip(map(id, symbols), values, strict=True))
 
     def _carry_mask(self, value: Value, mask: Value | None, path: str) -> Value:
-        """Attach a mask that a nested model is called with. Return the output of a `CarryMask`."""
+        """Return a copy of `value` with the mask that a nested model at `path` is called with."""
         if mask is None:
             return value
         self.counts[path] += 1

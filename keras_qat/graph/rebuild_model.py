@@ -33,7 +33,7 @@ _ADDED: dict[str, Callable[[Any, Any, Any], None]] = {
         tensor, layer.metric_name, aggregation=layer.aggregation
     ),
 }
-"""Maps Keras' layers for `add_loss` and `add_metric` to functions that call this method."""
+"""Maps Keras' layer classes to functions that add the layer's loss or metric to a model."""
 
 Apply = Callable[[Call, Any, dict[str, Any]], Any]
 """A function `(call, args, kwargs) -> outputs` that computes a call."""
@@ -61,10 +61,7 @@ def rebuild_model(
 
 
 def evaluate_graph(graph: Graph, inputs: list[tf.Tensor], apply: Apply = _call_layer) -> Any:
-    """Computes the outputs of a graph for a flat list of inputs.
-
-    `apply` computes each call. The default calls the layer.
-    """
+    """Computes the outputs of a graph for a flat list of inputs."""
     tensors = dict(zip(flatten_values(graph.inputs), inputs, strict=True))
     last_consumers = {value: call for call in graph.calls for value in call.inputs}
     outputs = set(flatten_values(graph.outputs))
@@ -96,9 +93,8 @@ class Replacement(NamedTuple):
 
     Args:
         layer: the layer.
-        reads: the call whose arguments are passed to `layer`. If `layer` replaces a Conv2D and its
-            BatchNormalization, for example, it computes the outputs of the second call from the
-            arguments of the first.
+        reads: the call whose arguments are passed to `layer`. For example, one layer may replace a
+            BatchNormalization and the Conv2D before it. `reads` is then the call of the Conv2D.
     """
 
     layer: Any

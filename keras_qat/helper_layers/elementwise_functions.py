@@ -121,7 +121,7 @@ def _replace_undefined(
     reduce: Callable[[tf.Tensor], tf.Tensor] = _find_largest,
     sign: float = 1.0,
 ) -> tf.Tensor:
-    """Replace undefined results, such as log(0), by `sign * reduce(defined results)`."""
+    """Replace undefined results, such as log(0). `reduce` computes the replacement from others."""
     known = tf.where(is_defined, results, tf.zeros_like(results))
     return tf.where(is_defined, results, tf.stop_gradient(sign * reduce(known)))
 
@@ -151,8 +151,8 @@ class Logarithm(SameShape):
 class Power(SameShape):
     """Computes x ** exponent with finite values and gradients.
 
-    Undefined powers, such as 0 ** -1, become the largest magnitude of the defined powers. If the
-    exponent is positive, they become 0.
+    If the exponent is negative, undefined powers, such as 0 ** -1, become the largest magnitude of
+    the defined powers. Otherwise, undefined powers, such as (-1) ** 0.5, become 0.
     """
 
     options = ("exponent",)

@@ -53,7 +53,7 @@ class _Computed(layers.Layer):
 
 
 def _make_computed(kind: type[layers.Layer], weight: str = "kernel") -> tuple[type, type]:
-    """Return a Keras layer class, and a registered subclass with a computed weight."""
+    """Return the class `kind`, and a registered subclass of `kind` with a computed weight."""
     name, doc = f"Computed{kind.__name__}", f"A `{kind.__name__}` with a computed kernel."
     members = {"computed": weight, weight: _Weight(), "__doc__": doc, "__module__": __name__}
     return kind, register(type(name, (_Computed, kind), members))

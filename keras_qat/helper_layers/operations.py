@@ -114,8 +114,8 @@ class MaskScores(HelperLayer):
     [batch, steps, steps]. A mask is False or 0 for masked scores.
 
     Args:
-        causal: the two sizes `[query steps, key steps]`, to hide key steps later than the query
-            step. Or a mask [..., steps, steps] that is True for visible scores. Or None.
+        causal: two sizes `[query steps, key steps]`. Key steps later than the query step are then
+            masked. Or a constant mask [..., steps, steps] that is True for visible scores.
         hidden: True if masks are inverted: True or nonzero for masked scores.
         below: how far masked scores lie below the smallest score. With the usual masked scores of
             -1e9, all visible scores would be quantized to the same value.

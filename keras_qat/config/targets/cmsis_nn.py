@@ -43,17 +43,17 @@ def _is_elementwise(site: Site) -> bool:
 
 
 def _has_batch_of_one(site: Site) -> bool:
-    """Return True if the first of 5 axes has size 1. TRANSPOSE must also keep this axis first."""
+    """Return True for 5 axes if the first one has size 1, and if a TRANSPOSE does not move it."""
     shape = site.outputs[0].shape
     order = site.constant(1) if site.operation.kernel == "TRANSPOSE" else None
     return len(shape) == 5 and shape[0] == 1 and (order is None or order[0] == 0)
 
 
 def _rescales(site: Site) -> bool:
-    """Return True if float32 rounds the quotient of the input's scale and the output's scale.
+    """Return True if `input scale / output scale` changes when it is rounded to float32.
 
-    The RELU kernel for Cortex-M computes with the rounded quotient. TFLite Micro's Python package
-    does not.
+    The RELU kernel for Cortex-M rounds this quotient. TFLite Micro's Python package does not, and
+    therefore computes other results.
     """
     ratio = site.tensors[0].scale / site.outputs[0].scale
     return float(np.float32(ratio)) != ratio

@@ -83,8 +83,8 @@ class Target:
         title: the name in messages.
         kernels: the kernel family that rounds like the target, as in `quantize_model(kernels=...)`.
         batch_size: batch size of files. None means any.
-        operators: a dict from TFLite's names of operators that have a kernel to their `Kernel`.
-            None means that all operators have kernels.
+        operators: a dict that maps TFLite's names of operators to `Kernel`s. Operators without an
+            entry have no kernel. None means that all operators have kernels.
         bits: supported bits of activations. 8 stands for 2 to 8.
         per_channel: whether weights with a scale per channel run at full speed. Otherwise, the
             target's recipe has one scale per tensor.
