@@ -144,7 +144,7 @@ def op_named(name: str) -> Op:
 
 
 def is_listed(layer: Layer) -> bool:
-    """Returns True for Activation, for registered classes, and for classes in `Op.layers`."""
+    """Returns True if keras_qat knows a layer's class, or if the user has registered it."""
     kind = type(layer)
     return kind.__name__ == "Activation" or kind in _REGISTERED or kind in _BY_KEY
 

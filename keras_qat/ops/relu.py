@@ -36,7 +36,7 @@ def _relu_accepts(call: Call, attributes: Attributes) -> str | None:
 
 
 def _tabulate_relu(a: Arguments) -> tf.Tensor:
-    """Compute the table of TFLite's RELU, for a ReLU that is not fused. XNNPACK has no such kernel.
+    """Compute the table of TFLite's kernel for a ReLU that is not fused.
 
     The table clips at a maximum of 6. The output's range clips at any other maximum.
     """
@@ -115,7 +115,7 @@ def _tabulate_leaky_relu(a: Arguments) -> tf.Tensor:
 
 
 def _tabulate_exact_leaky_relu(a: Arguments) -> tf.Tensor:
-    """Compute the table of TFLite's kernel. It has fixed-point multipliers above and below zero."""
+    """Compute the table of TFLite's own kernel, which multiplies in fixed point."""
     steps, scale, slope = tf.cast(a.q[0], tf.int64), a.params[0].scale, a.attributes["slope"]
     above = to_fixed_point(ratio(a.family, scale, by=a.output.scale))
     below = to_fixed_point(ratio(a.family, scale, abs(slope), by=a.output.scale))

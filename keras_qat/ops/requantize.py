@@ -35,8 +35,8 @@ class Multiplier(NamedTuple):
         fixed: the ratio in fixed point, for TFLite's kernel.
         other: the ratio in the format of the other kernel. None if there is no other kernel.
         is_other: whether the other kernel runs.
-        steps: number of int16 steps per int8 step, if TFLite's kernel first converts int8 values to
-            int16. None means 1.
+        steps: a factor for the integers, before they are multiplied by `fixed`. It is not 1 if
+            files convert int8 to int16 first, which has finer steps. None means 1.
     """
 
     fixed: Any
@@ -85,7 +85,7 @@ def prepare_requantization(
 
 
 def requantize(q: tf.Tensor, multiplier: Multiplier) -> tf.Tensor:
-    """Converts quantized values, relative to the zero point, to another scale.
+    """Converts quantized values to another scale. Values are relative to the zero points.
 
     XNNPACK rounds products once, halves up. TFLite's kernel rounds products twice.
     """

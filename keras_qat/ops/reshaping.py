@@ -170,8 +170,8 @@ Pairs = tuple[tuple[int, int], ...]
 def read_paddings(layer: Any, options: Any, rank: int) -> Pairs:
     """Returns a layer's padding or cropping as pairs (before, after), for each of `rank` axes.
 
-    `options` is the layer's argument: a list of pairs, or one pair for a sequence. The result has
-    (0, 0) for the axes of batch and channels.
+    `options` is the attribute `padding` or `cropping` of the layer. For a sequence (`rank` 3), it
+    is only one pair. The result has (0, 0) for the axes of batch and channels.
     """
     if rank == 3:
         options = (options,)

@@ -33,7 +33,7 @@ def read_resize_options(call: Call) -> Attributes:
 
 
 def _crop(old: Sequence[Any], new: Sequence[Any]) -> Any:
-    """Return the slices of rows and columns that `crop_to_aspect_ratio` keeps. None if unknown."""
+    """Return the slices that `crop_to_aspect_ratio` keeps. Return None if a size is unknown."""
     if None in (*old, *new):
         return None
     (height, width), (new_height, new_width) = old, new

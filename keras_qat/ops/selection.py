@@ -119,12 +119,12 @@ SELECT = Op(
 
 
 _INTEGERS = integer_params(16)
-"""Quantization parameters of int32 tensors that a QUANTIZE reads. The scale is 1. `bits` is 16,
+"""Quantization parameters for the int32 input of a QUANTIZE, with the scale 1. `bits` is 16,
 because kernels treat int32 like int16."""
 
 
 def _find_limit(output: QuantParams) -> tf.Tensor:
-    """Return an integer above the output's range. Larger integers are clipped before a QUANTIZE."""
+    """Return an integer above the output's range. The input of the QUANTIZE is clipped to it."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 
@@ -249,7 +249,7 @@ ONE_HOT = Op(
 
 
 def _prepare_masking(a: Arguments) -> tuple[Multiplier, Any]:
-    """Return the multiplier that requantizes scores, and the quantized value of masked scores."""
+    """Return the multiplier for attention scores, and the quantized value of masked scores."""
     prepared = prepare_requantization(a.family, a.params[0], a.output)
     return prepared, tf.cast(
         _get_masked_value(a.output, a.attributes) - a.output.zero_point, a.q[0].dtype

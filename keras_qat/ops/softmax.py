@@ -134,7 +134,7 @@ def _sum_in_order(x: tf.Tensor, axis: int) -> tf.Tensor:
 def _add_rows(x: tf.Tensor, axis: int) -> tf.Tensor:
     """Sum values along an axis one after another. For many sums, this is faster than `tf.cumsum`.
 
-    Negated values are subtracted, because TensorFlow's graph optimizer would reorder additions.
+    The values are negated and subtracted. TensorFlow's graph optimizer would reorder additions.
     """
     axes = list(range(x.shape.rank))
     axes.insert(0, axes.pop(axis))
@@ -206,7 +206,7 @@ def _tabulate(
 ) -> np.ndarray:
     """Tabulate a function for `_interpolate`. Results are int16 with 15 fractional bits.
 
-    From each entry, half of the interpolation error is subtracted.
+    As in TFLite, half of the error in the next interval is subtracted from each entry.
     """
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)

@@ -26,12 +26,12 @@ from keras_qat.ops.movement import (
 from keras_qat.ops.op import Attributes
 
 Entries = list[tuple[int, Any]]
-"""Pairs (axis, indices for GATHER). If an axis has an unknown size, its pair is (axis, n): the axis
-is concatenated n times."""
+"""Pairs (axis, indices), with the indices that GATHER reads. For an axis of unknown size, the pair
+is (axis, n), and CONCATENATION joins n copies."""
 
 
 def _emit_gathers(e: Emission, source: int, entries: Entries) -> None:
-    """Copy entries along axes by GATHER or CONCATENATION, because some runtimes have no TILE."""
+    """Reorder or repeat a tensor along axes. TILE is not used, because some runtimes lack it."""
     shape = list(e.shape(source))
     for position, (axis, indices) in enumerate(entries):
         is_unknown, target = isinstance(indices, int), e.outputs[0]
@@ -77,7 +77,7 @@ def _broadcast_attributes(call: Call) -> Attributes:
 
 
 def _emit_broadcast(e: Emission) -> None:
-    """Add a RESHAPE, and copies along axes of size 1. For unknown sizes, add a BROADCAST_TO."""
+    """Add the new axes, and repeat axes of size 1. If sizes are unknown, add a BROADCAST_TO."""
     source, (target,) = e.source, e.outputs
     before, after = e.shape(source), e.shape(target)
     for axis in e.attributes["added"]:
@@ -107,7 +107,7 @@ BROADCAST = make_movement(
 
 
 def _repeat_attributes(call: Call) -> Attributes:
-    """Return `times`: pairs (axis, repetitions), with repetitions as in `tf.repeat`."""
+    """Return `times`, which has pairs of the arguments `axis` and `repeats` of `tf.repeat`."""
     layer, rank = call.layer, get_rank(call)
     if isinstance(layer, layers.UpSampling1D):
         return {"times": ((1, int(layer.size)),)}

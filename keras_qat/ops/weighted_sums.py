@@ -56,7 +56,7 @@ class Sums:
         bias: one value for each output channel. None without a bias.
         channels: axes of the weights that are output channels, counted from the end.
         factor: the factor that rescales the sums, in float32, float64 or fixed point.
-        rounding: how sums are rescaled. "family" means like XNNPACK's kernels, in float32.
+        rounding: how sums are rescaled. "family" means in float32, by `KernelFamily.sums`.
         fits: whether float32 represents all possible sums exactly.
     """
 
@@ -80,8 +80,8 @@ def prepare_sums(
         channels: axes of the weights that are output channels, counted from the end.
         rounding: how TFLite's kernel rounds. XNNPACK instead multiplies int8 sums in float32, and
             rounds halves to even.
-        of_int4: how TFLite's optimized kernel rounds with packed 4-bit weights. None if XNNPACK's
-            kernel runs instead.
+        of_int4: how TFLite's optimized kernel rounds if weights are packed in 4 bits. None if
+            XNNPACK has a kernel for these weights.
     """
     weights: Weights = a.weights
     how: Rounding | Literal["family"] = rounding
@@ -128,8 +128,8 @@ def compute_weighted(a: Arguments, linear: Linear, as_matrices: Linear | None = 
 
     Args:
         linear: a function that computes the sums from inputs and weights.
-        as_matrices: the same function by a matrix product, which is exact on GPUs. None if a matrix
-            product would be slow.
+        as_matrices: a function that computes the same sums by a matrix product. On GPUs, only
+            matrix products are exact. None if a matrix product would be slow.
     """
     prepared: Sums = a.prepared
     sums_of_8_bits = partial(_sums_of_8_bits, a, linear, as_matrices)

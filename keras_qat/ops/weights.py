@@ -31,24 +31,24 @@ def map_rows(compute: Callable[[Any], Any], table: Any) -> Any:
 class Weights:
     """The quantized weights of a node, with a folded BatchNormalization.
 
-    They are arrays for files, or tensors in a traced graph.
+    Values are NumPy arrays when a file is written, and tensors inside a `tf.function`.
 
     Args:
         name: the layer's attribute that holds the weight, such as "kernel". "" for an affine
             operator.
         q: the quantized values, -127 to 127, in the layer's shape. An affine operator has a value
-            for each channel. None in `Arguments` after preparation.
-        scale: the scales, which are float32 values in float64. The shape broadcasts against `q`.
+            for each channel. Recurrent operators replace it by None after preparation.
+        scale: the scales in float64, rounded to float32. The shape broadcasts against `q`.
         bias: an integer for each output channel, or None. The unit is input scale x weight scale.
         bits: bits that the weights were trained with, 2 to 8.
         reach: the result of `compute_reach`, or None if unknown. A sum of products is at most
             `reach` times the largest input.
-        rounding: the largest change of a weight after training, in quantization steps of training.
-            Weights change if their range in training was asymmetric. Kernels require symmetric
+        rounding: the largest change of a weight by conversion to a symmetric range, in quantization
+            steps of training. Kernels require symmetric ranges, but training may use asymmetric
             ranges.
         packed: whether files store the weights in 4 bits, two in a byte.
-        divisor: the factor that scaled weights with few bits up to 8 bits, or a factor for each
-            channel. `q / divisor` fits in 4 bits. None if there is no such factor.
+        divisor: `q / divisor` fits in 4 bits, because weights of few bits are scaled up to 8 bits.
+            A number, or one for each channel. None if there is no such factor.
         gates: the number of gates with a scale, 4 in an LSTM. 0 in other layers.
         inner: the quantization parameters of tensors inside a recurrent operator, by name.
         recurrent: the weights that a recurrent operator multiplies by its previous output.
@@ -98,7 +98,7 @@ def count_terms(shape: tuple[int, ...], channels: tuple[int, ...]) -> int:
 
 
 def compute_reach(q: np.ndarray | tf.Tensor, channels: tuple[int, ...]) -> float | tf.Tensor:
-    """Returns the largest absolute sum of a channel's positive weights, or of its negative ones.
+    """Sums the positive and the negative weights of each channel. Returns the largest absolute sum.
 
     For `channels`, see `count_terms`.
     """

@@ -67,7 +67,7 @@ def place(
         has_float: whether the target supports float. Without float, normalization layers with
             integer kernels compute in integers, too.
         has_int16: whether the target supports int16. If not, intermediate results inside layers
-            have 8 bits, unless 8 bits would lose all values.
+            have 8 bits. A softmax has 16 bits only if 8 bits would round most values to 0.
 
     Raises:
         ValueError: if the scope, an override of the recipe or an output matches no layer.

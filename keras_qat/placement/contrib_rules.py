@@ -158,7 +158,7 @@ class ContribPlacement:
     # Helpers of the rules.
 
     def has_implied_range(self, call: Call) -> bool:
-        """Returns True if an output needs no quantizer, for example of a Reshape or a softmax."""
+        """Returns True if the output needs no quantizer, such as the output of a Reshape."""
         op = find_op(call)
         if op is None or (op.is_weighted and self.kind(call) != "kernel"):
             return False
@@ -203,7 +203,7 @@ class ContribPlacement:
         return None
 
     def find_layer_before(self, activation: Call) -> tuple[Call | None, Call | None]:
-        """Returns the layer before an activation, and the Add between them. Each may be None."""
+        """Returns the layer before an activation, and an Add between them. Either can be None."""
         value = activation.inputs[0]
         layer, producer = self.find_biased_layer(value), value.producer
         if layer is not None or producer is None:

@@ -30,10 +30,10 @@ def find_index_calls(
 ) -> set[Call]:
     """Returns the calls that must stay in float because they compute indices.
 
-    For example, `tf.cast(tf.floor(16.0 * x), tf.int32)` is an index. Rounding `x` to int8 could
-    change it, and select an unrelated entry. An argmax may read int8 values, because it can only
-    confuse entries that are almost equal. The result also includes all calls of a Masking with a
-    nonzero mask value.
+    For example, `tf.cast(tf.floor(16.0 * x), tf.int32)` is an index. If `x` were rounded to int8,
+    the index could point to an unrelated entry. An argmax may read int8 values, because it can only
+    confuse entries that are almost equal. A Masking with a nonzero mask value also stays in float,
+    because it compares exact values.
 
     Args:
         kept: values that must be quantized for other reasons, such as the model's outputs.
@@ -82,7 +82,7 @@ def is_table(call: Call) -> bool:
 def may_be_labels(value: Value, graph: Graph, get_op: Callable[[Call], Op | None]) -> bool:
     """Returns True if an input may contain labels. Labels must not be rounded.
 
-    An input may contain labels if no integer layer depends on it, but one depends on another input.
+    An input may contain labels if integer layers depend on other inputs, but not on this one.
     For example, a custom loss layer compares labels with predictions.
     """
     consumers = graph.consumers(losses=False)

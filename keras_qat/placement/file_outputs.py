@@ -57,7 +57,7 @@ def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
 
 
 def _undo_lowering(value: Value, call: Call) -> Value:
-    """Return the input of the call that lowering inserted to compute `value`, or `value` itself."""
+    """If lowering inserted a call before `call`, return its input. Otherwise, return `value`."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 
@@ -89,8 +89,7 @@ def add_outputs(graph: Graph, names: list[str], recipe: Recipe) -> Graph:
 def replace_outputs(lowered: Graph, read: Graph, names: list[str]) -> Graph:
     """After lowering, replaces the outputs from `add_outputs` by all tensors with the `names`.
 
-    `read` is the graph before lowering. Names may be names of calls inside custom layers, which
-    exist only in `lowered`.
+    `read` is the graph before lowering. Tensors inside custom layers exist only in `lowered`.
     """
     outputs, of_layers = lowered.outputs
     known = [value.name for value in read.values()]

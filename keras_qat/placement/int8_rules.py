@@ -300,7 +300,7 @@ class Int8Placement:
         return ranges.pop() if len(ranges) == 1 else None
 
     def only_reaches_outputs(self, value: Value) -> bool:
-        """Returns whether integer calls only move a tensor's values, for example by a Reshape."""
+        """Returns True if no integer call computes with the tensor. A Reshape only moves values."""
         return all(
             isinstance(op.output, SharedRange)
             and all(map(self.only_reaches_outputs, flatten_values(call.outputs)))
@@ -345,7 +345,7 @@ class Int8Placement:
     # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
-        """Follows `SharedSpec`s upstream to tensors with other specifications. Returns these."""
+        """Follows `SharedSpec`s upstream. Returns the specifications of the tensors at the ends."""
         spec = self.specs.get(value)
         if not isinstance(spec, SharedSpec):
             return frozenset({spec})
@@ -389,7 +389,7 @@ class Int8Placement:
 def _get_sources(call: Call) -> list[Value]:
     """Return the inputs that share a range with the output.
 
-    An operator that does nothing at inference returns its first input.
+    If the output is the first input, as in Dropout at inference, other inputs do not count.
     """
     op = find_op(call)
     return call.inputs[:1] if op is not None and op.alias else call.inputs

@@ -20,7 +20,7 @@ Ends = tuple[float, float]
 
 LEVELS, FAR = 4, 32
 """A feature is lost if it spans fewer than `LEVELS` quantized values, and if the input's range is
-at least `FAR` times as wide as the feature's. A concatenated tensor can be lost in the same way."""
+at least `FAR` times as wide as the feature's."""
 SHOWN = 5
 """Maximum number of features in a warning."""
 UNVARIED = 2e-6
@@ -28,7 +28,7 @@ UNVARIED = 2e-6
 
 
 def compute_lost_span(shared: Ends, bits: int) -> float:
-    """Returns the width below which a feature's range is lost. `shared` is the input's range."""
+    """Returns a width. Features with narrower ranges are lost. `shared` is the input's range."""
     width = shared[1] - shared[0]
     return min(LEVELS * width / (2**bits - 1), width / FAR)
 

@@ -73,10 +73,7 @@ class Range:
 
 
 def join_ranges(ranges: list[Range]) -> Range:
-    """Merges the ranges of tensors that must share a range, for example before a concatenation.
-
-    The result has a lower bound only if all `ranges` have one.
-    """
+    """Merges the ranges of tensors that must share a range, for example before a concatenation."""
     first, *rest = ranges
     if not rest:
         return first
@@ -253,7 +250,7 @@ def report_float_layers(
     """Logs how many layers of each class compute in float. Logs the same text only once.
 
     Layers that the user's recipe or scope leaves in float are not counted. `layers` has pairs of a
-    layer and the reason for float. The sentence begins with `start`. `advice` is the next sentence.
+    layer and the reason for float. The message begins with `start` and ends with `advice`.
     """
     unrequested = [(layer, reason) for layer, reason in layers if not reason.startswith(REQUESTED)]
     if not unrequested:

@@ -158,10 +158,9 @@ def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
 
 
 def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
-    """Returns the tensors that are multiplied: inputs of matrix products and of weighted calls.
+    """Returns the inputs of matrix products, and of weighted calls that are not in `ends`.
 
-    Weighted calls in `ends` do not count. Tensors that share a range with such an input are
-    included.
+    The result includes tensors that share a range with such an input.
     """
     values: set[Value] = set()
     for call in calls:

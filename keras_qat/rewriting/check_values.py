@@ -16,7 +16,8 @@ from keras_qat.messages import warn_caller
 
 FAR, ROUNDED, MANY = 0.05, 1e-3, 0.1
 """An output element is wrong if its error exceeds `FAR` times the standard deviation of the output,
-plus `ROUNDED` times the expected value. An output with a larger share than `MANY` is reported."""
+plus `ROUNDED` times the expected value. An output is reported if more than the share `MANY` of its
+elements is wrong."""
 
 
 def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> str:
@@ -45,8 +46,8 @@ def find_differing_outputs(graph: Graph, lowered: Graph, qat: keras.Model) -> st
 def _list_differing(graph: Graph, flags: set[Value], qat: keras.Model) -> list[str]:
     """Return the names of outputs that differ. Return [] if the models reject random inputs.
 
-    Masks and token ids in `flags` begin with 1 in even examples, and with 0 in odd examples. In one
-    of these groups, an attention mask may hide all values. Outputs are then arbitrary.
+    `flags` are token ids and masks. They begin with 1 in even examples, and with 0 in odd examples.
+    In some examples, an attention mask may hide all values. Their outputs are then arbitrary.
     """
     ours, inputs = read_model(qat), draw_inputs(graph, flags)
     variables = {id(w): w for call in graph.calls for w in call.layer.non_trainable_weights}
@@ -80,7 +81,7 @@ def _find_flags(lowered: Graph) -> set[Value]:
 def _both_differ(expected: np.ndarray, computed: np.ndarray) -> bool:
     """Return True if many results are wrong in the even examples, and many in the odd examples.
 
-    In one of these groups, differences may be caused by masks, as `_list_differing` explains.
+    Masks can cause differences only in even examples or only in odd ones. See `_list_differing`.
     """
     if expected.shape != computed.shape:
         return True

@@ -175,7 +175,8 @@ def _copy_quantized(
     """Copy a quantized model, or a Keras model built from quantized layers.
 
     Raises:
-        ValueError: if `recipe` is not the model's recipe, or if `given` is not empty.
+        ValueError: if `recipe` is not the model's recipe. Or if the user passed arguments for
+            float models, with the names `given`.
     """
     check_is_graph(model)
     if not isinstance(model, QuantizedModel):
@@ -204,8 +205,8 @@ def make_exact(model: keras.Model) -> None:
     """Changes a model that was built from layers of a quantized model to a `QuantizedModel`.
 
     The model is changed in place. `predict` then returns the same values as the exported file.
-    Recipe, kernels and target are copied from the quantized model. If a `Quantize` layer of the
-    quantized model follows an output, its quantized tensor becomes the output.
+    Recipe, kernels and target are copied from the quantized model. If a `Quantize` layer reads an
+    output in the quantized model, the result of this layer becomes the output.
     """
     outputs = tf.nest.map_structure(_quantize_output, get_nested_outputs(model))
     # Keras changes the bases of a class when the first functional model of the class is created.

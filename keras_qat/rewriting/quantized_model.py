@@ -87,9 +87,10 @@ class QuantizedModel(
     class_before: type | None = None
     """The class before `train_step` and other methods of the float model were added."""
     trained_as: Config | None = None
-    """Class name and configuration of a float model with custom training, or None."""
+    """Class name and configuration of the float model if it has custom training, otherwise None."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Maps attributes that were not copied from the float model to its class name, for errors."""
+    """Attributes of the float model that were not copied. Each value is the float model's class
+    name, which is shown if code reads the attribute."""
 
     safe_mode: bool = False
     """True if `load_model` had `safe_mode=True`. Lambdas from the file must then not run."""
@@ -234,7 +235,7 @@ class QuantizedModel(
         return inference.choose(self._runtime if is_exact(phase) else "tensorflow")
 
     def keep_recipe(self, recipe: Recipe) -> None:
-        """Stores the recipe in the model and its layers. Models of these layers use it too."""
+        """Stores the recipe in the model, and in its layers for models that are built from them."""
         self.recipe = recipe
         self.set_untracked(settings=read_settings(self))
         for layer in list_scheduled_layers(self):

@@ -229,7 +229,7 @@ class _Visitor:
     def _find_own_spec(self, value: Value) -> specs.QuantSpec | specs.FixedSpec | None:
         """Return the spec for `value` if a `QuantizeWrapper` quantizes it. Otherwise return None.
 
-        If several tensors share a range, a `Quantize` layer after the wrapper quantizes the output.
+        A tensor that shares a range with other tensors is quantized by a `Quantize` layer instead.
         """
         own = self.range_of.get(value)
         if own is None or len(own.observed + own.rounded) > 1:

@@ -164,7 +164,7 @@ def _assign_weights(plain: keras.Model, model: QuantizedModel) -> None:
 
 
 def _are_read(weights: list[Any], graph: Graph) -> bool:
-    """Return True if `weights` affect the outputs, or if the outputs cannot be computed."""
+    """Return whether `weights` affect the outputs. Return True if no outputs can be computed."""
     evaluate, inputs = make_evaluator(graph, flatten_values(graph.outputs)), draw_inputs(graph)
     draw, held = np.random.default_rng(0), [weight.numpy() for weight in weights]
     try:

@@ -23,14 +23,14 @@ CONV_LSTMS = (layers.ConvLSTM1D, layers.ConvLSTM2D)
 class Arithmetic(Protocol):
     """The operations of a step. Training implements them in float, `step_ops` in integers.
 
-    In its methods, `part` is the name of a section, and `name` is the name of the result's range.
+    The argument `part` is the name of a section. Results with the same `name` share a range.
     """
 
     def product(self, part: str, hidden: Any) -> Any:
         """Multiplies a hidden state by the recurrent weights of a section, and adds the bias."""
 
     def add(self, first: Any, second: Any, name: str, maximum: float | None = None) -> Any:
-        """Adds two values. If `maximum` is not None, a ReLU with this maximum follows."""
+        """Adds two values. Then applies a ReLU with the given `maximum`. None means no ReLU."""
 
     def multiply(self, first: Any, second: Any, name: str) -> Any: ...
     def sigmoid(self, x: Any, name: str) -> Any: ...
@@ -52,7 +52,7 @@ maps each section to the product of the step's input and the weights."""
 def _gates(m: Arithmetic, inputs: Mapping[str, Any], hidden: Any, hard: bool, name: str) -> Any:
     """Compute the gates: sigmoid(input product + state product).
 
-    A hard sigmoid only clips the sum, because its slope and offset are part of the weights.
+    For a hard sigmoid, the sum is only clipped. The weights already include slope and offset.
     """
     fed_back = m.product("gates", hidden)
     if hard:
@@ -110,7 +110,6 @@ def names_of_states(attributes: Attributes) -> tuple[str, ...]:
 
 
 def has_cell(attributes: Attributes) -> bool:
-    """Returns True for layers with a cell state: LSTM and ConvLSTM."""
     return "relu" not in attributes and "reset_after" not in attributes
 
 
@@ -126,8 +125,8 @@ HARD_SIGMOID = keras.activations.hard_sigmoid
 class Part(NamedTuple):
     """A section of a layer's weights: blocks of columns with the same activation function.
 
-    A hard sigmoid clips slope * (product + offset). The slope is multiplied into the weights'
-    scales. The offset is added to the bias.
+    A hard sigmoid is slope * (x + offset), clipped to [0, 1]. The slope is multiplied into the
+    weights' scales. The offset is added to the bias.
     """
 
     blocks: tuple[slice, ...]
@@ -150,7 +149,7 @@ def find_weight_parts(layer: Any) -> dict[str, Part]:
 
 
 def compute_offsets(layer: Any) -> np.ndarray:
-    """Returns the `Part.offset` of each column of a layer's weights. 0 without a hard sigmoid."""
+    """Returns the `Part.offset` of each column of a layer's weights."""
     blocks = {
         block.start: (block, part.offset)
         for part in find_weight_parts(layer).values()
@@ -169,9 +168,9 @@ def select_columns(x: Any, part: Part) -> Any:
 
 
 def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
-    """Maps names of products and sums inside a step to ranges, which quantizers observe.
+    """Maps the names of products and sums inside a step to their observed ranges.
 
-    Sums with a fixed range are missing. Products that are added in 16 bits have zero point 0.
+    The products of an LSTM have zero point 0, because they are added in 16 bits.
     """
     if attributes.get("relu"):
         return {"input_sum": OWN, "state_sum": OWN, "hidden": OwnRange(non_negative=True)}
@@ -186,7 +185,7 @@ def inner_ranges(attributes: Attributes) -> dict[str, OwnRange]:
 
 
 def count_steps(gates: int, call: Call) -> int | None:
-    """Counts the multiply-accumulates of a recurrent layer: steps times weights.
+    """Counts the multiply-accumulates of a recurrent layer. Each step multiplies all weights.
 
     A ConvLSTM multiplies all weights at each position of an image.
     """

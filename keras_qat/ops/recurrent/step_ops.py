@@ -24,8 +24,8 @@ SIGMOID, TANH = (next(op for op in ACTIVATIONS if op.name == name) for name in (
 assert isinstance(SIGMOID.output, FixedRange)
 
 UNIT, SUM, CELL = (QuantParams(np.float32(end / 2**15), 0, 16) for end in (1.0, 10.0, 20.0))
-"""16-bit parameters for values up to 1, 10 and 20. The scales of `SUM` and `CELL` are not powers of
-two. For powers of two, some kernels compute sigmoid and tanh differently."""
+"""16-bit parameters for values up to 1, 10 and 20. With 10 and 20, scales are not powers of two.
+For powers of two, some kernels compute sigmoid and tanh differently."""
 
 NEVER_CLIPPED = (UNIT, SUM)
 """Parameters of tensors that never exceed the range, so clipping is not necessary."""
@@ -37,10 +37,10 @@ FIXED: dict[str, FixedRange | QuantParams] = {
     **dict.fromkeys(("addend", "cell"), CELL),
     **dict.fromkeys(("gates", "candidate"), SUM),
 }
-"""Maps a tensor inside a step to its fixed range. A range in `Weights.inner` has priority."""
+"""Maps the name of a tensor inside a step to its range, if the range is not observed."""
 
 ONE = QuantParams(np.float32(1 / 128), -128, 8)
-"""Quantization parameters of a constant 1, which is stored as 0: (0 + 128) / 128."""
+"""Quantization parameters of a constant 1. It is stored as 0, because (0 + 128) / 128 = 1."""
 
 
 def get_fixed_params(name: str) -> QuantParams:
@@ -49,7 +49,6 @@ def get_fixed_params(name: str) -> QuantParams:
 
 
 def get_inner_params(weights: Weights, name: str) -> QuantParams:
-    """Returns the quantization parameters of a tensor inside a step, observed or from `FIXED`."""
     return weights.inner[name] if name in weights.inner else get_fixed_params(name)
 
 
@@ -58,11 +57,11 @@ class Steps:
     """Implements `step_math.Arithmetic` in integers, with TFLite's operators.
 
     Args:
-        machine: an object that prepares, computes or emits the operators.
+        machine: runs each operator. It may be a `Preparing`, a `Computing` or an `Emitting`.
         parts: sections of the weights, by name.
         attributes: options of the recurrent layer.
         weights: the weights for inputs. `weights.recurrent` has the weights for hidden states.
-            After preparation, both have only the ranges in `inner`.
+            If they are already prepared, only their ranges (`inner`) are left.
     """
 
     machine: Machine
@@ -130,7 +129,7 @@ class Steps:
         return self.machine.split(x, count)
 
     def _add_zero(self, params: QuantParams) -> Quantized:
-        """Add a constant that is stored as 0."""
+        """Add a constant with the integer 0. Its value is 1 if `params` is `ONE`."""
         return self.machine.constant("constant", np.zeros([]), params)
 
     def zeros(self, like: Quantized, name: str) -> Quantized:
@@ -140,7 +139,7 @@ class Steps:
 
 
 def _select_part(weights: Weights, part: Part) -> Weights:
-    """Return the columns of a section of the weights. A hard sigmoid's slope changes the scales."""
+    """Return the columns of a section. Their scales include the slope of a hard sigmoid."""
     if weights.q is None:  # After preparation.
         return weights
     bias = None if weights.bias is None else select_columns(weights.bias, part)

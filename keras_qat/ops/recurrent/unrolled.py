@@ -44,10 +44,10 @@ for each step, and a ConvLSTM adds 18."""
 
 
 def _prepare(a: Arguments) -> dict[str, Any]:
-    """Return four lists of prepared constants by name, and the ranges as "weights".
+    """Prepare the constants of all operators, for `_compute`.
 
-    The list "inputs" is for products of the inputs, "first" for the initial state, "step" for one
-    step, and "last" for the output.
+    "inputs" has the constants for products of the inputs. "first" is for the initial state, "step"
+    for one step, and "last" for the output. "weights" keeps only the ranges inside a step.
     """
     weights: Weights = a.weights
     prepared: dict[str, Any] = {name: [] for name in ("inputs", "first", "step", "last")}
@@ -197,8 +197,8 @@ def _emit_selection(e: Emission, mask: int, after: States, before: States) -> St
 def _emit_products(e: Emission, m: Steps) -> Callable[[int], dict[str, Quantized]]:
     """Return a function that returns the products of the input and the weights at a step.
 
-    One operator computes the products of all steps. In a ConvLSTM, this would need too much memory.
-    Each of its steps therefore has its own operator.
+    One operator computes the products of all steps. A ConvLSTM would need too much memory for this,
+    so each step of a ConvLSTM has its own operator.
     """
     source: Any = e.inputs[0], e.node.inputs[0].params
     if not convolves(e.attributes):
@@ -276,12 +276,11 @@ def _accepts(
 
 
 def _read_attributes(call: Call) -> Attributes:
-    """Return the options from `read_form`, and other options of a recurrent layer.
+    """Return the options of a recurrent layer.
 
-    If `masked` is True, the second input is a mask. Masked steps return zeros if `zeroes` is True,
-    as inside Bidirectional. Otherwise, they repeat the previous output. If `hard` is True, gates
-    are hard sigmoids. GRU also has `reset_after`. SimpleRNN has `relu`. ConvLSTM has the options of
-    a convolution.
+    If `masked` is True, the second input is a mask. A masked step repeats the previous output. If
+    `zeroes` is True, it returns zeros instead. Keras sets this option inside Bidirectional. `hard`
+    is True if the gates are hard sigmoids.
     """
     layer, masked = call.layer, keras_variants.has_mask_input(call.layer)
     form = {
