@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "sparse_categorical_crossentropy": "classes",
     "squared_hinge": "decisions",
 }
-"""Maps a Keras loss to the kind of outputs that it trains. "decisions" are yes or no."""
+"""Maps a Keras loss to the kind of outputs that it trains. "decisions" are binary classes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +98,8 @@ def _read_loss(loss: Any) -> CompiledLoss | None:
 def take_losses(layer: keras.layers.Layer) -> Iterator[list[tuple[Any, Any]]]:
     """Removes the losses that layers add inside a `with` block.
 
-    In a traced function, these losses are symbolic. Keras would read them outside of the function,
-    which fails. The function must return the losses instead.
+    Inside a `tf.function`, these losses are symbolic. Keras fails if it reads them later, outside
+    of this function.
 
     Yields:
         A list. After the block, the list contains a pair (layer, loss) for each loss.

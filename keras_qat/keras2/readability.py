@@ -26,7 +26,7 @@ _REVIVED = {"RevivedLayer", "RevivedNetwork"}
 def check_readable(model: Any) -> None:
     """Raises a `ValueError` if the computation of a model is unknown.
 
-    For example, a Sequential model without an input shape is refused. The message says what to do.
+    For example, a Sequential model without an input shape is refused.
     """
     kind = type(model).__name__
     if not isinstance(model, _Model):
@@ -117,7 +117,7 @@ def _check_has_code(model: keras.Model) -> None:
 
 
 def _check_vocabularies(model: keras.Model) -> None:
-    """Raise a `ValueError` if a layer has an adapted vocabulary. TFLite has no vocabularies."""
+    """Raise a `ValueError` if a layer, such as TextVectorization, has an adapted vocabulary."""
     # An uncalled subclassed model has no weights, and raises.
     layers = [layer for layer in model._flatten_layers() if layer.built]
     if holders := [x for x in layers if not all(hasattr(w, "dtype") for w in x.weights)]:
@@ -136,18 +136,17 @@ def is_graph_model(layer: object) -> bool:
 
 
 def is_subclassed(model: object) -> bool:
-    """Returns True if a model is subclassed. Only `call` defines what the model computes."""
     is_unread = isinstance(model, _Model) and not is_graph_model(model)
     return is_unread and not isinstance(model, keras.Sequential)
 
 
 def as_functional(model: Any, inputs: Any = None) -> Any:
-    """Wraps a subclassed model as the only layer of a functional model. Lowering traces it.
+    """Wraps a subclassed model as the only layer of a functional model.
 
     Args:
         model: any model. A model that is not subclassed is returned unchanged.
-        inputs: symbolic inputs in the structure that the model accepts. The default has the shapes
-            of the last call, or of `build`.
+        inputs: symbolic inputs in the structure that the model accepts. By default, they have the
+            shapes from an earlier call of the model, or from `model.build`.
 
     Raises:
         ValueError: if no inputs are known, or if the model is not subclassed but `inputs` is given.

@@ -18,7 +18,7 @@ from keras_qat.messages import LIBRARIES
 serialization: Any = inspect.getmodule(keras.saving.deserialize_keras_object)
 
 EFFECTS = ("write_file", "print", "py_func", "numpy_func", "rpc_call", "custom_call", "shutdown")
-"""Words in the names of TensorFlow operations that do more than compute tensors."""
+"""Words in the names of TensorFlow operations with side effects."""
 
 
 def get_safe_mode() -> bool | None:
@@ -54,8 +54,9 @@ def safe_scope(config: object, custom_objects: dict[str, Any] | None = None) -> 
 def check_code(config: object) -> None:
     """Raises a `ValueError` if a configuration names code that Keras must not import or call.
 
-    Registered objects are accepted. A module that is already imported may also contain accepted
-    code: classes with `from_config`, users' functions, and operations that only compute tensors.
+    Classes and functions that are registered with Keras are accepted. Other code must belong to a
+    library, such as Keras, or to an imported module. It must be a class with `from_config`, a
+    user's function, or an operation that only computes tensors.
     """
     if isinstance(config, dict):
         if reason := _find_reason(config):

@@ -55,7 +55,7 @@ def split_activation(call: Call, context: LoweringContext) -> list[Call]:
 def split_activity_regularizer(call: Call, context: LoweringContext) -> list[Call]:
     """Split `layer(activity_regularizer=r)` into the layer and `Regularize(r)`.
 
-    At inference, a `QuantizeWrapper` does not compute the regularizer of its inner layer.
+    Otherwise, the loss is missing at inference, because a `QuantizeWrapper` skips the regularizer.
     """
     layer = call.layer
     if layer.activity_regularizer is None or len(flatten_values(call.outputs)) > 1:
@@ -86,7 +86,7 @@ def get_weights_without_activation(
 
 
 def split_activation_layer(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace `Activation(f)` by the expansion of `f`, and `Activation(layer)` by the layer."""
+    """Replace `Activation("swish")` by layers, and `Activation(layer)` by a copy of `layer`."""
     inner = call.layer.activation
     if isinstance(inner, layers.Layer):
         parts = PartsBuilder(call, context)
@@ -112,7 +112,7 @@ ACTIVATIONS: dict[Callable[..., tf.Tensor], Callable[..., tf.Tensor]] = {
     keras_3.leaky_relu: lambda x: layers.LeakyReLU(0.2)(x),
     keras_3.celu: lambda x: layers.ELU()(x),
 }
-"""Maps an activation function without an operator to a function that calls equivalent layers."""
+"""Maps an activation function to a function that computes it with layers."""
 
 _X = tensor("x")
 _GATE = operation("relu6")(_X + 3.0)
@@ -198,7 +198,7 @@ def merge_softmax_axes(layer: layers.Softmax, x: tf.Tensor) -> tf.Tensor:
 
 
 def widen_softmax(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a softmax over many values by `SoftmaxOfMany`, which has 16 bits in files."""
+    """Replace a softmax over many values by `SoftmaxOfMany`, which TFLite computes in 16 bits."""
     op, attributes, _ = match_row(call)
     if op is not SOFTMAX or NO_WIDE:
         return []

@@ -24,7 +24,7 @@ def split_multi_head_attention(
 ) -> list[Call]:
     """Split MultiHeadAttention into projections, products, masks and a softmax.
 
-    For images, height and width are merged into one axis. Inputs with Keras masks need `masks`.
+    For images, height and width are merged into one axis. `masks` computes the Keras masks.
     Returns [] if a call cannot be split, for example if the size of an image is unknown.
     """
     layer = call.layer

@@ -42,8 +42,8 @@ class LoweringContext:
         may_trace: function that decides whether a call is traced. None means that lowering decides.
         has_int16: whether the target supports 16-bit activations. If not, a softmax has 16 bits
             only if 8 bits would round most values to 0.
-        has_float: whether operations that replace NaN may stay in float. If not, inputs must not
-            contain NaN.
+        has_float: whether the target supports float. Operations that replace NaN then stay in
+            float, because integers cannot be NaN.
     """
 
     activations: bool = True
@@ -97,7 +97,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: layer, weights)
 
     def find_split_layers(self) -> set[Layer]:
-        """Return original layers that were split: one weight initializes several new layers."""
+        """Return the original layers with a weight that initializes several new layers."""
         starts: dict[tuple[Hashable, int], set[Layer]] = {}
         for (source, _), layer in self._layers.items():
             for weight in self.weights[layer]:
@@ -111,7 +111,7 @@ class LoweringContext:
         return self.layer(source, part, lambda: clone(source, **config), weights)
 
     def get_weights(self, layer: Layer) -> list[tf.Variable]:
-        """Return the initial weights of a layer. The layer may be new and not yet built."""
+        """Return the initial weights of a layer, even if the layer is not built yet."""
         return self.weights.get(layer, layer.weights)
 
 
@@ -133,8 +133,8 @@ class PartsBuilder:
     ) -> Layer:
         """Return a new layer for a component.
 
-        The component "pad" of the layer `conv` is named `conv_pad`. By default, a new layer has the
-        dtype policy of the call's output. A clone keeps the policy of the original layer.
+        The component "pad" of the layer `conv` is named `conv_pad`. By default, it has the dtype
+        policy of the call's output. If `make` is `clone`, it has the policy of the cloned layer.
 
         Args:
             part: name of the component. If it is "", the new layer has the name of the call's
@@ -157,9 +157,9 @@ class PartsBuilder:
         shape: Sequence[int | None] | None = None,
         output: Any = None,
     ) -> Any:
-        """Add a call of a layer, and return its output.
+        """Add a call of a layer. Return `output`, or a new tensor by default.
 
-        By default, the output is a new tensor, and the layer infers the shape.
+        By default, the layer infers the shape of the new tensor.
         """
         if output is None:
             if shape is None:
@@ -196,10 +196,7 @@ class PartsBuilder:
 
 
 def get_suffix(tensor: str, call: str) -> str:
-    """Return the end of a tensor's name after the call's name, such as `:1` for `split:1`.
-
-    If the tensor's name does not begin with `call`, the suffix begins with the first `#` or `:`.
-    """
+    """Return the end of a tensor's name after the call's name, such as `:1` for `split:1`."""
     if tensor.startswith(call):
         return tensor.removeprefix(call)
     counts = re.search(r"[#:]\d.*", tensor)

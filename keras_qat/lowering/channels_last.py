@@ -38,7 +38,7 @@ def move_channels_last(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
-    """Split off a channels-first layer's activation. A softmax must keep its original axis."""
+    """Split off a channels-first layer's activation. A softmax then keeps its original axis."""
     layer, parts = call.layer, list[Call]()
     if _has_channels_first(call) and getattr(layer, "activation", None) is not None:
         is_separable = isinstance(layer, (layers.SeparableConv1D, layers.SeparableConv2D))
@@ -47,7 +47,7 @@ def _split_off_activation(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _has_channels_first(call: Call) -> bool:
-    """Return True for a channels-first layer. Return False for ConvLSTMs: axis 1 is time."""
+    """Return True for a channels-first layer, except a ConvLSTM, which has time as axis 1."""
     is_first = getattr(call.layer, "data_format", None) == "channels_first"
     return is_first and not isinstance(call.layer, layers.RNN)
 

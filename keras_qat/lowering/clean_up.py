@@ -21,16 +21,15 @@ from keras_qat.ops.registry import find_op
 Structure = TypeVar("Structure")
 
 IGNORES = {"maximum": HIDES, "minimum": -HIDES}
-"""Limits for constants. A maximum ignores constants up to -1000. A minimum ignores constants from
-1000."""
+"""A maximum ignores constants of -1000 or less. A minimum ignores constants of 1000 or more."""
 
 
 def fold_uniform_constants(graph: Graph, context: LoweringContext) -> Graph:
     """Remove additions of zeros, as in `x + zeros_like(x)`.
 
-    In `maximum(x, y)`, `y` becomes a constant if all its values are equal and very low. Otherwise,
-    `y` would widen the range of all three tensors. A `minimum` with very high values is treated in
-    the same way.
+    In `maximum(x, y)`, `y` becomes a constant if all its values are equal and very low. The tensor
+    `y` would widen the range of `x`, because the operands of a maximum share one range. `minimum`
+    is treated in the same way.
     """
     facts, known = Facts(), dict[Value, Uniform]()
     for value in (call.output for call in graph.calls):
@@ -63,7 +62,7 @@ def _fold(call: Call, known: Mapping[Value, Uniform], context: LoweringContext) 
 def merge_common_subexpressions(graph: Graph, context: LoweringContext) -> Graph:
     """Merge calls that compute the same function of the same tensors.
 
-    Otherwise, TensorFlow's optimizer merges them, and ignores a quantizer that only one has.
+    TensorFlow's optimizer merges such calls anyway. A quantizer after only one of them gets lost.
     """
 
     def identify(call: Call) -> Hashable | None:

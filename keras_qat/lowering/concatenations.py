@@ -1,7 +1,7 @@
-"""Rewrites concatenations. All tensors share one range, in which small values may be lost.
+"""Rewrites concatenations. All inputs share one range, so 8 bits may round small values to 0.
 
-Slices of a concatenation read the original tensors. Tensors that are concatenated before a
-normalization are scaled to similar ranges.
+Slices of a concatenation are replaced by slices of its inputs. Tensors that are concatenated before
+a normalization are scaled to similar ranges.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from keras_qat.ops.registry import match
 from keras_qat.ops.slicing import FULL_SLICE, items_for_axes
 
 LEVELS = 255
-"""Number of steps of 8 bits. A tensor is lost if its standard deviation is below one step."""
+"""8 bits have 255 steps. Inputs are scaled if one has a standard deviation of less than a step."""
 ALIKE = 4
-"""A tensor is scaled if its range is this many times narrower or wider than that of the tensor with
-the most channels."""
+"""An input is not scaled if its range differs by less than this factor from a reference. The
+reference is the input with the most channels."""
 
 
 class _Piece(NamedTuple):
@@ -49,10 +49,7 @@ class _Concatenation(NamedTuple):
     is_stacked: bool
 
     def cut(self, begin: int, end: int) -> list[_Piece]:
-        """Return the pieces of the inputs that form the entries `begin` to `end` of the result.
-
-        Raises `CannotExpand` if all inputs are needed.
-        """
+        """Return the pieces of the inputs that form the entries `begin` to `end` of the result."""
         pieces = []
         for x, size in zip(self.tensors, self.sizes, strict=True):
             low, high = max(begin, 0), min(end, size)

@@ -31,10 +31,10 @@ from keras_qat.messages import KERAS, KNOWN, get_package
 from keras_qat.ops.registry import is_listed, is_listed_function, is_registered
 
 ATTENTION = layers.Attention, layers.AdditiveAttention
-"""Keras layers that may be traced. Errors do not suggest `register_op` for these layers."""
+"""Keras layers that may be traced."""
 
 _SEPARABLE = layers.SeparableConv1D, layers.SeparableConv2D
-"""Keras layers without an operator, from which custom activations are split off nevertheless."""
+"""Custom activations are also split off from these layers, which have no operator of their own."""
 
 NORMALIZES = {
     "batch_normalization",
@@ -42,7 +42,6 @@ NORMALIZES = {
     "local_response_normalization",
     "normalize",
 }
-"""TensorFlow operations that normalize."""
 
 BETTER_IN_FLOAT = NORMALIZES | {"per_image_standardization"}
 """Operations that divide by a norm or deviation of their input. They need more than 8 bits."""
@@ -162,9 +161,12 @@ def find_normalization(graph: Graph, of_weights: set[Value]) -> str:
 def find_traceable(call: Call, forced: bool = False, unrolls: bool = False) -> Call | None:
     """Return a call that can be traced instead of `call`. Return None if there is none.
 
-    It replaces a Keras layer, or an operation on complex numbers. If TFLite has kernels for the
-    complex operation, it is replaced only if `forced`. Recurrent layers with an operator are
-    unrolled only if `unrolls`.
+    `call` may be a Keras layer, or an operation on complex numbers.
+
+    Args:
+        call: the call.
+        forced: whether to replace complex operations even if TFLite has kernels for them.
+        unrolls: whether to unroll recurrent layers even if they have an operator.
     """
     function: Callable[..., Any] | None
     if (part := find_complex_part(call)) and (forced or not part.has_kernels):

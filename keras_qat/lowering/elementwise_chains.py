@@ -29,11 +29,11 @@ _RANGES = np.array([[4.0], [8.0]])
 """Chains are tested on inputs from -4 to 4, and from -8 to 8."""
 
 _LOSS = 3.2
-"""A chain becomes a table if rounding each operation adds this many times the noise of rounding
-once. Harmless chains of two or three operations add up to twice the noise."""
+"""A chain becomes a table if its noise from rounding is more than this many times that of a table.
+Without large errors, chains of two or three operations have at most twice the noise of a table."""
 
 _INAUDIBLE = 1e-5
-"""Noise below this share of the variance (-50 dB) is ignored. 8 bits have this noise anyway."""
+"""Noise is ignored if its power, divided by the variance of the results, is below this (-50 dB)."""
 
 _SPLIT = (layers.Dense, layers.EinsumDense, layers.Conv1D, layers.Conv2D)
 """The activations of these layers are split off if they can begin a chain."""
@@ -49,7 +49,7 @@ class _Chain(NamedTuple):
     rounded: NDArray[Any]
     """The same results if each operation of the chain rounds to 8 bits."""
     divides: bool
-    """Whether a tensor is divided by a tensor. TFLite needs several 16-bit operators for this."""
+    """Whether a tensor is divided by a tensor."""
     size: int
 
 
@@ -58,7 +58,7 @@ def recognize_chains(graph: Graph, context: LoweringContext) -> Graph:
 
     A chain becomes a table if rounding after each operation is much less accurate than rounding
     once. For example, 8 bits round small values of exp(x) to 0, so log(exp(x)) is wrong. A chain
-    that divides by a tensor always becomes a table.
+    that divides by a tensor always becomes a table, because division needs several operators.
     """
     chains: dict[Value, _Chain] = {}
     graph = _split_activations(graph, context)
@@ -102,7 +102,7 @@ def _split_activations(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def _make_table(call: Call, chain: _Chain, context: LoweringContext) -> list[Call]:
-    """Return the calls of a lookup table. A chain after softmax(x) reads log(softmax(x))."""
+    """Return the calls of a lookup table. If it follows softmax(x), it reads log(softmax(x))."""
     scores, axis = _find_scores(chain.x)
 
     def compute() -> tf.Tensor:

@@ -67,7 +67,7 @@ def unwrap(result: Known | None) -> Known:
 
 
 def make_symbol(value: Value, call: Call | None = None) -> tf.Tensor:
-    """Return a symbolic Keras tensor for `value`. `get_call` returns `call` for this tensor."""
+    """Return a symbolic Keras tensor for `value`. Expansions read `call` with `get_call`."""
     tensor = KerasTensor(tf.TensorSpec(value.shape, value.dtype))
     tensor.graph_value, tensor.expanded_call = value, call
     return tensor
@@ -81,8 +81,8 @@ def is_tensor(argument: object) -> bool:
 def get_value(argument: Any) -> Any:
     """Return the value of the graph for a symbolic tensor. Return a constant unchanged.
 
-    An expansion can then depend on how the tensor was computed. Random inputs are not
-    computed in this way, so `expand_call` does not test such an expansion on them.
+    An expansion calls this function if it depends on how the tensor was computed. `expand_call`
+    then does not test the expansion on random inputs.
     """
     if not hasattr(argument, "graph_value"):
         return argument
@@ -133,7 +133,10 @@ def expand_call(
 
 
 def trace_in_place(call: Call, compute: Callable[[], Any], context: LoweringContext) -> list[Call]:
-    """Run `compute` on tensors from `make_symbol`. Return the operations that replace `call`."""
+    """Return the operations that `compute` calls. They replace `call`.
+
+    `compute` is a function without arguments. It gets its tensors from `make_symbol`.
+    """
     return _expand(call, compute, context)
 
 

@@ -35,7 +35,8 @@ class TracedCall:
         call: the call.
         trace: the trace.
         read: the tensors and masks that the call reads. All other inputs of the trace are weights.
-        keeps_weights: whether to quantize `kernel` itself, and not `kernel * 2.0`, for example.
+        keeps_weights: whether `kernel` is quantized in `kernel * 2.0`, for example. If False, the
+            product is quantized.
 
     Raises:
         CannotTrace: if the layer has complex weights.
@@ -107,7 +108,7 @@ class Inliner:
         """Calls that compute only losses and metrics of traced layers."""
         self.counts: Counter[layers.Layer] = Counter()
         self.named: dict[layers.Layer, dict[str, object]] = {}
-        """For each layer, maps a used name to an identifier of the call or weight."""
+        """For each layer, maps the name of an inner call or weight to an identifier of it."""
         self._labels: dict[int, list[str]] = {}
 
     def inline(self, traced: TracedCall, prefix: str, taken: set[str]) -> list[Call]:
@@ -121,7 +122,7 @@ class Inliner:
         return [call.replace(within=within) for call in calls]
 
     def label_shared(self, variable: int, name: str) -> tuple[str, str]:
-        """Return a shared weight's name, `kernel`, and a new name for a tensor, `kernel#2`."""
+        """Return the name of a shared weight, and a new tensor's name, such as `kernel#2`."""
         labels = self._labels.setdefault(variable, [])
         first = labels[0] if labels else name
         labels.append(f"{first}#{len(labels) + 1}" if labels else first)
@@ -254,9 +255,8 @@ def identify_weights(arguments: Any) -> list[int | bytes]:
 def find_computed_weights(graph: Graph, weights: Mapping[Value, tf.Variable]) -> set[Value]:
     """Return the weights, and all tensors that a `WeightTensor` can compute from them.
 
-    For example, `kernel * 2.0` is included if no other call reads `kernel`. Other calls then read
-    only one tensor for each weight. Results of layers with weights or noise are excluded. Constant
-    attention masks are excluded too.
+    For example, `kernel * 2.0` is included if no other call reads `kernel`. Results of layers with
+    weights or noise are excluded. Constant attention masks are excluded too.
     """
     sources: dict[Value, set[Value]] = {weight: {weight} for weight in weights}
     for call in graph.calls:

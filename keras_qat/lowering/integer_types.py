@@ -54,8 +54,8 @@ TYPED = {
 def slice_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     """Separate token ids from other values in the same input of the model.
 
-    A `tf.split` becomes slices, because slices may have different types. The input
-    is quantized, so slices with token ids are then rounded to integers.
+    A `tf.split` becomes one slice for each output. Slices with token ids are rounded to integers,
+    because the quantized input only has multiples of its scale.
     """
     consumers, facts = graph.consumers(), Facts()
 
@@ -112,7 +112,7 @@ def is_cut_from_input(value: Value) -> Generator[Value, Any, bool]:
 def cast_token_ids(graph: Graph, context: LoweringContext) -> Graph:
     """Cast float inputs to int32 if all of their consumers are embeddings or casts to integers.
 
-    In between, there may be operations such as a reshape or `x + 1`. They then compute in integers.
+    Operations between an input and an embedding, such as `x + 1`, then compute in integers.
     """
     consumers, integers = graph.consumers(), dict[Value, Value]()
     tokens, calls = _find_token_ids(graph), list[Call]()
@@ -201,7 +201,8 @@ def _to_integer(leaf: object) -> object:
 def narrow_constants(call: Call, context: LoweringContext) -> list[Call]:
     """Compute an operation on int64 constants in int32, and cast the result to int64.
 
-    Keras saves NumPy constants without their dtype. A loaded model would return int32.
+    Keras saves NumPy constants without their dtype. Without the cast, the operation would return
+    int32 after the model is saved and loaded.
     """
     typed = TYPED.get(get_kind(call), ())
     if not typed or call.output.dtype != "int64":

@@ -62,7 +62,7 @@ class MaskTensors:
         self._count = 0
 
     def note(self, call: Call) -> None:
-        """Remember the first call that computes a tensor. `find` reads the mask of this call."""
+        """Remember the original call that computes a tensor. Its layer computes the mask."""
         for value in flatten_values(call.outputs):
             self._made_by.setdefault(value, call)
 
@@ -84,7 +84,7 @@ class MaskTensors:
         Args:
             call: the call.
             expansion: a call to trace instead, such as an unrolled LSTM. Or None.
-            lenders: other layers, or variables without a layer, that the traced layer reads.
+            lenders: other layers that share weights with this layer, or variables without a layer.
 
         Raises:
             CannotTrace: if the layer or a mask cannot be traced.
@@ -110,7 +110,7 @@ class MaskTensors:
         return traced, [*inputs, *masks.values()]
 
     def _trace_alone(self, call: Call) -> TracedLayer:
-        """Trace a layer without masks. Calls with equal shapes and weights have the same trace."""
+        """Trace a layer without masks. Reuse the trace of a call with equal shapes and weights."""
         leaves = tf.nest.flatten((call.args, call.kwargs))
         if not all(leaf is None or isinstance(leaf, (Value, bool)) for leaf in leaves):
             return trace_layer(call)
@@ -143,7 +143,7 @@ class MaskTensors:
         return symbols.get(id(symbol))
 
     def _keep(self, symbol: tf.Tensor, call: Call) -> tf.Tensor:
-        """Store the calls that compute a mask. Return the mask as a symbolic tensor."""
+        """Store the calls that compute the mask `symbol`. Return a symbolic tensor for it."""
         if any(symbol is known for known in self._symbols.values()):
             return symbol
         if not keras.backend.is_keras_tensor(symbol):
@@ -278,16 +278,16 @@ def _may_read_masks(call: Call) -> bool:
 
 
 def masks_nonzero(call: Call) -> bool:
-    """Return whether a call is a Masking with a `mask_value` that quantization may round."""
+    """Return whether a call is a Masking with a nonzero `mask_value`. Quantization may round it."""
     return type(call.layer) is layers.Masking and call.layer.mask_value != 0
 
 
 def reads_floats(
     call: Call, readers: Mapping[Value, list[Call]], outputs: Collection[Value]
 ) -> bool:
-    """Return whether a Masking can read floats: its result is quantized instead of its inputs.
+    """Return whether a Masking can read floats. Its result is then quantized.
 
-    This is possible if no other call reads these inputs, or tensors that they are computed from.
+    The input, and all tensors that it is computed from, must have no other consumers.
     """
 
     def find_sources(value: Value) -> list[Value]:

@@ -28,9 +28,7 @@ class Distance(NamedTuple):
 
 
 Steps = Generator[tuple[Value, int], Any, Distance | None]
-"""A generator that `Facts.find` runs: it yields (tensor, side), receives the tensor's distance, and
-returns a distance.
-"""
+"""Type of a rule for `Facts.find`. It yields (tensor, side) to get another tensor's distance."""
 
 BELOW = {
     "softmax": Distance(12.0),
@@ -41,14 +39,14 @@ BELOW = {
     "relu": Distance(0.0, 0.0),
     **dict.fromkeys(("reduce_max", "max_pooling", "argmax", "top_k"), Distance()),
 }
-"""Maps an operator to the distance from which it ignores values below all others."""
+"""Maps an operator to how far below other scores masked scores must be."""
 
 ABOVE = {
     "sigmoid": Distance(0.0, 8.0),
     **dict.fromkeys(("tanh", "erf"), Distance(0.0, 4.0)),
     **dict.fromkeys(("reduce_min", "argmin"), Distance()),
 }
-"""Maps an operator to the distance from which it ignores values above all others."""
+"""Maps an operator to how far above other scores masked scores must be."""
 
 PASSES_ON = ("reshape", "transpose", "identity", "linear", "slice", "gather")
 LIMITS = {1: "maximum", -1: "minimum"}
@@ -61,7 +59,7 @@ class ScoreLimits:
         readers: maps a tensor to the calls that read it.
         outputs: outputs of the model.
         masked: maps each call that masks scores to the scores and `side`.
-        mask: the mask. None if it is constant, or is reshaped before it masks scores.
+        mask: the mask, or None for a constant mask and for a mask that is reshaped.
         where_true: whether scores are masked where the mask is True.
     """
 
@@ -135,7 +133,7 @@ class ScoreLimits:
         return Distance() if name == "multiply" and is_share else None
 
     def _ask_difference(self, call: Call, other: Value, side: int) -> Steps:
-        """Return the distance for `scores - tf.reduce_max(scores, -1, True)` or a similar call."""
+        """Return the distance for `scores - tf.reduce_max(scores, -1, True)` and similar calls."""
         sizes = zip(other.shape[1:], call.output.shape[1:], strict=False)
         if len(other.shape) != len(call.output.shape) or all(a == b for a, b in sizes):
             return None

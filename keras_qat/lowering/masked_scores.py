@@ -44,7 +44,7 @@ from keras_qat.lowering.patterns import (
 from keras_qat.lowering.read_operations import HIDES, read_operation
 
 CONSTANT_HIDES = -1e2
-"""A constant mask hides a score by a value of -100 or less. Other values are closer to 0."""
+"""If a constant is added to scores, entries of -100 or less mask a score."""
 
 COPIES = ("tile", "broadcast_to", "cast")
 
@@ -62,9 +62,9 @@ class _Mask:
     visible: NDArray[np.bool_] | None = None
     """A constant array that is False for masked scores."""
     sum: Call | None = None
-    """A sum, such as `scores + bias`, that is masked instead of `scores`."""
+    """The call that adds a bias to the scores, as in `scores + (bias + mask * -1e9)`, or None."""
     replace: Callable[[Any], Any] = lambda term: term
-    """A function from a term of `sum` to its new term: `bias` for `bias + mask * -1e9`."""
+    """A function that removes the mask from an operand of `sum`. For example, it returns `bias`."""
     moves: tuple[Call, ...] = ()
     """Operations that reshape or transpose `tensor` to the axes of the scores."""
 

@@ -38,8 +38,8 @@ LARGEST = 2**20
 class ComplexPart:
     """A part of the graph with float inputs, complex numbers in between, and float results.
 
-    For example, `tf.abs(tf.signal.stft(x) * 2.0)` is a part with three calls. Its input `x` is in
-    `floats`. Calling this object with tensors for `floats` runs the original operations.
+    For example, `tf.abs(tf.signal.stft(x) * 2.0)` is a part with three calls and the float input
+    `x`. Calling this object with a tensor for each float input runs the original operations.
     """
 
     def __init__(self, call: Call) -> None:

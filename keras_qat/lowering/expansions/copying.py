@@ -150,10 +150,9 @@ def _make_zeros(sizes: Any, inner: list[int]) -> tf.Tensor:
 
 
 def _repeat_inside(kind: str, x: tf.Tensor, counts: list[Any]) -> tuple[Any, list[Any]]:
-    """Copy a constant along all axes but the first, as `tf.tile` does with `[1, *counts]`.
+    """Copy a constant along its inner axes: `tf.tile(x, [n, 2])` becomes `tf.tile(copy, [n, 1])`.
 
-    Return the copy and the new counts, which are 1 for `tf.tile`. The copy is None if `x` is not a
-    constant.
+    `counts` is [2] here. Return the copy and the new counts. The copy is None if `x` is a tensor.
     """
     values, known = read_array(x), read_integers(counts) if counts else ()
     if values is None or known is None:

@@ -57,9 +57,8 @@ def _extract_patches(
 ) -> tf.Tensor:
     """Expand `tf.image.extract_patches` to crops, which are concatenated along the channels.
 
-    The first crop has the first pixels of all patches. The next one has their second pixels. A
-    MaxPooling2D(1, strides) skips the pixels between them. Adjacent square patches become a
-    `tf.nn.space_to_depth` instead.
+    The first crop has the first pixels of all patches. The next one has their second pixels.
+    Adjacent square patches become a `tf.nn.space_to_depth` instead.
     """
     windows = [read_window(option, 2) for option in (sizes, strides, rates)]
     require(all(windows) and None not in images.shape[1:3])

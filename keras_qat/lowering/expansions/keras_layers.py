@@ -100,7 +100,7 @@ def find_layer_expansion(call: Call) -> Callable[..., Any] | None:
 
 
 def list_owners(layer: keras.layers.Layer) -> list[Any]:
-    """Return `[layer]` if `EARLY_LAYERS` has an expansion, which may read the layer's weights."""
+    """Return `[layer]` if an expansion in `EARLY_LAYERS` may read the layer's weights."""
     return [layer] if type(layer) in EARLY_LAYERS else []
 
 

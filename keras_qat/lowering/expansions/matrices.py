@@ -285,7 +285,7 @@ def expand_product(
     adjoint_b: bool = False,
     **options: object,
 ) -> tf.Tensor:
-    """Expand `matrix @ tensor` with a constant matrix."""
+    """Expand `matrix @ tensor` to `tensor @ matrix`, between transposes. The matrix is constant."""
     matrix = unwrap(read_array(a))
     require(matrix.ndim == 2 and is_tensor(b) and len(b.shape) > 2)
     require(not transpose_b and not adjoint_b)
@@ -293,7 +293,7 @@ def expand_product(
 
 
 def expand_einsum(equation: str, *inputs: Any, **options: object) -> tf.Tensor:
-    """Expand a `tf.einsum` of a tensor and a constant matrix or vector with one common axis."""
+    """Expand a `tf.einsum` of a tensor and a constant matrix or vector to a `tf.matmul`."""
     terms, output = equation.replace(" ", "").split("->")
     require(len(inputs) == 2 and "..." not in equation and sum(map(is_tensor, inputs)) == 1)
     position = 0 if is_tensor(inputs[0]) else 1

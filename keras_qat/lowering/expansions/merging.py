@@ -80,7 +80,7 @@ def _dot(layer: keras.layers.Layer, inputs: Any) -> tf.Tensor:
 
 
 def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
-    """Expand a Rescaling or Normalization of integers, or of a tensor without known channels."""
+    """Expand a Rescaling or Normalization that TFLite does not support, for example of integers."""
     if not x.dtype.is_floating:
         return layer(tf.cast(x, dtype=layer.compute_dtype, name="cast"))
     if len(x.shape) > 1:  # TFLite's operator needs the number of channels.
@@ -92,7 +92,7 @@ def _rescale(layer: keras.layers.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 def _multiply_matrices(a: tf.Tensor, b: tf.Tensor, *flags: object, **options: object) -> tf.Tensor:
-    """Expand `tf.matmul([a, b], c)` with `tf.stack`. Otherwise, call `_convert_second_factor`."""
+    """Expand `tf.matmul([a, b], c)` to `tf.matmul(tf.stack([a, b]), c)`."""
     pair = [a, b]
     if not any(isinstance(factor, (list, tuple)) for factor in pair):
         return _convert_second_factor(tf.matmul, a, b, *flags, **options)
@@ -118,7 +118,7 @@ def _limit(
 ) -> tf.Tensor:
     """Expand `tf.maximum(x, 6.0)`, for example, if 6.0 may lie outside the range of `x`.
 
-    An OnGrid layer returns the constant as a tensor. Both inputs then get a common range.
+    The constant becomes a tensor, the output of an OnGrid layer. Both inputs then share one range.
     """
     tensor, limit = (x, read_array(y)) if is_tensor(x) else (y, read_array(x))
     farthest = 0.0 if limit is None else float(sign * np.max(sign * limit))
@@ -135,7 +135,7 @@ def _convert_fixed_ranges(layer: Callable[..., Any], *args: object, **kwargs: ob
     """Apply a Rescaling(1) to inputs with a fixed range, if other inputs have other ranges.
 
     For example, a sigmoid always has the range 0 to 1, but a concatenation needs one range for all
-    inputs. A QUANTIZE after the sigmoid would round its results again.
+    inputs. The Rescaling converts the sigmoid's results to this range.
     """
     answers: dict[Value, Any] = {}
     tensors = list(filter(is_tensor, tf.nest.flatten((args, kwargs))))
@@ -172,7 +172,7 @@ def _call_with_rescaled(
 
 
 def find_fixed_range(value: Value) -> Generator[Value, Any, tuple[float, float] | None]:
-    """Find the range that TFLite requires for a tensor: (-1, 1) for tanh. Called by `solve`.
+    """Find the range that TFLite requires for a tensor, such as (-1, 1) for the result of a tanh.
 
     A reshape, for example, has the range of its input. Return None if TFLite requires no range.
     """
