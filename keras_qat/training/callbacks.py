@@ -33,7 +33,7 @@ __all__ = ["FreezeBatchNorm", "FreezeOscillations", "FreezeRanges", "QuantDelay"
 
 
 class StepCallback(keras.callbacks.Callback):
-    """A callback that does not read `logs`. Keras then leaves the losses of batches on the GPU."""
+    """A callback that does not read `logs`. Keras then need not copy losses from the GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class StepCallback(keras.callbacks.Callback):
 class ListedCallback(keras.callbacks.Callback):
     """A callback that knows the other callbacks of the same `fit` or custom training loop.
 
-    Keras does not pass its `CallbackList` to callbacks. `set_model` finds the list among the
-    variables of the calling functions.
+    Keras does not pass its `CallbackList` to callbacks. `set_model` is called by a method of the
+    list, and therefore finds the list on the call stack.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class ListedCallback(keras.callbacks.Callback):
 
 
 class _Threshold(ListedCallback):
-    """Base class of callbacks for a change at step `steps`, such as the start of quantization."""
+    """Base class of callbacks such as `QuantDelay`, which change the layers at step `steps`."""
 
     threshold: str
 
@@ -92,9 +92,9 @@ def find_model(callback: keras.callbacks.Callback, argument: Any) -> Any:
     """Returns the model that a callback changes: its argument `model`, or the trained model.
 
     Raises:
-        ValueError: if this model is not quantization-aware, or not trained. Also if the trained
-            model is subclassed, such as a GAN, and the argument `model` is missing. The message
-            repeats `argument`, the callback's first argument.
+        ValueError: if this model is not quantization-aware, or `fit` does not train it. Also if
+            the trained model is subclassed, such as a GAN, and the callback has no `model`. The
+            message shows `argument`, the first argument of the callback.
     """
     model = callback.model if callback.within is None else callback.within
     if isinstance(model, keras.Model) and not is_graph_model(model):
@@ -207,9 +207,9 @@ class FreezeOscillations(StepCallback):
     `fit` starts without frozen weights.
 
     Args:
-        threshold: a weight is frozen if its level goes back up or down in more than this share of
-            steps. The two values are for the first and the last epoch, with a cosine schedule in
-            between.
+        threshold: a weight is frozen if its level reverses direction (up, then down, or down, then
+            up) in more than this share of steps. The two values are for the first and the last
+            epoch, with a cosine schedule in between.
         momentum: momentum of the moving averages. They cover about the last 1 / momentum steps.
         model: the quantization-aware model. Only needed if `fit` trains another model that calls
             the quantization-aware model, for example for distillation or adversarial training.
@@ -270,7 +270,7 @@ class FreezeOscillations(StepCallback):
 
 
 def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
-    """Warns if a callback, such as EarlyStopping, may prefer float epochs before a `QuantDelay`."""
+    """Warns if a callback such as EarlyStopping may prefer the float epochs before quantization."""
     done = steps_done(model)
     left = delay.steps - done
     if left <= 1:
@@ -300,7 +300,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
 
 
 def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
-    """Return what `callback` may do wrong if the best epoch is in float, or ""."""
+    """Return the harm that `callback` may do if the best epoch is in float, or ""."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.EarlyStopping):
         is_late = quantized is not None and callback.start_from_epoch >= quantized - 1
@@ -315,7 +315,7 @@ def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) ->
 
 
 class Oscillations:
-    """Finds weights that often switch back to the previous quantized value, and freezes them."""
+    """Freezes the weights of a layer that oscillate, as `FreezeOscillations` describes."""
 
     def __init__(self, weights: Any, quantizer: WeightQuantizer, momentum: float) -> None:
         self.weights, self.quantizer, self.momentum = weights, quantizer, momentum
@@ -323,7 +323,7 @@ class Oscillations:
         zeros = tf.zeros_like(levels)
         self.levels, self.direction, self.mean = map(tf.Variable, (levels, zeros, levels))
         self.frequency, self.frozen = tf.Variable(zeros), tf.Variable(zeros)
-        """`frequency` is the share of recent steps that moved a weight back to the previous level.
+        """`frequency` is the share of recent steps that reversed the direction of a weight's level.
         `frozen` is 1 for frozen weights, otherwise 0."""
 
     def update(self, threshold: Any) -> None:

@@ -26,7 +26,7 @@ def mean_over_replicas(*tensors: Any) -> Any:
 
 
 def share_of_replica(rows: tf.Tensor) -> tuple[Any, int]:
-    """Returns the part of `rows` that this replica should compute, and the number of replicas."""
+    """Returns the rows of a batch that this replica should compute, and the number of replicas."""
     context = _replica_context()
     if context is None:
         return rows, 1
@@ -37,9 +37,9 @@ def share_of_replica(rows: tf.Tensor) -> tuple[Any, int]:
 def run_on_replicas(
     strategy: tf.distribute.Strategy, function: Callable[..., Any], *args: Any
 ) -> Any:
-    """Runs a function on all replicas of a strategy, and returns the result of one replica.
+    """Runs a function on all replicas of a strategy, and returns the result of the first.
 
-    `function` must end with `mean_over_replicas`. All replicas then return the same result.
+    `function` must average its result with `mean_over_replicas`, so all results are equal.
     """
     if strategy.num_replicas_in_sync == 1:
         return function(*args)
@@ -75,7 +75,7 @@ def agree(weights: Iterable[Any]) -> None:
 
 
 def observe_alike() -> AbstractContextManager[None]:
-    """Returns a scope for creating layers with moving statistics that `agree` can average."""
+    """Returns a scope for creating layers. `agree` averages moving statistics created inside."""
 
     def create(make: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("aggregation") == tf.VariableAggregation.MEAN and (
@@ -108,7 +108,6 @@ def gather_workers(model: keras.Model, values: Any) -> np.ndarray:
 
 @functools.cache
 def _gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
-    """Return a traced function that stacks one vector from each replica."""
 
     def on_replica(vector: tf.Tensor) -> Any:
         return tf.distribute.get_replica_context().all_gather(vector[None], axis=0)

@@ -29,8 +29,8 @@ from keras_qat.training.scheduled_layer import ScheduledLayer
 def _undo_relu(x: tf.Tensor) -> tuple[tf.Tensor, float | None]:
     """If `x` is the output of a ReLU, return its input and maximum. Otherwise return `(x, None)`.
 
-    If a range begins at zero, quantization clips like the ReLU. Training then does not need to
-    store the output of the ReLU.
+    Quantization to a range that begins at zero clips like the ReLU. To quantize the ReLU's input
+    saves memory, because training need not store the output.
     """
     op_type = "" if tf.executing_eagerly() else x.op.type
     ceiling = {"Relu": math.inf, "Relu6": 6.0}.get(op_type)
@@ -47,7 +47,8 @@ class Quantize(ScheduledLayer):
         spec: `QuantSpec` or `FixedSpec`.
         slots: number of tensors that share the range.
         tensors: names of the quantized tensors in the float model, for reports.
-        rounds: False to only observe the range. Files with integer outputs need this range.
+        rounds: False to only observe the range, without rounding. Exported files with integer
+            outputs need the range.
 
     Shapes: any. The output has the input's shape.
     """
@@ -208,7 +209,6 @@ class QuantizeWrapper(ScheduledLayer):
                 yield quantizer, tf.convert_to_tensor(get_weight(self.layer, name))
 
     def reset_states(self) -> None:
-        """Sets the states of a stateful recurrent layer to zero."""
         self.layer.reset_states()
 
     @tf.autograph.experimental.do_not_convert

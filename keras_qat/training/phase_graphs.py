@@ -1,11 +1,11 @@
 """Traces a separate graph for each phase of training.
 
 A phase says whether layers quantize, and whether statistics and ranges are frozen. A graph for all
-phases would need `tf.cond` in every layer, and would take several times longer to trace. `fit`,
-`evaluate` and `predict` know the phase of the next step, so they call a graph for this phase. In a
-custom training loop, the graph is for all phases.
+phases would need `tf.cond` in every layer, and would take several times longer to trace. Therefore
+`fit`, `evaluate` and `predict` call a graph for the phase of the next step. Only custom training
+loops use a graph for all phases.
 
-A graph with a switch is for the phases before and after a change, such as the start of
+A graph with a switch is for two phases: before and after a change, such as the start of
 quantization. It computes the results of both phases, and a variable selects one.
 """
 
@@ -35,8 +35,8 @@ from keras_qat.training.steps.custom_training import is_undisturbed
 from keras_qat.training.steps.optimizers import check_optimizer, join_updates
 
 FIRST_STEPS = 300
-"""A graph with a switch is used until this many steps after a change. Tracing a second graph would
-take longer. The change must be in the first 300 steps, unless it freezes ranges."""
+"""A graph with a switch is slower, but saves tracing a second graph. It is used for a change in the
+first 300 steps (or any step, if ranges are frozen), until 300 steps after the change."""
 
 SMALL_NORMS = 2**15
 """A graph with a switch computes each BatchNormalization twice, with the batch's statistics and
@@ -44,10 +44,10 @@ with the moving statistics. Such a graph is only used if all BatchNormalizations
 fewer values per example than this. In larger models, the second computation takes too long."""
 
 SWITCHED = "by a variable"
-"""Value of a field of `Phase` if a variable decides it while the graph runs."""
+"""Value of a field of `Phase` in a graph with a switch. A variable then decides the value."""
 
 MOST_RANGES = 3
-"""Maximum number of graphs that contain frozen ranges as constants. Each graph has other ranges."""
+"""Maximum number of graphs with frozen ranges as constants. Changed ranges need another graph."""
 
 Step = Callable[[Any], Any]
 """A function such as `Model.train_function`, which computes the next batches of an iterator."""
@@ -61,7 +61,7 @@ class PhasedModel:
     undisturbed: bool = False
     """True while `fit` runs, if no code of the user can change weights between training steps."""
     _settled_at: int | None = None
-    """Number of training steps (`PhaseFinder.steps`) at the last call of `settle`."""
+    """`PhaseFinder.steps` at the last call of `settle`, or None to call `settle` again."""
 
     def make_train_function(self, force: bool = False) -> Step:
         return self._make_phased("train", super().make_train_function, force)  # type: ignore[misc]
@@ -114,7 +114,7 @@ class PhasedModel:
         """For subclasses: called before inference if weights may have changed."""
 
     def choose_inference(self, phase: Phase | None) -> tuple[int, bool]:
-        """For subclasses: returns a key. Each key has its own traced graph for inference."""
+        """For subclasses: returns a key. There is one inference graph for each phase and key."""
         return 0, False
 
     def _make_phased(self, name: str, make: Callable[..., Step], force: bool) -> Step:
@@ -192,7 +192,7 @@ def check_frozen_ranges(model: keras.Model) -> None:
 
 
 def _can_switch_weights(layer: ScheduledLayer) -> bool:
-    """Return True if the layer's weights are quantized fast enough for a graph with a switch."""
+    """Return True if the layer's weights can be quantized in a graph with a switch."""
     return getattr(layer, "fold", "per_channel") == "per_channel" and all(
         quantizer.observer is None and quantizer.learned is None
         for quantizer in layer.weight_quantizers.values()
@@ -218,8 +218,9 @@ def count_alike(counters: Iterable[tuple[int, ...]], most_steps: int) -> int:
     An execution is a call of the train function. It has `steps_per_execution` training steps.
 
     Args:
-        counters: for each layer, the training steps so far, then the first step of each change.
-        most_steps: the maximum number of training steps that a layer counts per execution.
+        counters: for each layer, the number of training steps so far, followed by the first steps
+            of quantization, frozen statistics and frozen ranges.
+        most_steps: the maximum number of steps that a layer counts in one execution.
     """
     changes = (
         change - step
@@ -290,8 +291,8 @@ class PhaseFinder:
 
         Args:
             batches: the iterator over the data.
-            undisturbed: True if no code of the user ran since the last call with `batches`. Weights
-                are then read less often, except after `forget` or `set_thresholds`.
+            undisturbed: True if no code of the user runs between training steps. Weights are then
+                read less often.
         """
         found_for = batches, sum(layer.changes for layer in self._layers)
         if undisturbed and self._found_for == found_for and self._executions_alike > 0:
@@ -301,7 +302,7 @@ class PhaseFinder:
         return self._phase
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
-        """Returns the phase of the next execution, or None if its steps or layers differ in phase.
+        """Returns the phase of the next execution. Returns None if there are several phases.
 
         For example, quantization may begin in the middle of `steps_per_execution` steps.
 
@@ -340,7 +341,6 @@ class PhaseFinder:
         return Phase(training, quantizing, frozen, training or self._is_calibrated, fixed)
 
     def insert_switches(self, phase: Phase | None) -> Phase | None:
-        """Replaces each `SWITCHED` in a phase by the variable that decides."""
         if phase is None:
             return None
         switches = {n: v for n, v in self._switches.items() if getattr(phase, n) == SWITCHED}
@@ -351,8 +351,9 @@ class PhaseFinder:
 
         Args:
             name: "quantizing", "frozen" or "fixed".
-            distances: for each layer, (step - threshold, threshold).
-            has_begun: True if the step is past all thresholds.
+            distances: for each layer, the steps since the change (negative before it), and the
+                step of the change.
+            has_begun: True if the change has happened in all layers.
         """
         if self._learns or self._model.distribute_strategy.num_replicas_in_sync > 1:
             return False
@@ -368,7 +369,6 @@ class PhaseFinder:
         return bool(np.any(values[starts] == values[starts + 1]))
 
     def _find_fixed_ranges(self) -> tuple[bool, bool, int]:
-        """Return the fields `calibrated`, `fixed` and `known` of a `Phase` with frozen ranges."""
         ranges = self._ranges().numpy().tobytes()
         if ranges != self._last:
             self._last, self._is_calibrated = ranges, bool(np.all(self._calibrated()))

@@ -108,12 +108,11 @@ def list_activation_quantizers(model: keras.Model) -> list[Quantizer]:
 
 
 def list_layer_quantizers(layer: ScheduledLayer) -> tuple[list[Quantizer], list[Quantizer]]:
-    """Returns a layer's quantizers: a list for weights, and a list for activations."""
     return _weight_quantizers(layer), _activation_quantizers(layer)
 
 
 def get_quantized_weight(layer: keras.layers.Layer, name: str) -> Any:
-    """Returns the weight that a layer quantizes, possibly with a folded BatchNormalization."""
+    """Returns the weight that a layer quantizes: the folded kernel if `fold` is "per_tensor"."""
     if isinstance(layer, QuantizeWeights) or len(layer.weight_axes) > 1:
         return get_weight(layer.layer, name)
     return fold_kernel(layer) if layer.fold == "per_tensor" else getattr(layer.layer, name)

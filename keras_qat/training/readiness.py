@@ -34,7 +34,7 @@ TRAINING_ONLY = ("dropout", "rate", "seed", "momentum", "initializer", "regulari
 """Suffixes of attributes that do not affect inference, such as `kernel_regularizer`."""
 
 VALUES = (tf.Tensor, tf.Variable, np.ndarray)
-"""Types of attributes that `adapt` or `assign` may change. These changes are allowed."""
+"""Types of attributes that `check_settings` ignores, because `adapt` or `assign` may set them."""
 
 NONE = object()
 
@@ -42,7 +42,7 @@ Settings: TypeAlias = Sequence[tuple[keras.layers.Layer, dict[str, object]]]
 """For each layer, the attributes that are named like constructor arguments, such as `strides`."""
 
 UNEQUAL = 0.02
-"""The ends of a symmetric range may differ by this share, `abs(low + high) / max(-low, high)`."""
+"""Tolerance for a symmetric range: the maximum of `abs(low + high) / max(-low, high)`."""
 
 EXAMPLES_PER_BATCH = 32
 """Number of calibration examples that count as one batch in moving averages."""
@@ -121,7 +121,7 @@ def list_some(names: list[str]) -> str:
 
 
 def read_settings(model: keras.Model) -> Settings:
-    """Returns the constructor arguments of a quantized model's layers, except custom layers."""
+    """Returns the settings of a model's layers, for `check_settings`. Leaves out custom layers."""
     layers = [layer for layer in list_layers(model) if get_package(type(layer)) in KNOWN]
     settings = [(x, _read_own_settings(x)) for x in layers if not isinstance(x, keras.Model)]
     for layer, own in settings:

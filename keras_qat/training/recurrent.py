@@ -2,9 +2,11 @@
 
 In a file, an LSTM is one operator, so only its states are fake-quantized after each step. Other
 recurrent layers are several operators for each step, so all tensors inside a step are
-fake-quantized. Layers with `stateful=True` keep their states in float32 variables. These can hold
-the integer states of TFLite without rounding. A part of the weights is a group of columns with the
-same activation function, such as the columns of all gates.
+fake-quantized. Layers with `stateful=True` keep their states in float32 variables. Float32 can
+represent the integer states of TFLite exactly.
+
+A part of the weights is a group of columns with the same activation function. For example, the
+columns of all gates with a sigmoid are one part.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ Linear = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 class _InTraining:
     """The operations of a step (`step_math.Arithmetic`) for training, with fake quantization.
 
-    `seen[name]` lists the tensors before quantization to the range `name`.
+    `seen` collects the tensors before quantization, to observe their ranges.
     """
 
     def __init__(self, multiply: Round, quantize: Round) -> None:
@@ -137,7 +139,7 @@ def _find_first_ranges(
     phase: Phase,
     ranges: dict[str, Any],
 ) -> Any:
-    """Replace empty ranges in `ranges` by the ranges of this batch, which is computed in float."""
+    """Compute the batch in float, and replace the empty ranges in `ranges` by its ranges."""
 
     def compute_in_float() -> dict[str, Any]:
         states = [tf.identity(state) for state in layer.states] if layer.stateful else []
@@ -170,7 +172,7 @@ def simulate_steps(
 
     Args:
         layer: the layer.
-        x: the input, or a list of the input, the initial states if any, and the mask if any.
+        x: the input, or a list: the input, then initial states (optional), then a mask (optional).
         weights: the weights by path, such as "cell.kernel".
         phase: the phase of the call.
         quantize_inputs: function that fake-quantizes the products of the inputs and the kernel.
@@ -194,7 +196,7 @@ def simulate_steps(
     linear, linear_again = _get_linear(layer)
 
     def drop(x: tf.Tensor, masks: Any) -> tuple[tf.Tensor, Any]:
-        """Apply dropout, and return `(x, None)`. If each gate has a mask, return `(x, masks)`."""
+        """Apply dropout. If each gate has its own mask, return `masks` to apply them later."""
         return (x, masks) if has_masks_of_blocks else (x * masks[0], None)
 
     masks = recurrent_masks = None
@@ -276,7 +278,7 @@ def _select(part: Part, kernel: tf.Tensor, bias: tf.Tensor | None) -> list[Any]:
 def _multiply(
     linear: Linear, masks: Any, part: Part, x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor
 ) -> Any:
-    """Multiply `x` by a part of the weights and add the bias. `masks` are for gates, or None."""
+    """Multiply `x` by a part of the weights and add the bias. `masks` are dropout masks."""
     if masks is None:
         y = _apply(linear, x, kernel)
     else:
@@ -303,8 +305,8 @@ def get_biases(
 ) -> tuple[Any, Any]:
     """Returns the biases of a layer for the inputs and for the hidden state. Each may be None.
 
-    The first bias includes offsets, such as 2.5 for Keras's hard sigmoid, 0.2 * (x + 2.5). If
-    `bias` is given, it must already include them.
+    Keras's hard sigmoid is 0.2 * (x + 2.5). The offset 2.5 is added to the first bias, unless
+    `bias` is given, which must already include it.
     """
     if bias is None:
         bias, offset = layer.cell.bias, compute_offsets(layer)
@@ -360,8 +362,8 @@ def keep_states(layer: keras.layers.Layer, states: Sequence[Any]) -> None:
 class Stream:
     """Keeps the states of a second sequence for a model with `stateful=True`.
 
-    Inside `with stream:`, the model continues the second sequence, which starts with zero states.
-    Outside, it continues the first sequence.
+    Inside `with stream:`, the model continues the second sequence. The states of this sequence are
+    zero at first. Outside, the model continues the first sequence.
     """
 
     def __init__(self, states: Sequence[Any]) -> None:

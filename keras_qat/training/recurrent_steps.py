@@ -19,7 +19,7 @@ Tensors = Mapping[str, Any]
 
 Step = Callable[[Callable[[str, tf.Tensor], Any], Tensors, tuple[Any, ...]], tuple[Any, Any]]
 """A function `(product, values, states)` that computes a time step. It returns the next states, and
-a dict of tensors for the observers of ranges.
+a dict of the tensors inside the step that quantizers observe.
 
 The function calls `product(part, states)` to multiply by recurrent weights. If tensors have the
 shape [steps, batch, ...], it computes all steps at once."""
@@ -103,8 +103,9 @@ def _scan(
 class _Backward:
     """The gradient of all steps.
 
-    Without its products, a step is elementwise. It then has sources, which are the previous states
-    and the products. From these, it computes targets: the next states and the products' operands.
+    Between the matrix products, a step is elementwise. The elementwise operations read the previous
+    states and the results of products, called sources here. They compute the next states and the
+    operands of products, called targets.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class _Backward:
         self.targets = {**dict(zip(self.names, again, strict=True)), **others}
 
     def __call__(self, upstream: Sequence[Any]) -> Any:
-        """Returns the gradients of the weights, the products of inputs, and the first states."""
+        """Returns the gradients of the weights, of the input products, and of the first states."""
         slopes: dict[tuple[str, str], Any] = {}
         slopes_of_given: dict[tuple[str, str], Any] = {}
         for name, target in self.targets.items():
@@ -168,14 +169,13 @@ class _Backward:
         )
 
     def _multiply_back(self, part: str, upstream: tf.Tensor) -> Any:
-        """Convert the gradient of a product to the gradient of the states that are multiplied."""
         with tf.GradientTape() as tape:
             tape.watch(self.zeros)
             y = self.multiply(part, self.zeros, *self.weights[part])
         return tape.gradient(y, self.zeros, upstream)
 
     def _find_weights(self, part: str, upstream: tf.Tensor) -> Any:
-        """Return the gradients of a part's weights, summed over all steps."""
+        """Return the gradients of the weights of a part, for all steps together."""
         with tf.GradientTape() as tape:
             tape.watch(self.weights[part])
             y = self.multiply(part, self.operands[part], *self.weights[part])
@@ -183,7 +183,7 @@ class _Backward:
 
 
 def _propagate(of: Tensors, slopes: Mapping[tuple[str, str], Any], source: str) -> Any:
-    """Convert the gradients `of` targets to a source's gradient. Return None if it is unused."""
+    """Return the gradient of a source from the gradients `of` targets, or None if unused."""
     terms = []
     for (target, own), slope in slopes.items():
         if own == source:

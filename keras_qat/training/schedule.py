@@ -64,8 +64,8 @@ def check_is_graph(model: keras.Model) -> None:
 def get_file_model(model: keras.Model) -> Any:
     """Returns the part of a model that is exported, which is usually the entire model.
 
-    This also changes a model that users built from quantize-aware layers. Its `predict` then
-    returns the results of the exported file.
+    If users built `model` from quantize-aware layers, its `predict` also changes: it then returns
+    the results of the exported file.
 
     Raises:
         ValueError: if the model is subclassed.
@@ -81,9 +81,9 @@ IMPORTED_IN = os.getpid()
 
 
 def check_process(model: keras.Model) -> None:
-    """Raises a `RuntimeError` in a fork of the process that created a model.
+    """Raises a `RuntimeError` if a model was created before `os.fork`.
 
-    A fork lacks TensorFlow's threads, and would wait forever.
+    The forked process lacks TensorFlow's threads, and would wait forever.
     """
     if os.getpid() == IMPORTED_IN:
         return
@@ -98,7 +98,7 @@ def check_process(model: keras.Model) -> None:
 
 
 def get_recipe(model: keras.Model) -> Any:
-    """Returns the recipe of a model, or of one of its layers. Returns None without a recipe."""
+    """Returns the recipe of a model or its layers. Returns None without a recipe."""
     for part in [model, *getattr(model, "layers", ()), *list_scheduled_layers(model)]:
         if getattr(part, "recipe", None) is not None:
             return part.recipe
@@ -194,7 +194,7 @@ def get_float_reason(layer: keras.layers.Layer) -> str | None:
 
 
 def ask_for_integers(layer: keras.layers.Layer) -> None:
-    """Marks a layer to compute in integers if its type would stay in float (`Op.on_request`)."""
+    """Marks a layer to be quantized, although layers of its type stay in float by default."""
     layer.keras_qat_asked_for = True
 
 

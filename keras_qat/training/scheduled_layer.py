@@ -31,14 +31,13 @@ _RANGES = 2**31
 """The weight `freeze_from` stores two steps. It is the first step with frozen statistics, plus
 `_RANGES` times the first step with frozen ranges. `split_thresholds` separates the steps.
 
-Two weights would be simpler. But Keras could not load them from `.h5` files of version 0.1.0."""
+Two weights would be simpler, but `.h5` files of version 0.1.0 have only this weight."""
 
 Count = TypeVar("Count")
-"""A tensor with the weight of one layer, or an array with the weights of several layers."""
 
 
 def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Count]:
-    """Returns the first steps `quantize_from`, `freeze_from` and `freeze_ranges_from` in a dict."""
+    """Returns the steps of all changes. `_RANGES` explains the two steps in `freeze_from`."""
     weight: Any = freeze_from
     ranges = weight % NEVER // _RANGES
     return {
@@ -52,8 +51,8 @@ def split_thresholds(quantize_from: Count, freeze_from: Count) -> dict[str, Coun
 def assuming(phase: Phase | None, layers: Iterable[ScheduledLayer]) -> Iterator[None]:
     """Sets the phase of all calls of `layers` inside a `with` block.
 
-    If `phase` is None, each call finds the phase from the weights of the layer. Otherwise, graphs
-    that are traced inside the block have no branches for other phases.
+    Graphs that are traced inside the block have no branches for other phases. If `phase` is None,
+    each call reads the weights of the layer to find the phase.
     """
     for layer in layers:
         object.__setattr__(layer, "assumed", phase)  # Keras does not track it.
@@ -80,7 +79,7 @@ def shapes_are_enough() -> bool:
 
 
 def note_plain_model(recipe: Recipe | None, training: Flag | None) -> None:
-    """Shows a note if users predict with their own `keras.Model` of quantize-aware layers."""
+    """Shows a note if users predict with a `keras.Model` that they built from these layers."""
     model, of_model = backend.find_calling_layer()
     if not is_graph_model(model) or hasattr(type(model), "exact_inference"):
         return
@@ -109,18 +108,20 @@ class ScheduledLayer(keras.layers.Layer):
     """
 
     recipe: Recipe | None = None
-    """The recipe of the layer's model. It is also the recipe of models that users build with it."""
+    """The recipe of the layer's model. Models that users build from the layer also have it."""
     made_for: Callable[[], Any] | None = None
     """A weak reference to the layer's model."""
     make_exact: Callable[[Any], None]
-    """Function that changes a model built by users. Then `predict` returns results of the file."""
+    """Function for a `keras.Model` that users built from such layers. It makes `predict` return the
+    results of the exported file."""
     made_in: int = 0
     """The id of the process that created the weights."""
     weight_quantizers: Mapping[str, WeightQuantizer] = MappingProxyType({})
     changes: int = 0
-    """Number of calls of `set_thresholds`."""
+    """Number of calls of `set_thresholds`. `PhaseFinder` compares it to notice a change."""
     assumed: Phase | None = None
-    """The phase of all calls inside `assuming`. Replicas are threads, which share it."""
+    """The phase of all calls inside `assuming`, with a variable in place of each `Switch`. It is an
+    attribute, not a context variable, because the threads of all replicas read it."""
 
     def __init__(self, mixed: bool = False, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
@@ -178,7 +179,7 @@ class ScheduledLayer(keras.layers.Layer):
         return []
 
     def yield_block_weights(self) -> Iterator[tuple[WeightQuantizer, tf.Tensor]]:
-        """Yields (quantizer, weight) for weights that can be quantized together with others."""
+        """Yields (quantizer, weight) for weights that `step_tensors` can quantize together."""
         yield from ()
 
     def get_config(self) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def round_weights(weights: np.ndarray, limits: np.ndarray, bits: int) -> np.ndar
 def clip_weights(model: keras.Model) -> None:
     """Clips the weights of a quantization-aware model to limits with the least squared error.
 
-    In training, the limit of a channel is its largest weight. Clipping the weights therefore also
-    sets the limit. Weights with one range per tensor, as in `recipes.contrib`, do not change.
+    In training, the limit of a channel is its largest absolute weight. It is lower after clipping.
+    Weights with one range per tensor, as in `recipes.contrib`, do not change.
     """
     for weights, quantizer in list_channel_weights(model, are_variables=True):
         value = weights.numpy()
@@ -72,7 +72,7 @@ def list_channel_weights(
 ) -> Iterator[tuple[Any, WeightQuantizer]]:
     """Yields (weight, quantizer) for each weight in a wrapper with one range per channel.
 
-    If `are_variables` is True, leaves out kernels that a layer computes from other weights.
+    With `are_variables`, only yields variables, and no kernels that are computed from variables.
     """
     for layer in list_scheduled_layers(model):
         if isinstance(layer, QuantizeWrapper) and not (

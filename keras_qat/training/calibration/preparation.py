@@ -1,9 +1,10 @@
 """Checks whether data are preprocessed in the same way as the training data of a model.
 
 The first BatchNormalization or Normalization after an input stores the mean and the standard
-deviation of the training data. The check computes both for the given data. Each channel then has
-two numbers: the difference of the means in standard deviations, and log2 of the ratio of the
-standard deviations. The larger number, averaged over all channels, is called the distance.
+deviation of the training data. The check computes both for the given data. For each channel, it
+compares the means (their difference, in standard deviations) and the standard deviations (log2 of
+their ratio). The larger absolute value is the distance of the channel. The distance of the data is
+the average over all channels.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ FAR = 3.0
 FAR_IF_OTHER = 0.5
 """From this distance on, a warning is shown if preprocessing such as `x / 255` fits much better."""
 _MOST = 8.0
-"""Upper limit for the distance of a channel. Without it, a channel of zeros dominates the mean."""
+"""Upper limit for the distance of a channel. A channel of zeros would have an infinite distance."""
 _ROWS = 4096
 """Maximum number of rows (such as pixels) for computing the statistics of the channels."""
 _FEWEST = 4
 """Minimum number of examples for a check."""
 _RESCALED_TWICE = 0.02
-"""If values after a Rescaling layer span less than this, the data were already rescaled."""
+"""If the outputs of a Rescaling layer span less than this, its inputs were already rescaled."""
 
 Prepare = Callable[[np.ndarray], Any]
 _IMAGENET = "keras.applications.imagenet_utils.preprocess_input(x, mode="
@@ -62,7 +63,7 @@ _OF_SYMMETRIC: dict[str, Prepare] = {
 
 
 class Sample(NamedTuple):
-    """Some examples of an input, and the extremes of all examples."""
+    """Some of the data for an input, and the smallest and the largest value of all data."""
 
     x: np.ndarray
     low: float
@@ -82,7 +83,7 @@ class Sample(NamedTuple):
         return f"input '{name}' ({self.x.dtype}, {self.low:.4g} to {self.high:.4g})"
 
     def preparations(self) -> dict[str, Prepare]:
-        """Returns preprocessing that may be missing, by its code, such as "x / 255" for pixels."""
+        """Returns functions that the user may have forgotten. Keys are code, such as "x / 255"."""
         if self.is_pixels:
             count = 4 if self.x.ndim == 4 and self.x.shape[-1] == 3 else 2
             return dict(list(_OF_PIXELS.items())[:count])
@@ -188,7 +189,7 @@ def _find_distances(x: np.ndarray, norm: keras.layers.Layer) -> tuple[np.ndarray
 
 
 def draw_rows(rows: np.ndarray, count: int) -> np.ndarray:
-    """Returns at most `count` random rows. Every n-th row might leave out some channels."""
+    """Returns at most `count` random rows. Every n-th value might be from one color channel."""
     if len(rows) <= count:
         return rows
     return rows[np.unique(np.random.default_rng(0).integers(0, len(rows), count))]
@@ -199,10 +200,7 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
 
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
-    """Return a warning if data for a Rescaling layer seem to be rescaled already, or "".
-
-    Only a Rescaling before the first weights is checked. Later ones do not scale the data.
-    """
+    """Return a warning if data for a Rescaling layer seem to be rescaled already, or ""."""
     # The inputs, and the outputs of layers without weights that read only inputs.
     unchanged = set(flatten_values(graph.inputs))
     for call in graph.calls:
@@ -223,7 +221,7 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
 
 
 def _compute(graph: Graph, values: list[Value], name: str, x: Any) -> list[Any]:
-    """Compute `values` in float from `x`, the data of the input `name`. They need no other data."""
+    """Compute `values` in float from `x`, the data of the input `name`."""
     calls = split_loss_only(graph.calls, values)[0]
     inputs = [
         tf.constant(x, value.dtype) if value.name == name else None

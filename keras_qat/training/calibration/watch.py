@@ -49,10 +49,10 @@ from keras_qat.training.schedule import list_scheduled_layers
 from keras_qat.training.scheduled_layer import assuming
 
 _SAMPLE, _SAMPLED = 16, 256
-"""About 256 examples are sampled: 16 values per example of each tensor."""
+"""From each tensor, 16 values per example are kept, for about the first 256 examples."""
 
 Slot = tuple[ActivationQuantizer, int | None]
-"""A quantizer, and the number of one of its tensors. None means all of its tensors."""
+"""A quantizer, and the number of a tensor that it quantizes. None means all of its tensors."""
 
 
 class Watch:
@@ -111,10 +111,7 @@ class Watch:
     def __call__(
         self, batch: list[np.ndarray], sampled: int
     ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-        """Returns the extremes, a sample and (if `counts`) the bin counts of each tensor.
-
-        A sample has at most `sampled` values.
-        """
+        """Returns the extremes, at most `sampled` values, and the bin counts of each tensor."""
         known, counts, _ = self._run(batch, sampled)
         vectors = [vector.numpy() for vector in known]
         extremes = np.array([vector[:2] for vector in vectors]).reshape(-1, 2)
@@ -123,7 +120,7 @@ class Watch:
 
 
 def get_watch(model: keras.Model) -> Watch | None:
-    """Returns the `Watch` that `calibrate(..., method="minmax")` created for a model, or None."""
+    """Returns the `Watch` without histograms if `calibrate` already created one, or None."""
     return getattr(model, "_watches", {}).get(False)
 
 
@@ -137,7 +134,7 @@ class Observed:
         self.watch: Watch = watches[counts]
         self.examples = 0
         self.tallies: dict[Slot, Tally] = defaultdict(Tally)
-        """If `counts` is True, one tally for each quantizer. Otherwise, one for each tensor."""
+        """The statistics of each quantizer if `counts` is True. Otherwise, of each tensor."""
         self.samples: dict[ActivationQuantizer, dict[int, list[np.ndarray]]] = {}
         """Samples of tensors from the first batches, by quantizer and slot."""
 
@@ -155,12 +152,12 @@ class Observed:
             tally.add(extremes[index], counts[index] if counts else 0)
 
     def share(self, model: keras.Model) -> None:
-        """In a cluster, adds the statistics of the other workers."""
+        """In training on several machines, adds the statistics of the other machines."""
         self.examples = int(gather_workers(model, self.examples).sum())
         share_tallies(model, list(self.tallies.values()))
 
     def doubts(self, ranges: dict[Observer, Range]) -> Iterator[str]:
-        """Yields warnings about tensors with outliers, and tensors too small for a shared range."""
+        """Yields warnings about outliers, and tensors much smaller than their shared range."""
         graph = self.watch.graph
         masked, varying = find_masked_scores(graph), find_varying_slots(graph)
         for quantizer, by_slot in self.samples.items():

@@ -37,7 +37,7 @@ class ActivationQuantizer:
     ) -> None:
         self.spec = spec
         self.watched: Callable[[int, tf.Tensor], None] | None = None
-        """Function that `calibrate` sets. Its arguments are the slot and the values of a tensor."""
+        """`calibrate` sets this function. It is called with the slot and the tensor."""
         self.observers: list[Observer] = []
         if isinstance(spec, specs.QuantSpec):
             names = [name] if slots == 1 else [f"{name}_{slot}" for slot in range(slots)]
@@ -48,9 +48,12 @@ class ActivationQuantizer:
     ) -> tf.Tensor:
         """Fake-quantizes `x`. In training, `x` first updates the range.
 
-        `slot` is the number of `x` among the tensors that share the range. If `slot` is None, `x`
-        is an average of quantized values, as in AveragePooling2D, and does not change the range.
-        `ceiling` is the maximum of a ReLU that is applied to `x` first. None means no ReLU.
+        Args:
+            x: the tensor.
+            phase: the phase of the call.
+            slot: number of `x` among the tensors that share the range. None if `x` is an average of
+                quantized values, as in AveragePooling2D, which does not change the range.
+            ceiling: if given, a ReLU with this maximum is applied to `x` first.
         """
         if phase.training is False and phase.quantizing is False:
             y = fake_quant.apply_relu(x, ceiling)
@@ -109,7 +112,7 @@ class ActivationQuantizer:
 
     @property
     def clips_at_zero(self) -> bool:
-        """True if the range always begins at zero. Quantization then replaces a ReLU before it."""
+        """True if the range always begins at zero, so quantization clips values like a ReLU."""
         spec = self.spec
         if not isinstance(spec, specs.QuantSpec) or spec.observer == "current_value":
             return False
@@ -125,7 +128,7 @@ class ActivationQuantizer:
         ceiling: float | None = None,
         counts: Counts = True,
     ) -> Range:
-        """Returns the range. If `training` and `counts` are true, `x` first updates the range."""
+        """Returns the range. In training, `x` first updates the range, unless it is frozen."""
         if isinstance(self.spec, specs.FixedSpec):
             return tf.constant(self.spec.minimum), tf.constant(self.spec.maximum)
         ranges = [
@@ -143,7 +146,6 @@ class ActivationQuantizer:
         return low, high
 
     def applies(self, phase: Phase, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag | Switch:
-        """Returns true if a call must quantize: quantization has begun, and there is a range."""
         if phase.calibrated:
             return phase.quantizing
         has_range = self.has_range(minimum, maximum)
@@ -152,7 +154,7 @@ class ActivationQuantizer:
         return tf.logical_and(phase.quantizing, has_range)
 
     def has_range(self, minimum: tf.Tensor, maximum: tf.Tensor) -> Flag:
-        """Returns true if there is a range: a fixed or initial range, or one from observed data."""
+        """Returns true if the range is fixed or initial, or if data have been observed."""
         if isinstance(self.spec, specs.FixedSpec) or self.spec.initial_range is not None:
             return True
         return maximum > minimum
@@ -170,7 +172,7 @@ class ActivationQuantizer:
         return self.has_range(*self.observe(None, training=False))
 
     def current_range(self) -> tuple[float, float]:
-        """Returns the range as floats, or (0, 0) before any data."""
+        """Returns the range as floats. It is (0, 0) if no data have been observed."""
         with tf.init_scope():  # Reads values even while a function is traced.
             minimum, maximum = self.observe(None, training=False)
             return float(minimum), float(maximum)

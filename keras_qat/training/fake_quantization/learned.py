@@ -17,11 +17,11 @@ from keras_qat.training.fake_quantization.phase import Flag
 
 
 def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
-    """Return a factor for the gradient of a range's end, similar to LSQ.
+    """Return the factor for the gradient of a range's end.
 
-    LSQ trains the scale, and multiplies its gradient by 1 / sqrt(count * levels). The scale then
-    changes as fast as weights. This module trains the end, which is `levels` times the scale. For
-    the same effect, LSQ's factor is multiplied by `levels`^2.
+    LSQ trains the scale, and multiplies its gradient by 1 / sqrt(count * levels). This module
+    trains the end of the range, `levels` * scale. Its gradient is smaller by `levels`, and its
+    steps must be larger by `levels`. Therefore the factor of LSQ is multiplied by `levels`^2.
     """
     return levels**2 / tf.sqrt(tf.cast(count, tf.float32) * levels)
 

@@ -31,11 +31,11 @@ Counts: TypeAlias = bool | tf.Tensor | Switch
 RECENT = 10.0
 """The weight of the n-th batch in a moving average is at least `RECENT / max(n, 100)`.
 
-Activations often grow when training begins. With smaller weights, the range would clip them."""
+Activations often grow when training begins. With smaller weights, the range would lag behind."""
 
 
 def select_seen(seen: Flag, new: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
-    """Returns `new` if `seen`, else `old`. On a GPU, `tf.where` is faster than `tf.cond`."""
+    """Selects a tensor with `tf.where`, which is faster than `tf.cond` on a GPU."""
     return new if seen is True else tf.where(seen, new, old)
 
 
@@ -63,9 +63,8 @@ class Observer:
     """
 
     counter: tf.Variable | None = None
-    """Counts the observed batches."""
     counters: Sequence[tf.Variable] = ()
-    """All variables that count batches. `ShadowedMovingAverage` has one for each end."""
+    """The variables that count observed batches, usually only `counter`."""
     variables: Sequence[tf.Variable] = ()
     """The variables of the range, and the counters."""
 
@@ -82,8 +81,8 @@ class Observer:
         Args:
             x: the batch.
             ceiling: the maximum of the ReLU that the quantizer applies to `x`. None means no ReLU.
-            counts: true if the batch changes the range. Or a `Switch` that is on if ranges are
-                frozen.
+            counts: false if ranges are frozen, otherwise true. A `Switch` has the opposite meaning:
+                it is on if ranges are frozen.
         """
         return self.range(x)
 
@@ -134,7 +133,7 @@ class LastValue(Observer):
         return mean_over_replicas(low, high)
 
     def extremes(self) -> tuple[float, float]:
-        """Returns the observed extremes. `QuantSpec.off_ties` makes `range` a little wider."""
+        """Returns the range before `QuantSpec.off_ties` made it a little wider."""
         low, high = float(self.minimum.numpy()), float(self.maximum.numpy())
         return low, low + (high - low) / (1 + WIDER) if self.spec.off_ties else high
 
@@ -147,9 +146,12 @@ class LastValue(Observer):
         )
 
     def set(self, low: float, high: float, batches: float, wider: float = WIDER) -> None:
-        """Sets the range from `low` to `high`, as after training on `batches` such batches.
+        """Sets the range, for example to the result of `calibrate`. It always includes zero.
 
-        The range always includes zero. `QuantSpec.off_ties` widens it by the share `wider`.
+        Args:
+            low, high: the ends.
+            batches: number of observed batches. Averages with more batches change more slowly.
+            wider: share by which `QuantSpec.off_ties` widens the range.
         """
         spec = self.spec
         ends = fake_quant.find_range(
@@ -179,15 +181,14 @@ class _Average(LastValue):
 
     Attributes:
         decay: the decay of the average, float32.
-        weigh: function `(counter, decay, frozen)`. It returns the next value of the counter, and a
-            factor: the weight of the batch or, as in TensorFlow 1, 1 - decay^n.
+        weigh: `compute_average_weight` or `compute_known_share`.
     """
 
     decay: np.float32
     weigh: staticmethod[..., tuple[tf.Tensor, tf.Tensor]]
 
     def count(self, counter: tf.Variable, seen: Flag, frozen: Flag | None = None) -> tf.Tensor:
-        """Increases `counter` if the batch is `seen`. Returns the factor from `weigh`."""
+        """Counts a batch if `seen` is true. Returns the second result of `weigh`."""
         prepared = step_tensors.current().averages.pop(counter.ref(), None)
         if prepared is None:  # The prepared factor is only valid for the first batch in a step.
             prepared = self.weigh(tf.convert_to_tensor(counter), self.decay, frozen)
@@ -199,10 +200,10 @@ class _Average(LastValue):
 def compute_average_weight(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Counts the next batch. Returns the new count, and the weight of this batch in the average.
+    """Returns `batches` + 1, and the weight of the next batch in the average.
 
-    `batches` may be a vector with the counts of many quantizers. In float32, its results could
-    differ from those for scalars. Therefore the weight is computed in float64.
+    In float32, `tf.pow` may round differently for vectors (the counts of many quantizers) than for
+    scalars. Therefore the weight is computed in float64.
     """
     count = batches + 1.0
     one, decay = tf.constant(1.0, tf.float64), tf.cast(decay, tf.float64)
@@ -256,7 +257,7 @@ class MovingAverage(_Average):
         return self._widen_empty(*super().range(x), self.batches > 0.0)
 
     def _widen_empty(self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: Flag) -> Range:
-        """Return the range. If it is empty although `is_range` is true, return a range up to 1."""
+        """Return the range. If `is_range` is true and the range is empty, set its maximum to 1."""
         is_dead = tf.logical_and(is_range, tf.equal(minimum, maximum))
         if self.spec.symmetric:
             longer = 1.0 if self.spec.narrow_range else 2**self.spec.bits / (2**self.spec.bits - 2)
@@ -267,10 +268,7 @@ class MovingAverage(_Average):
 def compute_known_share(
     batches: tf.Tensor, decay: tf.Tensor, frozen: Flag | None = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Counts the next batch. Returns the new count n, and 1 - decay^n.
-
-    `ShadowedMovingAverage` divides by 1 - decay^n. `compute_average_weight` explains float64.
-    """
+    """Returns n = `batches` + 1, and 1 - decay^n, by which `ShadowedMovingAverage` divides."""
     count = batches + 1.0
     power = tf.pow(tf.cast(decay, tf.float64), tf.cast(count, tf.float64))
     known = 1.0 - tf.cast(power, tf.float32)

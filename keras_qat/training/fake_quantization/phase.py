@@ -17,8 +17,7 @@ class Phase(NamedTuple):
     """What a quantize-aware layer does in one call.
 
     A field is a bool if it is known when a graph is traced. Otherwise, it is a scalar tensor or
-    a `Switch`, which the graph reads while it runs. In `ScheduledLayer.assumed`, it is a variable
-    instead.
+    a `Switch`, which the graph reads while it runs.
     """
 
     training: Any
@@ -29,9 +28,9 @@ class Phase(NamedTuple):
     calibrated: bool = False
     """True if it is certain that all quantizers have a range."""
     fixed: Any = False
-    """True if ranges are frozen. A `Switch` is never on while a range is empty."""
+    """True if ranges are frozen. A `Switch` is off as long as any range is empty."""
     known: int = 0
-    """Identifies the frozen ranges that the graph contains as constants. 0 if it contains none."""
+    """0, or a number for the frozen ranges if the graph contains their values as constants."""
 
 
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)

@@ -32,8 +32,8 @@ class WeightQuantizer:
     """Fake-quantizes one weight of a layer, per tensor or per output channel.
 
     Args:
-        spec: the specification. A range per channel must be symmetric and narrow (-127 to 127). Its
-            limit is the largest weight, or is learned.
+        spec: the specification. A range per channel must be symmetric and narrow (-127 to 127). The
+            limit is the largest weight of the channel, or is learned.
         host: the layer that owns the variables. The quantizer is created while `host` is built.
         name: the weight's attribute name, which is also the prefix of the variables' names.
         channel_axes: axes of the output channels, counted from the end.
@@ -71,7 +71,7 @@ class WeightQuantizer:
         return tf.maximum(tf.abs(self.learned), LEAST_LIMIT)
 
     def set_limits(self, limits: tf.Tensor) -> None:
-        """Sets the limits if they are learned. Other limits follow the weights."""
+        """Sets the limits if they are learned. Otherwise, they depend on the weights."""
         if self.learned is not None:
             self.learned.assign(limits)
 
@@ -83,7 +83,6 @@ class WeightQuantizer:
         return fake_quant.quantize_channels(weights, limits, self.spec.bits)
 
     def __call__(self, weights: tf.Tensor, phase: Phase) -> tf.Tensor:
-        """Fake-quantizes `weights`. In training, also observes the range."""
         spec, observer = self.spec, self.observer
         weights, prepared = step_tensors.current().weights.get(self, (weights, None))
         weights = tf.convert_to_tensor(weights)
@@ -134,7 +133,7 @@ class WeightQuantizer:
 
 
 class CellQuantizer(WeightQuantizer):
-    """Quantizer of recurrent weights. The ranges always follow the current values."""
+    """Quantizer of recurrent weights. Ranges are always computed from the current weights."""
 
     def __init__(self, spec: QuantSpec, *args: Any) -> None:
         super().__init__(dataclasses.replace(spec, observer="current_value"), *args)

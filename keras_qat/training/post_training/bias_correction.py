@@ -76,14 +76,13 @@ def bias_correction(
 def _find_shift(
     wrapper: QuantizeWrapper, variable: tf.Variable, in_float: tf.Tensor, quantized: tf.Tensor
 ) -> Any:
-    """Return a correction per channel. It is 0 if it does not reduce errors on other examples."""
+    """Return the mean error of each channel, or 0 if a correction does not help."""
     fold = fold_modes.FOLDS[wrapper.fold]
     activation = wrapper.activation or tf.identity
     middle = int(in_float.shape[0] + 1) // 2
     halves = [slice(None, middle), slice(middle, None) if in_float.shape[0] > 1 else slice(None)]
 
     def over_batches(half: slice, measure: Callable[[Any, Any], Any]) -> np.ndarray:
-        """Return the mean of `measure(float output, quantized output)` over half of the data."""
         x, q = in_float[half], quantized[half]
         parts = [slice(at, at + BATCH) for at in range(0, int(x.shape[0]), BATCH)]
         sums = [
@@ -110,7 +109,7 @@ def _find_shift(
 
 
 def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWrapper, np.ndarray]:
-    """For each wrapper with quantized weights in a part, returns the mean of its float outputs."""
+    """Returns the mean float output of each wrapper with quantized weights in a part."""
     return {
         call.layer: _mean(call, batches, IN_FLOAT)
         for call, batches in walk(part, in_float, IN_FLOAT)
@@ -119,14 +118,14 @@ def compute_float_means(part: Part, in_float: list[Tensors]) -> dict[QuantizeWra
 
 
 def correct(part: Part, quantized: list[Tensors], means: dict[QuantizeWrapper, np.ndarray]) -> None:
-    """Changes the bias of each wrapper, in order, to make its mean output `means[wrapper]`."""
+    """Changes the biases of wrappers to bring their mean outputs to `means`."""
     for call, batches in walk(part, quantized, QUANTIZED):
         if call.layer in means:
             shift_output(call.layer, means[call.layer] - _mean(call, batches, QUANTIZED))
 
 
 def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
-    """Return the mean over all examples of a wrapper's outputs before its activation."""
+    """Return a wrapper's output before the activation, averaged over all examples."""
     fold = fold_modes.FOLDS[call.layer.fold]
     total, count = np.zeros(()), 0
     for tensors in batches:
@@ -137,7 +136,7 @@ def _mean(call: Call, batches: list[Tensors], phase: Phase) -> np.ndarray:
 
 
 def _find_variable(wrapper: QuantizeWrapper) -> Any:
-    """Return the bias, beta or moving mean of a wrapper. Return None if there is none."""
+    """Return the variable that shifts a wrapper's outputs, or None if there is none."""
     norm = wrapper.batch_norm
     if norm is None:
         return getattr(wrapper.layer, "bias", None)

@@ -27,16 +27,16 @@ from keras_qat.training.weight_limits import find_least_squares_limits
 _BATCH = 32
 """Maximum number of examples per training step."""
 _NUMBERS = 2**20
-"""Maximum size of a tensor in a step. With large images, a step therefore has fewer examples."""
+"""Maximum number of values in a tensor. With large images, a step therefore has fewer examples."""
 _STRETCH = 1.2
-"""A sigmoid says how far a weight is rounded up. To reach 0 and 1, it is stretched by this factor,
-to -0.1 to 1.1, and clipped."""
+"""A sigmoid says how far a weight is rounded up, from 0 to 1. The sigmoid alone would never reach 0
+or 1. Therefore it is stretched by this factor (to -0.1 to 1.1), and clipped."""
 _SHARP = 20.0, 2.0
 """The penalty for weights between two levels has this exponent at the start and at the end."""
 _WARM = 0.2
-"""Share of the iterations, at the start, without the penalty."""
+"""The penalty begins after this share of the iterations."""
 _WEIGHT = 1.0
-"""Weight of the penalty, relative to the error of rounding to the nearest level."""
+"""Weight of the penalty. The error has the weight 1 / (error of rounding to nearest)."""
 
 
 @one_at_a_time
@@ -57,10 +57,11 @@ def learn_rounding(
 
     Rounding to the nearest level is best for a single weight, but not for a sum of many products.
     `learn_rounding` visits layers from first to last. For each layer, it searches for the rounding
-    that brings the layer's output closest to the float model's output. Earlier layers already have
-    new weights. The weights are set to the chosen levels. `predict`, `simulate` and files use these
-    levels, and training can continue. Biases are also corrected, like in `bias_correction`. Use
-    `learn_rounding` with fewer than 8 bits. Models with at most 4 bits gain most.
+    that brings the layer's output closest to the float model's output. The layer reads the outputs
+    of earlier layers with their new weights. The weights are set to the chosen levels. `predict`,
+    `simulate` and files use these levels, and training can continue. Biases are also corrected,
+    like in `bias_correction`. Use `learn_rounding` with fewer than 8 bits. Models with at most 4
+    bits gain most.
 
     With `reconstruct="block"`, the layers of a residual block are learned together, with quantized
     activations in between. One layer can then compensate for another. A layer outside of residual
@@ -137,8 +138,8 @@ class Reconstruction:
     """A part of a model whose layers learn their rounding together.
 
     Args:
-        part: the calls.
-        levels: the weights of each wrapper that learns rounding.
+        part: one layer, or a residual block.
+        levels: the levels for the weights of each wrapper.
         in_float: the inputs and outputs of the part in float, for each batch.
         quantized: the quantized inputs of the part, for each batch.
     """
@@ -212,7 +213,7 @@ class Reconstruction:
         return [outputs[value] for value in self.outputs]
 
     def _quantize(self, call: Call, tensors: Tensors, exact: Tensors) -> Tensors:
-        """Return the outputs of a call after quantization. `exact` has the outputs in float."""
+        """Return the quantized outputs of a call, given the float outputs `exact`."""
         layer = call.layer
         if not isinstance(layer, ScheduledLayer) or call is self.part.calls[-1]:
             return exact
@@ -224,7 +225,6 @@ class Reconstruction:
         return {value: quantize(x, QUANTIZED, ceiling=layer.ceiling) for value, x in exact.items()}
 
     def _largest(self) -> int:
-        """Return the size of the largest tensor of one example."""
         one = [{v: _rows(x[:1]) for v, x in zip(self.part.reads, self.inputs, strict=True)}]
         sizes = []
         for call, (tensors,) in walk(self.part, one, IN_FLOAT):
@@ -232,7 +232,7 @@ class Reconstruction:
         return max(sizes)
 
     def _distance(self, outputs: list[Any], targets: list[Any]) -> Any:
-        """Return the squared error of `outputs`, divided by the mean square of each target."""
+        """Return the sum of squared errors, relative to the mean square of each target."""
         sums = [
             tf.reduce_sum((tf.reshape(output, tf.shape(target)) - target) ** 2) / power
             for output, target, power in zip(outputs, targets, self.power, strict=True)
@@ -240,7 +240,7 @@ class Reconstruction:
         return tf.add_n(sums)
 
     def _error(self, up: np.ndarray) -> float:
-        """Return the mean of `_distance` over all examples. `up` is 1 for weights to round up."""
+        """Return the mean of `_distance` over all examples, with weights rounded by `up`."""
         sums = []
         for i in range(0, self.count, _BATCH):
             inputs = [x[i : i + _BATCH] for x in self.inputs]
@@ -280,7 +280,7 @@ def _concatenate(batches: list[Tensors], values: list[Value]) -> list[Any]:
 
 
 def _rows(x: tf.Tensor) -> Any:
-    """Merge the first two axes, examples and rows. This is the inverse of `_group_by_example`."""
+    """Invert `_group_by_example`: merge the first two axes."""
     return tf.reshape(x, [-1, *x.shape[2:]])
 
 
@@ -296,7 +296,7 @@ def _minimize(
     rate: float,
     strategy: tf.distribute.Strategy,
 ) -> Any:
-    """Minimize `loss`, averaged over replicas, by steps of Adam from `start`. Return the result."""
+    """Minimize `loss` with Adam, starting from `start`. Return the final values."""
     beta_1, beta_2 = 0.9, 0.999
 
     def slope_at(x: tf.Tensor, i: tf.Tensor) -> Any:
@@ -323,7 +323,7 @@ def _minimize(
 
 
 class Levels:
-    """Splits each weight of a wrapper into `below`, the next lower level, and `share`, 0 to 1."""
+    """The weights of a wrapper as integer levels: `below`, plus `share` from 0 to 1."""
 
     def __init__(self, wrapper: QuantizeWrapper, ranges: str) -> None:
         self.layer = wrapper.layer
@@ -352,11 +352,11 @@ class Levels:
         self.free = (~stays).astype(np.float32)
 
     def weights_at(self, up: tf.Tensor) -> dict[str, Any]:
-        """Returns {attribute: weights} with weights `up` steps above the next lower level."""
+        """Returns {attribute: weights}. With `up` 0, weights are rounded down, with 1, up."""
         return {self.name: (self.below + up) * self.scale}
 
     def settle(self, up: np.ndarray) -> None:
-        """Sets each weight to `up` steps above the next lower level."""
+        """Sets the layer's weights to `weights_at(up)`, and learned limits to the range."""
         moved = self.weights_at(up)[self.name]
         self.weights.assign(np.where(self.factor == 0, self.value, moved))
         self.quantizer.set_limits(self.scale * np.float32(self.levels))

@@ -34,9 +34,10 @@ class Part(NamedTuple):
 
     Args:
         calls: the calls, in order.
-        reads: the values that the calls read but do not compute.
-        outputs: the computed values that later parts read, and outputs of the model.
-        alone: the calls of `QuantizeWrapper` layers that the model calls only once.
+        reads: the inputs of the part.
+        outputs: the tensors that later parts read, and outputs of the model.
+        alone: the calls of `QuantizeWrapper` layers that the model calls only once. Only these
+            layers change.
     """
 
     calls: list[Call]
@@ -81,7 +82,7 @@ def sweep(
 
     Args:
         model: a calibrated quantization-aware model.
-        data, steps, batch_size: as in `calibrate`. Tensors between parts are held in memory.
+        data, steps, batch_size: as in `calibrate`. All batches are held in memory.
         visit: function that may change the weights of a part.
         title: the title of the progress bar.
         verbose: 1 shows progress.
@@ -121,7 +122,7 @@ def restore_if_it_fails(model: keras.Model) -> Iterator[None]:
 
 
 def _split_graph(graph: Graph, blocks: bool) -> list[Part]:
-    """Split a graph into calls or blocks. After a block, later calls read at most one tensor."""
+    """Split a graph into calls or blocks. A block ends where later calls read only one tensor."""
     counts, outputs = graph.count_calls(), set(flatten_values(graph.outputs))
     unread = Counter(value for call in graph.calls for value in dict.fromkeys(call.inputs))
     waiting = {value for value in flatten_values(graph.inputs) if unread[value]}
@@ -158,10 +159,10 @@ def _is_relu(call: Call | None) -> bool:
 
 
 def walk(part: Part, inputs: list[Tensors], phase: Phase) -> Iterator[tuple[Call, list[Tensors]]]:
-    """Yields each call of a part, with a dict of the earlier tensors for each batch.
+    """Yields each call of a part, and the tensors computed so far (a dict for each batch).
 
-    A call is only computed when the loop continues, so the caller can change weights first. The
-    last call is not computed.
+    The caller may change the weights of a yielded call, which is computed after that. The last call
+    is not computed.
     """
     batches = [{value: tensors[value] for value in part.reads} for tensors in inputs]
     last = {value: call for call in part.calls for value in call.inputs}

@@ -40,17 +40,14 @@ ASYNCHRONOUS = (
     tf.distribute.experimental.ParameterServerStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
 )
-"""Strategies with several workers, which may all change the step counters of the layers."""
+"""Strategies with several workers. Each of them may change the step counters of the layers."""
 
 DATA = (np.ndarray, tf.Tensor, tf.data.Dataset, tf.distribute.DistributedDataset)
 """Types of training data that do not run a user's code between training steps."""
 
 
 def is_undisturbed(model: keras.Model, x: Any, callbacks: Iterable[Any]) -> bool:
-    """Returns True if no code of the user can run between the training steps of an epoch.
-
-    Functions in a `tf.data` pipeline do not count.
-    """
+    """Returns True if no code of the user can run between the training steps of an epoch."""
     hooks = [getattr(item, hook, item) for item in callbacks for hook in HOOKS]
     arrays = x.values() if isinstance(x, dict) else x if isinstance(x, (list, tuple)) else (x,)
     return (
@@ -133,7 +130,7 @@ def get_class_config(model: keras.Model) -> dict[str, Any] | None:
 
 
 def from_class_config(config: dict[str, Any], custom_objects: Any = None) -> Any:
-    """Creates a model from the result of `get_class_config`.
+    """Creates a model from a configuration by `get_class_config`.
 
     Raises:
         ValueError: if the class is unknown, or cannot create a model from the configuration.
@@ -160,7 +157,7 @@ def _set_by_keras() -> frozenset[str]:
 
 @functools.cache
 def derive_class(base: type, user_class: type) -> type:
-    """Returns a class that derives from both classes. It is saved under the name of `base`."""
+    """Returns a class that derives from both classes. Files only name `base`."""
     methods: dict[str, Any] = {"class_before": base}
     if issubclass(user_class, keras.Sequential):  # The model is functional nevertheless.
         names = [name for name in vars(keras.Sequential) if not defines(user_class, name)]

@@ -20,8 +20,8 @@ _NAMES = ("SGD", "Adam", "AdamW", "Lion")
 ELEMENTWISE = tuple(getattr(keras.optimizers, name) for name in _NAMES)
 """Optimizers that update one long vector with the same results as separate vectors.
 
-Other optimizers compute inverse square roots. TensorFlow computes these in blocks of eight, and the
-remaining elements differently. The results would depend on the position in the vector."""
+Other optimizers compute inverse square roots. TensorFlow rounds these differently at the end of a
+vector, so results would depend on the position in the vector."""
 
 METHOD = "_distributed_apply_gradients_fn"
 """Name of the method of Keras optimizers that updates variables."""
@@ -31,7 +31,7 @@ Pair = tuple[tf.Tensor, tf.Variable]
 
 @contextlib.contextmanager
 def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Inside the `with` block, the traced training step updates all vectors of the model together.
+    """Updates all vectors of the model together in a training step that is traced inside `with`.
 
     Replicas of a strategy and legacy optimizers still update each variable separately.
     """
@@ -136,7 +136,7 @@ tf.register_tensor_conversion_function(
 def check_optimizer(trained: keras.Model, weights: Sequence[tf.Variable]) -> None:
     """Raises a `ValueError` if an optimizer has already been used with another model.
 
-    A Keras optimizer can only update the weights of its first update.
+    A Keras optimizer creates slot variables in the first update, for the weights of this update.
     """
     optimizer = trained.optimizer
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)

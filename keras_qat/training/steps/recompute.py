@@ -56,7 +56,7 @@ def _is_sigmoid_of(y: tf.Tensor, gate: tf.Operation) -> bool:
 def _find_swish(y: tf.Tensor, quantized: tf.Tensor, gate: tf.Operation) -> Source:
     """Return the source of `y * sigmoid(y)`. The operation `gate` fake-quantizes the sigmoid.
 
-    If `y` is also fake-quantized, the derivative usually includes this quantization.
+    If `y` is itself the fake-quantized `x`, the derivative is usually with respect to `x`.
     """
     sigmoid = gate.inputs[0]
     low, high = (float(tf.get_static_value(end)) for end in gate.inputs[1:])

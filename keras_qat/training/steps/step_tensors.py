@@ -36,8 +36,8 @@ class StepTensors:
         graph: the graph of the tensors. Inner graphs do not use the tensors, because an inner graph
             may be saved alone.
         weights: the weights that are quantized together.
-        averages: the results of `_Average.weigh` for each observer, by `counter.ref()`. They are
-            only valid for the first call of the observer in the step.
+        averages: the results of `_Average.weigh` for each observer, by `counter.ref()`. If a step
+            calls an observer again, the observer computes them again.
     """
 
     graph: Any
@@ -87,9 +87,10 @@ def _count_batches(layers: list[keras.layers.Layer]) -> dict[Any, tuple[tf.Tenso
 def apply_to_rows(
     function: Callable[..., tuple[tf.Tensor, ...]], *rows: tuple[Scalar | tf.Variable, ...]
 ) -> list[tuple[tf.Tensor, ...]]:
-    """Applies a function to several rows of scalars at once, and returns the results as rows.
+    """Calls `function` once for the scalar arguments of several calls.
 
-    For example, the rows `(a, b)` and `(c, d)` need one call `function([a, c], [b, d])`.
+    For example, the rows `(a, b)` and `(c, d)` need one call `function([a, c], [b, d])`. The result
+    is the list `[function(a, b), function(c, d)]`.
     """
     if len(rows) == 1:
         return [function(*rows[0])]
@@ -99,9 +100,9 @@ def apply_to_rows(
 
 
 def _quantize_weights(layers: list[keras.layers.Layer]) -> QuantizedWeights:
-    """Concatenate and quantize weights that differ only in the number of channels.
+    """Concatenate weights that differ only in the number of channels, and quantize them.
 
-    Large weights are left out, because copying would take too long.
+    Large weights are left out, because concatenating would take too long.
     """
     most = LARGE * (4 if plain_operations.has_gpu() else 1)
     groups: dict[Any, list[tuple[Any, tf.Tensor]]] = collections.defaultdict(list)
