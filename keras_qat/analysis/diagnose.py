@@ -43,12 +43,12 @@ FITTED = 256
 """Maximum number of examples for calibrating the models on which remedies are tried."""
 CALIBRATE = "calibrate(qat, x)"
 SUSPECTS = 3
-"""`diagnose` tries more bits or float for the layers that lose most SQNR, up to this many."""
+"""Maximum number of layers that `diagnose` tries with more bits or in float."""
 GAIN = 3.0
-"""A remedy is reported if it raises the SQNR by at least this many dB. 3 dB halve the noise."""
+"""A remedy is reported if it raises the SQNR by at least this many dB."""
 BEYOND, USED = 0.01, 0.5
-"""An input's range is too narrow if a larger share than `BEYOND` of the values lies outside. It is
-too wide if the values use a smaller share of it than `USED`."""
+"""The range of an input is too narrow if more than 1 % of the values are outside. It is too wide if
+the values use less than half of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +82,8 @@ class Diagnosis:
         layers: maps the names of the layers that lose most SQNR to `(input, output)`: the SQNR of
             the layer's input and of its output, in dB.
         remedies: maps the code of a remedy, such as `"calibrate(qat, x)"`, to the quality of the
-            model after it. The best remedy comes first. Exception: `calibrate(qat, x)` comes first
-            if it gains at least half as many dB as the best one.
+            model after it. The best remedy comes first. However, `calibrate(qat, x)` comes
+            first if it gains at least half as many dB as the best remedy.
     """
 
     model: str
@@ -122,9 +122,9 @@ class Diagnosis:
 def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0) -> Diagnosis:
     """Finds problems of a quantized model, and measures which remedies help.
 
-    Each remedy, such as `calibrate` with another method, is applied to a copy of the model. Half of
-    the examples calibrate the copies. The other half is used to compare the integer outputs of
-    their files with the float model.
+    Each remedy, such as `calibrate` with another method, is applied to a copy of the model. The
+    copy is calibrated with half of the examples. The outputs of its TFLite file are simulated for
+    the other half, and compared with the float model's outputs.
 
     Args:
         model: a model from `quantize_model` that was calibrated or trained.
@@ -198,8 +198,8 @@ def diagnose(model: keras.Model, x: Any, *, examples: int = 64, verbose: int = 0
 def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Quality]:
     """Return the remedies that raise the SQNR by `GAIN` or more. The best remedy comes first.
 
-    If `calibrate(qat, x)` is one of them, the others must gain another `GAIN`, because they may
-    make the file larger or slower.
+    Other remedies than `calibrate(qat, x)` may make the file larger or slower. If calibration
+    helps, the others must exceed its SQNR by another `GAIN`.
     """
     gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
     calibration = gain.get(CALIBRATE, 0.0)
@@ -215,7 +215,7 @@ def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Q
 def _list_remedies(
     model: keras.Model, x: Any, suspects: list[str]
 ) -> dict[str, Callable[[], keras.Model]]:
-    """Map each remedy, such as "calibrate(qat, x)", to a function that applies it to a copy."""
+    """Map remedies, such as "calibrate(qat, x)", to functions that return treated copies."""
     recipe: Recipe = get_recipe(model)
 
     def recalibrate(**options: Any) -> keras.Model:

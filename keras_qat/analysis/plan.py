@@ -100,7 +100,7 @@ def plan(
 
 
 def _add_obstacles(planned: Plan) -> Plan:
-    """Add to the reasons of float layers if `quantize_model` or the file cannot hold the layer."""
+    """Mention in `float_layers` which layers cannot be copied, or cannot be in a TFLite file."""
     reasons, refusals = dict(planned.float_layers), dict[Hashable, str]()
     for call in planned.graph.calls:
         if reasons.get(call.name, NOT_IN_FILE) == NOT_IN_FILE:

@@ -310,7 +310,7 @@ def _find_peak(
 
 
 def _count_copies(node: Node, size: Callable[[Tensor], int]) -> int:
-    """Return the bytes of the float copies of quantized inputs that a float layer needs."""
+    """A float layer needs float copies of its quantized inputs. Return their size in bytes."""
     if node.op is not None:
         return 0
     read = {x: _count_float_bytes(x) for x in node.inputs if isinstance(x, Tensor)}

@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """A condition on variables, such as a scale of 2^-12. `cond` traces only one branch.
+    """A condition on variables, such as `scale == 2**-12`. `cond` traces only one branch.
 
     If `tensor` later differs from `value`, the graph must be traced again.
 
     Args:
         value: the condition during tracing. It selects the branch.
-        tensor: the same condition as a tensor of the graph, which reads the variables.
+        tensor: the condition, computed in the graph from the current values of the variables.
         is_taken: True if `cond` has used `value`.
     """
 
@@ -54,7 +54,7 @@ def make_switch(predicate: Predicate) -> Predicate:
 def cond(predicate: Predicate, true_fn: Callable[[], T], false_fn: Callable[[], T]) -> T:
     """Returns `true_fn()` if `predicate`, else `false_fn()`.
 
-    For a tensor of a graph, this is `tf.cond`. Its gradient is slow to trace.
+    For a symbolic tensor, it calls `tf.cond`. The gradient of `tf.cond` is slow to trace.
     """
     if isinstance(predicate, Choice):
         predicate.is_taken, predicate = True, predicate.value

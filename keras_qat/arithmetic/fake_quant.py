@@ -107,15 +107,15 @@ def fake_quantize_if(
 ) -> tf.Tensor:
     """Computes `fake_quantize` if `applies`, otherwise returns `x`.
 
-    With a `ceiling`, a ReLU is applied to `x` first. The ReLU costs no extra operation:
-    quantization clips to a range from 0 anyway.
+    With a `ceiling`, a ReLU is applied to `x` first. This needs no extra operation, because
+    quantization also clips negative values.
 
     Args:
         applies: a bool, or a scalar tensor. For example, False before `quant_delay` steps.
         x, minimum, maximum, bits, narrow_range: as in `fake_quantize`.
         ceiling: 6 for ReLU6, `inf` for a plain ReLU. None means no ReLU.
-        source: a `recompute.Source` that computes `x` again for the gradient. A CPU then need not
-            store `x`. `applies` must be a bool, and `ceiling` None.
+        source: a `recompute.Source` that computes `x` again for the gradient. This saves memory on
+            a CPU. `applies` must then be a bool, and `ceiling` must be None.
     """
     if applies is False and ceiling is None:
         return x
@@ -183,7 +183,7 @@ def _fake_quantize_plainly(
     narrow_range: bool,
     ceiling: float | None,
 ) -> tf.Tensor:
-    """Compute `fake_quantize_if` on a GPU or in XLA. The gradient reads a mask of bools."""
+    """Compute `fake_quantize_if` on a GPU or in XLA."""
     is_relu = ceiling is not None
 
     def quantize(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

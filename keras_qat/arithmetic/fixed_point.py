@@ -24,7 +24,7 @@ FixedPoint = tuple[tf.Tensor, tf.Tensor]
 AWAY = 1 + 2.0**-40
 """`tf.round(AWAY * x)` rounds halves away from zero. `tf.round(x)` rounds halves to even.
 
-Both round other values to the nearest integer, if x is n / 2^k with an integer n below 2^39."""
+With `AWAY`, x must be n / 2^k with an integer n below 2^39."""
 
 EXPONENTIALS = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
 """exp(-1/4), exp(-1/2), exp(-1), exp(-2) up to exp(-16), as multiples of 2^-31."""
@@ -120,8 +120,8 @@ def multiply(
     """Multiplies 32-bit integers by a fixed-point value, and rounds.
 
     With "away" and "up", the product is first rounded to 32 bits, and then divided by a power of
-    two. The division rounds halves away from zero or up. Some optimized kernels use "up". With
-    "once", as on 64-bit ARM, only the final result is rounded, with halves up.
+    two. The division rounds halves away from zero or up, respectively. With "once", only the final
+    result is rounded, with halves up. Kernels for 64-bit ARM use "once".
     """
     multiplier, exponent = factor
     x, bits = _overflow(shift(x, tf.maximum(exponent, 0))), tf.maximum(-exponent, 0)
@@ -178,7 +178,7 @@ def exact_multiplier(x: tf.Tensor) -> tf.Tensor:
     """Rounds a float64 factor for sums to a value that `multiply_sums` does not round again.
 
     The result has 15 bits, with a relative error of at most 0.0062 %. It is never a power of two.
-    If float32 rounding of scales made a power of two slightly smaller, it would need more bits.
+    When scales are rounded to float32, a power of two may become smaller and need more bits.
     """
     bits = tf.bitcast(x, tf.int64)
     dropped = MANTISSA - 14
@@ -215,8 +215,8 @@ def inverse_square_root(x: tf.Tensor) -> FixedPoint:
 def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
     """Computes exp(x) for x <= 0 as gemmlowp does. The result is a multiple of 2^-bits.
 
-    `x` is the sum of a value from -1/4 to 0, and some of -1/4, -1/2, -1, -2 and so on. A Taylor
-    series computes the exponential of the first value. `EXPONENTIALS` has the others.
+    `x` is split into a value from -1/4 to 0 and powers of two, such as -1/4 or -2. A Taylor series
+    computes the exponential of the value. `EXPONENTIALS` has the exponentials of the powers.
 
     Args:
         x: integers, as multiples of 2^(integer_bits - bits).

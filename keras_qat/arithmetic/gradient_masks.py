@@ -25,7 +25,7 @@ def zero_outside_range(
 ) -> tf.Tensor:
     """Sets the gradient to zero for elements of `x` outside the range of fake quantization.
 
-    The range is widened by a millionth, because its nudged ends may be rounded.
+    The range is widened by a millionth, because rounding to float32 may have made it too narrow.
 
     Args:
         gradient, x: the upstream gradient, and the tensor that was quantized.

@@ -55,8 +55,8 @@ class KernelFamily:
         softmax: how int8 softmax computes exponentials: in float32, in fixed point, or with a
             uint16 table.
         int16_curves: how int16 sigmoid and tanh are computed. "table" interpolates in a table.
-            "gates" does the same, except for scales of 2^-12 (and 2^-11 in tanh). For these, it
-            computes them as the gates of an LSTM.
+            "gates" does so too, except for scales of 2^-12 (and 2^-11 in tanh). For these, it
+            uses gemmlowp's functions, as the gates of an LSTM do.
         dense: precision of the factor of int8 FULLY_CONNECTED if `sums` is None: double, or the
             same as in convolutions.
         ratios: precision of factors such as `input_scale * weight_scale / output_scale`.

@@ -132,7 +132,7 @@ def zero_unless(inside: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
     """Compute `x / scale` like `quotient`, but faster on GPUs. `sign` is the sign of the scale.
 
-    With `quotient`, TensorFlow would transpose images on GPUs.
+    On GPUs, `quotient` of images is slow because TensorFlow transposes them.
     """
     if is_in_xla():
         return quotient(x, scale)
@@ -147,7 +147,7 @@ def _find_minus_scale_and_zero_point(
 ) -> tuple[Scalar, Scalar]:
     """Return `(-scale, zero_point)` of a range: floats for a range of floats, otherwise tensors.
 
-    The zero point is the number of steps below zero. A negative scale saves an operation later.
+    The zero point is the number of steps below zero.
     """
     if are_numbers(minimum, maximum):
         with tf.init_scope():

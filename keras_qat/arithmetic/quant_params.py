@@ -94,7 +94,7 @@ class QuantParams:
         return (quantized.astype(np.float32) - np.float32(self.zero_point)) * self.scale
 
     def quantize(self, values: np.ndarray) -> np.ndarray:
-        """Quantizes float values and rounds halves up, as an application does for a file."""
+        """Quantizes float values, as an application does for a file's inputs. Rounds halves up."""
         precise: Any = np.float64 if self.bits == 16 else np.float32
         scaled = np.floor(np.asarray(values, precise) / precise(self.scale) + precise(0.5))
         return np.clip(scaled + self.zero_point, self.lowest, self.highest).astype(self.dtype)
@@ -151,16 +151,16 @@ def round_half_away(x: tf.Tensor) -> tf.Tensor:
 WIDER = 1 / 1019
 """The range of an input grows by this share of its width, to avoid rounding ties.
 
-Data often has n equal steps, for example pixels with n = 255. The widened range has 255 steps with
-8 bits. The data covers 255 / (1 + 1 / 1019) = 1019 / 4 of them, and its k-th value lies at the step
-1019 k / (4 n). A tie would be at half a step. 1019 is a prime, so n below 1019 never causes a tie.
+Data often has n equal steps, for example pixels with n = 255. With 8 bits, the widened range has
+255 steps, and the data covers 255 / (1 + 1 / 1019) = 1019 / 4 of them. The k-th value of the data
+lies at the step 1019 k / (4 n). Because 1019 is a prime, this is no half step if n is below 1019.
 """
 
 TRIES = 10
 """`find_share_off_ties` tries this many multiples of `WIDER`, which is up to 1 % of the range."""
 
 REPEATED = 0.9
-"""If more than this share of the values is distinct, the data does not have equal steps."""
+"""Data with a larger share of distinct values than this is noise, and has no equal steps."""
 
 ENOUGH = 2e-4
 """Sufficient distance of a value from a tie, in steps. Float32 rounding moves it by up to 3e-5."""

@@ -37,7 +37,7 @@ class TuneResult:
         best: the attempt that created `model`.
         metric: the name of the metric.
         float_value: the float model's metric.
-        max_drop: the allowed drop of the metric, in points. It is called the budget.
+        max_drop: the allowed drop of the metric, in points. The table calls it the budget.
         interrupted: whether Ctrl-C ended the search early.
         directory: the directory with the models of all attempts.
         describe: a function that formats a value of the metric, such as 0.9 as "90.00 %".

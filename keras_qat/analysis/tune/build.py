@@ -160,7 +160,7 @@ class Builder:
         return qat
 
     def _fit(self, qat: QuantizedModel, epochs: int) -> None:
-        """Train with the float model's loss. Without labels or loss, use its outputs as targets."""
+        """Train with the float model's loss. Without labels or loss, imitate its outputs."""
         keras.utils.set_random_seed(self.seed)
         x, y = self.train
         batches = -(-len(x[0]) // BATCH)

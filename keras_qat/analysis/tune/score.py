@@ -154,8 +154,7 @@ def _make_compiled_metric(
 ) -> Callable[[Arrays, Arrays], tuple[str, float]]:
     """Return a function that computes the first compiled metric, or the loss if there is none.
 
-    The function passes outputs to `evaluate` of a model that is compiled like `model`. That model
-    has no weights. It only returns its inputs.
+    The function passes the outputs to `evaluate` of a model that returns its inputs unchanged.
     """
     inputs = [keras.Input(y.shape[1:], dtype=y.dtype.name) for y in outputs]
     identities = [keras.layers.Activation("linear", name=name) for name in model.output_names]

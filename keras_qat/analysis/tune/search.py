@@ -37,12 +37,12 @@ from keras_qat.tflite.micro_interpreter import MicroInterpreter
 
 EPOCHS = 5
 ENOUGH = 256
-"""Minimum number of examples to train without labels. Also the maximum number for `diagnose`."""
+"""Training without labels needs at least this many examples. `diagnose` reads at most this many."""
 
 DROP, SIZE = attrgetter("drop"), attrgetter("size")
 
 NOTABLE = 0.5
-"""If two metrics differ only by noise, an attempt is better if its SQNR is this many dB higher."""
+"""An attempt with about the same metric is better if its SQNR is higher by this many dB."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Search:
         Args:
             step: the name of the step.
             settings: how to quantize the model.
-            outcome: the outcome for the table. By default, the score is compared with the best one.
+            outcome: a word for the table, such as "smaller". By default, "kept" or "not better".
         """
         self._show_progress(step, settings)
         start = time.monotonic()
@@ -192,10 +192,7 @@ class Search:
         return min(within, key=SIZE) if smallest else within[0]
 
     def _compare(self, score: Score, settings: Settings) -> str:
-        """Compare an attempt with the best one. If the metrics differ only by noise, use the SQNR.
-
-        Returns "kept", with a reason, if the attempt is better, otherwise "not better".
-        """
+        """Return "kept" (or "kept: " and a reason) if it is the best attempt, else "not better"."""
         best = self.best_score
         if best is None:
             return "kept"
@@ -251,7 +248,7 @@ class Rung:
 
 
 def _change(*changes: dict[str, Any]) -> Propose:
-    """Return a function that proposes the best settings so far, with `changes` of some fields."""
+    """Return a function that changes fields of the best settings, once for each of `changes`."""
     return lambda search: [dataclasses.replace(search.best, **change) for change in changes]
 
 

@@ -100,7 +100,7 @@ def verify(
         A report that prints as a table. `report.verdict` states whether file and model have the
         same outputs, and whether the model is good. For a poor model, the verdict names the weakest
         layer and the cause. `report.notes` lists reasons for large differences, such as inputs
-        outside the calibrated ranges. The notes are also warnings. If the file has uint8 inputs,
+        outside the calibrated ranges. Most notes are also warnings. If the file has uint8 inputs,
         `x` is first rounded to pixels. If the file packs 4-bit weights but the model does not, the
         file is compared with `simulate(model, pack_int4=True)`.
 
@@ -201,7 +201,7 @@ def verify(
     tensors, merged = look_inside(None, True) if per_layer else ((), ())
 
     def find_tensors() -> tuple[TensorReport, ...]:
-        """Return the reports of `per_layer`. Without `per_layer`, make them for a few examples."""
+        """Return `tensors`. If they are empty, compare the layers now for a few examples."""
         if not tensors:
             with contextlib.suppress(UnknownLayers):
                 return look_inside(math.ceil(out.FEW / full_batches) * full_batches, False)[0]

@@ -26,21 +26,21 @@ MOST_NEIGHBOURS = 512
 """Nearest neighbours are searched among at most this many examples."""
 
 NEARER = 0.2
-"""An output is an embedding if the nearest neighbour predicts the class better than the argmax. The
-difference of the accuracies must be more than 0.2."""
+"""Vectors are embeddings, not class scores, if the label of the nearest vector is usually right.
+Its accuracy must exceed the accuracy of the argmax by more than this."""
 
 RARER_KEPT = 0.75
-"""For example, most pixels may have the class "background". If less than 75 % of the other pixels
-keep their class, `compare_decisions` returns the share of the other pixels that do."""
+"""Most pixels may have the class "background". `compare_decisions` leaves these pixels out if less
+than this share of the other pixels keeps its class."""
 
 FEW_RARER = 8
-"""Other pixels (see `RARER_KEPT`) are compared separately if there are at least this many."""
+"""`compare_decisions` never compares fewer than this many pixels alone (see `RARER_KEPT`)."""
 
 
 def find_use(
     exact: NDArray, loss: CompiledLoss | None, has_sigmoid: bool, inputs: Sequence[NDArray]
 ) -> Use:
-    """Guesses the meaning of an output, such as "classes", for example from its loss."""
+    """Guesses the meaning of an output, such as "classes", from its loss, values and shape."""
     is_like_input = exact.shape[1:] in {x.shape[1:] for x in inputs if x.ndim > 2}
     has_entries = exact.ndim > 1 and exact.shape[-1] > 1
     is_finite = has_entries and bool(np.isfinite(exact).all())
@@ -72,7 +72,7 @@ def _are_ones(values: NDArray) -> bool:
 
 
 def is_sigmoid(graph: ResolvedGraph, tensor: Tensor) -> bool:
-    """Returns True if a sigmoid, or another function from 0 to 1, computes a tensor."""
+    """Returns True if a tensor comes from a sigmoid or another function with values from 0 to 1."""
     producers = {output: node for node in graph.nodes for output in node.outputs}
     while (node := producers.get(tensor)) is not None and node.op is not None:
         if isinstance(node.op.output, FixedRange):
@@ -88,7 +88,7 @@ def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bo
 
     For classes, the decision is the argmax. For embeddings, it is the nearest example. For
     yes-or-no outputs, it is whether a probability exceeds 0.5, or a logit exceeds 0. Returns None
-    for regression values, and if all decisions are the same. See `RARER_KEPT` for rare decisions.
+    for regression values, or if there are too few different decisions.
     """
     if use in ("signals", "values") or not exact.size:
         return None
@@ -116,7 +116,7 @@ def compare_decisions(use: Use, exact: NDArray, values: NDArray, has_sigmoid: bo
 
 
 def count_most_frequent(answers: NDArray) -> int:
-    """Counts how often each column has its most frequent answer. Returns the sum."""
+    """Counts the answers that are equal to the most frequent answer in their column."""
     positions = answers[0].size if len(answers) > 1 else 1
     _, kinds = np.unique(answers, return_inverse=True)
     kinds = kinds.reshape(-1, positions)

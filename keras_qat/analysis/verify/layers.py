@@ -52,9 +52,7 @@ def compare_layers(
 ) -> tuple[tuple[TensorReport, ...], tuple[str, ...]]:
     """Runs model and file batch by batch, and compares their tensors.
 
-    With `in_pieces`, the file is compared with the quantized model and with the float model.
-    Without it, only the free run is compared with the float model. That is enough to find the layer
-    that loses most SQNR.
+    If `in_pieces` is False, the file is only compared with the float model, which is faster.
 
     Returns:
         A report for each tensor that model and file have in common, and the names of other layers.

@@ -49,13 +49,13 @@ MORE = 4
 """If the verdict is unclear, the float model computes four times as many examples."""
 
 QUICK = 1 << 19
-"""If inputs are small, the float model computes more examples, up to this many input values."""
+"""The float model computes more than `FEW` examples if they hold at most this many values."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
 """In these kinds of outputs, all channels are important. `find_small_channels` checks them."""
 
 SAME_PIXEL = 1e-3
-"""A value that differs from an integer pixel by at most this is not reported as rounded."""
+"""An input value counts as an integer pixel if it differs from one by at most this."""
 
 
 def check_signature(file: FileInterpreter, graph: ResolvedGraph) -> None:
@@ -161,8 +161,8 @@ def _find_rescaling(params: QuantParams | None, tensor: FileTensor) -> Rescaling
 def predict(model: keras.Model, x: Any, batch_size: int, verbose: int) -> list[NDArray]:
     """Returns the outputs that `model.predict` returns.
 
-    It calls the model itself if a custom class overrides `predict`. It does so in multi-worker
-    training too, because `predict` would wait for the other workers.
+    If a subclass overrides `predict`, the model is called directly. The same holds in multi-worker
+    training, where `predict` would wait for the other workers.
     """
     inference = getattr(model, "exact_inference", lambda: None)()
     is_worker = isinstance(model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy)

@@ -32,7 +32,7 @@ class Pair:
     Args:
         name: the layer of the float model that computes the tensor. If the model calls the layer
             again, the name has a number. For fused layers, it is the layer with weights.
-        layers: names of the layers between this tensor and the nearest earlier tensors with a pair.
+        layers: names of the layers that compute this tensor from the tensors of earlier pairs.
         value: the tensor in the quantization-aware Keras model.
         ours: the same tensor in the model's graph of integer operators.
         tensor: the same tensor in the file.

@@ -21,7 +21,7 @@ MOVING = {"RESHAPE", "SQUEEZE", "EXPAND_DIMS", "SHAPE", "STRIDED_SLICE", "PACK"}
 """Operators that only move values. "CONV_2D+RESHAPE" becomes "CONV_2D" in tables."""
 
 MOST = 150.0
-"""Higher signal-to-noise ratios, in dB, are float32 rounding. They are reported as 150 dB."""
+"""Maximum SQNR in dB that is reported. Beyond it, the noise is only float32 rounding."""
 
 ROUNDING = 1e-12
 """A tensor is constant if its variance, divided by its mean square, is at most this."""
@@ -154,8 +154,8 @@ class OutputReport(Agreement):
         use: the purpose of the output: "classes", "decisions" (yes or no), "signals" (like the
             input), "values", "embeddings", or "classes or values" if unknown.
         same_decisions: share of classes, yes-or-no decisions or nearest neighbours that are the
-            same in file and float model. The most frequent class is left out if the others change
-            often. None for other uses, or if there is only one class.
+            same in file and float model. If less frequent classes change often, only these count.
+            None for other uses, or if there is only one class.
         decisions: number of classes, decisions or neighbours that were compared.
         score: how well the file and the float model match the labels. None without labels.
     """
@@ -173,7 +173,7 @@ class OutputReport(Agreement):
     score: Score | None = None
 
     def against_float(self) -> str:
-        """Returns a sentence that compares file and float model. Returns "" without figures."""
+        """Compares file and float model in a sentence. Returns "" if nothing was compared."""
         classes, sqnr = self.float_argmax_agreement, self.float_sqnr
         figures = [] if classes is None else [f"same argmax in {classes:.2%} of rows"]
         figures += [] if sqnr is None else [f"SQNR {sqnr:.1f} dB"]
@@ -194,7 +194,7 @@ class TensorReport:
     Args:
         name: the layer of the float model that computes the tensor. Later calls of a layer have a
             number. If layers are fused, it is the layer with weights.
-        layers: the layers that compute the tensor from earlier tensors of the report.
+        layers: names of the layers that compute this tensor from other tensors in the report.
         kernels: the file's operators that compute the tensor. An input has none.
         fed: agreement with the model if these operators run alone, with inputs from the model.
             Errors of earlier operators then have no effect. None for an input.
@@ -265,7 +265,7 @@ class TensorReport:
 
     @property
     def at_ends(self) -> float:
-        """Share of values at the ends of the range, perhaps clipped. Ignores zeros of a ReLU."""
+        """Share of values at the range's ends, perhaps clipped. Zeros of a ReLU do not count."""
         return self.at_highest + (self.at_lowest if self.file_zero_point > -128 else 0.0)
 
     @property

@@ -24,8 +24,8 @@ MOST_CHANNELS = 100
 """If a regression output has at most this many channels, each is also scored separately."""
 
 CLEAR = 0.15
-"""A model may be called no better than a guess only if its gain is known precisely. The uncertainty
-must be at most this share of a perfect model's gain."""
+"""Maximum uncertainty of the gain, to call a model no better than a guess. The unit is the gain of
+a perfect model."""
 
 DEVIATIONS = 2.0
 """Differences of up to this many standard errors may be due to chance."""
@@ -50,8 +50,8 @@ class Score:
         chance: uncertainty of the difference between file and float model (two standard errors).
         examples: number of examples with labels.
         by_chance: uncertainty of the difference between float model and guess.
-        channel: the index of the worst channel, if the score is only for this channel. Then the
-            channel has a larger `lost_points` than all channels together. Otherwise None.
+        channel: the index of the channel that is scored, because it loses most. None if all
+            channels are scored together.
         accuracy: the file's share of right answers. None if errors are measured.
         float_accuracy: the float model's share of right answers.
     """
@@ -102,7 +102,7 @@ class Score:
 
     @property
     def lost_points(self) -> float | None:
-        """For an accuracy, `lost`. For an error, `lost / (guess - perfect)`."""
+        """The loss of accuracy. For an error, the loss divided by the gain of a perfect model."""
         if self.is_share:
             return self.lost
         if self.perfect is None or self.guess <= self.perfect:
@@ -205,7 +205,7 @@ def _score_answers(
 
 
 def _bound_chance(differences: NDArray) -> float:
-    """Return how large the mean of `differences` may be by chance. Infinity for one example."""
+    """Return how large the mean of `differences` may be by chance."""
     if len(differences) < 2:
         return float("inf")
     return float(DEVIATIONS * differences.std(ddof=1) / len(differences) ** 0.5)

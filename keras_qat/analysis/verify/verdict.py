@@ -31,11 +31,11 @@ MEANINGS = {
 }
 
 FLIPS = 0.5, 3.0
-"""Allowed mean and maximum difference between file and model, in LSB, due to float layers."""
+"""File and model are the same up to this mean and maximum difference, in LSB."""
 
 OTHER_ROUNDING = 2.0, 12.0
-"""The same limits if the file's kernels round differently from `model.predict`. Files with other
-weights than the model exceed them: their mean difference is at least 14 LSB."""
+"""The same limits if the file's kernels round differently from `model.predict`. A file with
+other weights than the model differs by 14 LSB or more on average."""
 
 LOST_POINTS = 0.02
 """Maximum loss of accuracy of a good file, 0 to 1. See `Score.lost_points` for errors."""
@@ -44,7 +44,7 @@ LOST_GAIN = 0.15
 """Maximum `Score.lost_gain` of a good file."""
 
 LOST_CUSTOM = 0.05
-"""Maximum `Score.lost_gain` for a custom loss. There, `LOST_POINTS` cannot be checked."""
+"""Maximum `Score.lost_gain` for a custom loss, which has no `Score.lost_points`."""
 
 FEW_LABELS = 20
 """With fewer labels, the verdict is never that a model is no better than guessing."""
@@ -66,7 +66,9 @@ class Figures(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """Decides whether an output without labels is good or poor. In between, verify asks for labels.
+    """Decides whether an output without labels is good or poor.
+
+    If the output is neither, `verify` asks for labels.
 
     Args:
         recognized: which outputs the rule applies to, for the documentation.
@@ -86,7 +88,7 @@ CLEAN = Figures(sqnr=25)
 
 PURE = Figures(sqnr=30)
 """Good if the power of the quantization noise is at most 0.1 % of the signal. Then hardly any class
-changes. Rules for classes accept more noise if at most 2 % of the classes change."""
+changes."""
 
 RULES: dict[Use, Rule] = {
     "classes": Rule(
@@ -126,9 +128,10 @@ RULES: dict[Use, Rule] = {
         (Figures(12, 0.8, 10), Figures(5, 0.9)),
     ),
 }
-"""The rule for each kind of output. For regression values, 17 dB are a noise of 2 %, as allowed by
-`LOST_POINTS`. Outputs like the input ("signals") need 22 dB, because for example a denoiser changes
-its input only a little."""
+"""The rule for each kind of output.
+
+Regression values need 17 dB. The noise then has 2 % of the signal's power, as in `LOST_POINTS`.
+"signals" need 22 dB, because a model such as a denoiser changes its input only a little."""
 
 CLEARLY_GOOD = 20.0
 """If all outputs are good and exceed this SQNR in dB, a few examples are enough."""
@@ -187,7 +190,7 @@ class Grade(NamedTuple):
 
     Args:
         words: as in `Verdict`, for example "same and good". None if the output is nearly the same
-            for all examples. They then cannot show whether it is good.
+            for all examples.
         reason: a sentence with the accuracy or SQNR that decided.
         by_labels: whether labels decided.
         fault: a problem of the float model, or "".
@@ -220,7 +223,7 @@ def grade_output(output: OutputReport) -> Grade:
 
 
 def _grade_score(name: str, score: Score) -> Grade:
-    """Grade an output by how well it matches its labels. With few labels, it stays undecided."""
+    """Grade an output by its labels. The grade is `UNDECIDED` if more labels are needed."""
     reason = f"According to the labels of '{name}': {score}."
     if score.is_guess and score.examples >= FEW_LABELS:
         measure = "accuracy" if score.is_share else "error"
