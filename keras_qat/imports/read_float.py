@@ -22,7 +22,7 @@ from keras_qat.tracing.layer_weights import find_weight_holders, is_constant_mas
 class ReadsWeight(keras.layers.Lambda):
     """Placeholder for an operation that reads another layer's weight, such as a tied embedding.
 
-    Tracing replaces the placeholder, because Keras could not save it.
+    Keras cannot save such a layer, so the package `tracing` replaces it later.
 
     Args:
         function: the operation.
@@ -61,10 +61,7 @@ def read_float(model: Any, inputs: Any = None, half: bool = True) -> tuple[keras
 
 
 def _replace_weight_reads(graph: Graph) -> Graph:
-    """Replace operations by `ReadsWeight` if they read a weight, as in a tied embedding.
-
-    If a weight is passed to a Keras layer, the layer gets the output of a new `ReadsWeight`.
-    """
+    """Replace operations by `ReadsWeight` if they read a weight, as in a tied embedding."""
     layers = dict.fromkeys(inner for call in graph.calls for inner in list_layers(call.layer))
     calls = [new for call in graph.calls for new in _replace_call(call, list(layers))]
     return dataclasses.replace(graph, calls=calls)
@@ -115,7 +112,7 @@ def _find_reader(variable: tf.Variable, layers: list[keras.layers.Layer]) -> Any
 def _pass_weights(
     call: Call, variables: list[tf.Variable], readers: dict[int, Any], reason: str
 ) -> list[Call]:
-    """Return a `ReadsWeight` call for each variable, and a copy of `call` that reads them."""
+    """Return a `ReadsWeight` call for each variable, then `call` with the results as arguments."""
     calls, values = [], dict[int, Value]()
     read = {id(v): v for v in variables if not is_constant_mask(v)}
     for index, (key, variable) in enumerate(read.items()):
@@ -140,7 +137,7 @@ def _set_input_shape(model: keras.Model) -> keras.Model:
     adapted Normalization, the layer knows the sizes of the normalized axes.
 
     Raises:
-        ValueError: if any other Normalization has an input of unknown size.
+        ValueError: if such a Normalization is not the first layer of a Sequential model.
     """
     unknown = [layer for layer in model._flatten_layers() if _find_missing_sizes(layer)]
     if not unknown:

@@ -3,8 +3,8 @@
 Folded weights and multipliers depend only on weights and ranges, but need many small operations.
 These "prepared parameters" are computed when weights change, and are stored in variables. The
 traced inference function reads the variables. Some branches of the function also depend on weights.
-The first traces contain only the branches that current weights need, because they are faster. If
-new weights need other branches, inference is traced again.
+To be fast, the first traces omit branches that the current weights do not need. If new weights need
+other branches, inference is traced again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from keras_qat.integer_graph.graph import ResolvedGraph
 from keras_qat.keras2.backend import keras, trace_after_few_calls, trace_for_any_batch
 
 DECIDES = 3
-"""Number of traces with only the branches that current weights need. Later traces have all
-branches."""
+"""Number of traces that omit branches. Later traces have all branches."""
 
 LARGE = 1 << 26
 """Weights with at least this number of bytes are compared by their hashes."""
@@ -62,7 +61,7 @@ class CachedInference:
         self._weights: list[tf.Tensor | bytes] = []
         """The model's weights in the last `look`, or their hashes if they are large."""
         self.weights_version = self._prepared_version = 0
-        """Number of weight changes in total, and until the last `refresh`."""
+        """Number of weight changes. `_prepared_version` is the number at the last `refresh`."""
         self.seconds = 0.0
         """The duration of the last `refresh` in seconds, without tracing."""
         self._eager: Callable[..., list[tf.Tensor]] | None = None
@@ -129,7 +128,7 @@ class CachedInference:
 
 
 def add_to_floats(offset: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """Adds `offset` to a float tensor. The offset is NaN if a weight is infinite or NaN, else 0."""
+    """Adds 0 to a float tensor, or NaN if a weight of the model is infinite or NaN."""
     return tensor + tf.cast(offset, tensor.dtype) if tensor.dtype.is_floating else tensor
 
 
@@ -191,8 +190,7 @@ class PreparedStore:
     def assign(self, prepared: object) -> bool:
         """Assigns new parameters with the same structure to the variables.
 
-        Returns:
-            True if traced graphs remain valid, because they contain the branches now needed.
+        Returns False if the last traced graph lacks a branch that these parameters need.
         """
         packed = self._pack(_list_tensors(prepared))
         for variable, value in zip(self._variables, packed, strict=True):
@@ -201,11 +199,11 @@ class PreparedStore:
         return all(choice.value is self._conditions[index] for index, choice in active)
 
     def read(self, decides: bool) -> Any:
-        """Returns the parameters, for tracing. The traced graph reads them from the variables.
+        """Returns the parameters as tensors that a traced graph reads from the variables.
 
         Args:
-            decides: True to return boolean scalars as `Choice`s, whose value selects a branch
-                during tracing. Otherwise, they are tensors.
+            decides: True to return boolean scalars as `Choice`s instead. A `Choice` has a known
+                value, so only one branch is traced.
         """
         tensors: dict[int, Any] = {}
         for pack, variable in zip(self._packs.values(), self._variables, strict=True):

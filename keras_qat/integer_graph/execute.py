@@ -35,7 +35,7 @@ def _get_scale(params: QuantParams) -> tf.Tensor:
 
 
 def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
-    """Return the ends of a range, limited by a fused ReLU6 (`maximum` is 6) or ReLU."""
+    """Return the ends of a range. A fused ReLU or ReLU6 (`maximum` is 6) limits them."""
     params = params.as_tensors()
     low, high = (end - params.zero_point for end in (params.lowest, params.highest))
     if maximum is not None:
@@ -47,7 +47,6 @@ def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
 
 
 def _clip(q: tf.Tensor, ends: Ends, is_bound: bool = False) -> tf.Tensor:
-    """Clip values to a range. `is_bound` says that no value is below the range."""
     low, high = (tf.cast(end, q.dtype) for end in ends)
     if not is_bound:  # Unlike ClipByValue, Maximum and Minimum can work in place.
         q = tf.maximum(q, low)
@@ -60,8 +59,8 @@ class PreparedNode:
 
     Args:
         constants: one entry for each input: the values of a constant, or None for a tensor.
-        row: fields of `Arguments` for `op.compute`. If there is an `op.prepare`, the only field is
-            its result. Otherwise, the fields are quantization parameters and weights.
+        row: fields of `Arguments` for `op.compute`. The only field is the result of `op.prepare`
+            if it exists. Otherwise, the fields are quantization parameters and weights.
         ends: the ends of the range of the kernel's result. None for a float result.
         conversion: the multiplier from a kernel's fixed scale, such as 1 / 256 of softmax, to the
             scale of the output. None for kernels that use the scale of the output.
@@ -150,7 +149,7 @@ def _get_spec(operand: Operand) -> tf.TensorSpec:
 def _find_native_params(node: Node, family: KernelFamily) -> QuantParams | None:
     """Return the quantization parameters of a kernel's result.
 
-    TFLite fixes them for some kernels, such as softmax. Otherwise they are those of the output.
+    Some kernels, such as softmax, have fixed parameters. Other kernels use those of the output.
     """
     assert node.op is not None
     output, fixed = node.output.params, node.op.output
@@ -191,7 +190,7 @@ def _make_arguments(node: Node, family: KernelFamily, q: list[Any]) -> Arguments
 def compute_node(
     node: Node, inputs: list[Any], family: KernelFamily, prepared: PreparedNode | None = None
 ) -> list[tf.Tensor]:
-    """Computes the outputs of a node with an operator. `inputs` may have None for constants."""
+    """Computes the outputs of a node with an operator. `inputs` of constants are ignored."""
     op, output = node.op, node.output.params
     assert op is not None
     known = prepared or prepare_node(node, family)

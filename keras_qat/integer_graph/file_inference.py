@@ -173,7 +173,7 @@ class FileInference:
     def _run(self, inputs: Sequence[NDArray]) -> list[object]:
         """Run the interpreter, if there is a file. Return `[is_done, end time, seconds, *outputs]`.
 
-        `is_done` is False if TensorFlow must compute the batch, too. `seconds` is the duration.
+        `is_done` is False if TensorFlow must compute the batch, too. `seconds` is the time needed.
         """
         outputs = [np.zeros(0, dtype) for dtype in self._types]
         start = seconds = 0.0

@@ -38,10 +38,10 @@ def make_evaluator(
     phase: Phase | None = IN_FLOAT,
     untraced_runs: int = FEW_RUNS,
 ) -> Evaluator:
-    """Returns a function that computes `outputs`, any tensors of a model, from the model's inputs.
+    """Returns a function that computes `outputs` from a model's inputs.
 
-    The layers compute in `phase`, by default in float. If `phase` is None, they compute in their
-    current phase. The first `untraced_runs` runs are eager, and later runs are traced.
+    `outputs` may be inner tensors. The layers compute in `phase`, by default in float. If `phase`
+    is None, they compute in their current phase. The first `untraced_runs` runs are eager.
     """
     graph = dataclasses.replace(graph, outputs=outputs)
     specs = [tf.TensorSpec(value.shape, value.dtype) for value in flatten_values(graph.inputs)]
@@ -107,7 +107,7 @@ def mixes_rows(graph: Graph, rows: int, size: int) -> bool:
 
 
 def _has_equal_rows(share: float, first: tf.Tensor, second: tf.Tensor) -> bool:
-    """Return True if `second` has `share` times as many rows as `first`, and equal first rows."""
+    """Return True if the first rows are equal, and the numbers of rows have the ratio `share`."""
     if not first.shape or second.shape[0] != first.shape[0] * share:
         return False
     count = min(first.shape[0], second.shape[0])

@@ -69,7 +69,6 @@ def _compute(
 def _call_layer(
     layer: keras.layers.Layer, args: Sequence[Any], kwargs: dict[str, Any], for_file: bool
 ) -> Any:
-    """Call a layer with `training=False`."""
     kwargs = {name: value for name, value in kwargs.items() if name != "training"}
     if accepts_training(layer):
         kwargs["training"] = False
@@ -115,9 +114,8 @@ def _call_folded(wrapper: QuantizeWrapper, x: tf.Tensor, for_file: bool) -> Any:
 def _fold(wrapper: QuantizeWrapper) -> dict[str, tf.Tensor]:
     """Fold BatchNormalization into a wrapper's weights, and fake-quantize the weights.
 
-    Returns a dict `{attribute of the layer: weight}`. With one scale per channel, the order does
-    not matter, so the kernel is quantized before folding. Other kernels are folded first, as in
-    training.
+    Returns a dict `{attribute of the layer: weight}`. A kernel with one scale per channel is
+    quantized, then folded. Other kernels are folded, then quantized.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     quantized = None

@@ -86,7 +86,7 @@ def quantize_table(
 ) -> Weights:
     """Quantizes an embedding table with the parameters of the layer's output.
 
-    Rows are first fake-quantized by the output's `quantizer`, as in training.
+    As in training, the output's `quantizer` fake-quantizes the rows of the table first.
     """
     scale = output.as_tensors().scale
     limits = None if quantizer is None else quantizer.observe(None, training=False)
@@ -151,11 +151,10 @@ def copy_for_calls(
     in_graph: bool,
     wide: bool = False,
 ) -> list[Weights]:
-    """Returns a copy of `weights` for each call, with the quantized bias.
+    """Returns a copy of `weights` for each call. The copies contain the quantized bias.
 
     `inputs` and `outputs` contain the scales of each call's input and output. Weight scales are
-    reduced where the multiplier exceeds `LARGEST_MULTIPLIER`. If `outputs` is None, weight scales
-    stay unchanged.
+    reduced if the multiplier exceeds `LARGEST_MULTIPLIER`. They stay the same without `outputs`.
     """
     q = weights.q if in_graph else tf.cast(weights.q, tf.int8).numpy()
     largest, calls = LARGEST_MULTIPLIER[16 if wide else 8], []
@@ -236,7 +235,7 @@ def find_divisor(bits: int) -> int:
     """Returns the factor by which files multiply weights of few bits, such as 18 for 4 bits.
 
     The largest 4-bit value becomes 7 * 18 = 126, which fits in int8. Scales are divided by the
-    factor. The bias is a multiple of input scale * weight scale, so it becomes more accurate.
+    factor. The bias becomes more accurate, because its unit is input scale * weight scale.
     """
     return INT8_MAX // (2 ** (bits - 1) - 1)
 
@@ -295,7 +294,7 @@ def fit_bias(
 
 
 def _find_least_scale(end: Ends) -> tf.Tensor:
-    """Return the smallest weight scale for which the sum of the largest output fits 32 bits."""
+    """Return the smallest weight scale for which 32-bit sums can reach the largest output."""
     before, after = (params.as_tensors() for params in end)
     reach = tf.maximum(after.highest - after.zero_point, after.zero_point - after.lowest) + 1.0
     return reach * after.scale / (before.scale * 2.0**31)
@@ -333,8 +332,8 @@ def _fold_in_range(wrapper: QuantizeWrapper) -> tuple[Any, Any, Any, float, Any]
     """Fold and quantize a kernel that was trained with an asymmetric range, by `recipes.contrib`.
 
     TFLite's weights have no zero point. Without it, quantized values of a channel can exceed 127.
-    The channel then gets a larger scale, and is rounded again. Returns values, scales, bias,
-    `Weights.rounding` (the largest change of a weight) and `Weights.divisor`.
+    The channel then gets a larger scale, and is rounded again. Returns quantized weights, scales,
+    the bias, and the fields `rounding` and `divisor` of `Weights`.
     """
     factor, bias = compute_factor_and_bias(wrapper, tf.float64)
     if not wrapper.weight_axes:

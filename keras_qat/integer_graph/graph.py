@@ -24,7 +24,7 @@ from keras_qat.training.recurrent import kept_batch
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Origin:
-    """Information about the Keras model of a resolved graph. By default, there is no model.
+    """Information about the Keras model of a resolved graph.
 
     Args:
         calls: the calls of the model's Keras layers.
@@ -87,7 +87,7 @@ class Origin:
         return self.fixed_batch or default
 
     def warn(self) -> None:
-        """Issues `warnings`, and warns about values that are too small for a tensor's range."""
+        """Issues `warnings`. Also warns about small features that quantization would lose."""
         for sentence in (*self.warnings, *explain_losses(self.calls)):
             warn_caller(sentence)
 
@@ -102,7 +102,7 @@ class ResolvedGraph:
         nodes: the nodes.
         tensors: maps each value of the model's calls to a tensor.
         values: maps each tensor to a value. A tensor with a fused ReLU maps to the ReLU's output.
-        unrounded: maps float outputs to the parameters to use in a file with integer outputs.
+        unrounded: maps float outputs to parameters, which a file with integer outputs uses.
         origin: facts about the model for export, simulation and verification.
     """
 

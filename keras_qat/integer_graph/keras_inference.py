@@ -47,7 +47,7 @@ from keras_qat.training.scheduled_layer import shapes_are_enough
 class Inference:
     """Computes a functional model at inference.
 
-    It computes in integers after all layers have begun to quantize. Before, it calls
+    It computes in integers after all layers have begun to quantize. Until then, it calls
     `model.simulated`, which computes in float or with fake quantization.
     """
 
@@ -74,7 +74,7 @@ class Inference:
         self.runs_file = False
         """Whether `predict` and `evaluate` may use TFLite's interpreter after the next tracing."""
         self.traced: tuple[int, Any] = (0, None)
-        """The version of `settled` in the last traced eager call, and the traced function."""
+        """The value of `settled.version` in the last eager call, and the traced function."""
         self._in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))
         self.traced_whole = backend.make_tf_function(self._infer, reduce_retracing=True)
 
@@ -90,7 +90,7 @@ class Inference:
 
     @property
     def in_float(self) -> Evaluator:
-        """A function that computes the outputs in float. Calibration may have traced it already."""
+        """A function that computes the outputs in float."""
         watch = get_watch(self.model)
         return watch.outputs if watch else self._in_float
 
@@ -104,8 +104,8 @@ class Inference:
         """Chooses TensorFlow or TFLite's interpreter for the next batch. Call `settle` first.
 
         Returns:
-            A number that changes if earlier traced functions are out of date, and whether batches
-            may use the interpreter. Each such pair has its own traced function.
+            `(version, may_use_interpreter)`, a key for the traced functions of the caller. The
+            version changes if earlier traced functions are out of date.
         """
         settled, model = self.settled, self.model
         self.runs_file = not (
@@ -122,7 +122,7 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Calls `settle` if `compute_settled` can replace `predict`. Returns False if it cannot."""
+        """Calls `settle`. Returns False in a distribution strategy, or before all layers quantize."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
@@ -272,8 +272,8 @@ class Inference:
     ) -> Any:
         """Return integer results if the scalar tensor `applies` is true. Otherwise return `y`.
 
-        `y` is the result of `model.simulated`. The gradients are always those of `y`. If `y` is
-        returned, recurrent layers get the states `after`, which the computation of `y` left.
+        `y` is the result of `model.simulated`. The gradients are always those of `y`. `after`
+        contains the states of recurrent layers after `model.simulated`.
         """
         simulated = tf.nest.flatten(y)
 

@@ -84,7 +84,6 @@ def quantize_outputs(graph: ResolvedGraph) -> ResolvedGraph:
 
 
 def has_int4(graph: ResolvedGraph) -> bool:
-    """Returns whether any weights of a graph are packed in 4 bits."""
     return any(node.weights is not None and node.weights.packed for node in graph.nodes)
 
 
@@ -136,7 +135,7 @@ def _divide(weights: Weights) -> Weights:
 def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> ResolvedGraph:
     """Returns a graph with the batch size `size`. Shapes that depend on it are inferred.
 
-    Other unknown sizes stay unknown. `sized` is stored in each `Node`, and affects the rounding.
+    Other unknown sizes stay unknown. `sized` is the value for `Node.sized`.
     """
     shapes = _infer_shapes(graph, size)
     copies: dict[Tensor, Tensor] = {}
@@ -166,10 +165,7 @@ def set_batch_size(graph: ResolvedGraph, size: int, sized: bool = True) -> Resol
 
 
 def _infer_shapes(graph: ResolvedGraph, size: int) -> dict[Tensor, Shape]:
-    """Infer the shapes of all tensors by tracing the graph without running it.
-
-    Uses the arithmetic of XNNPACK, because it is traced to the fewest operations.
-    """
+    """Infer the shapes of all tensors by tracing the graph without running it."""
     prepared = prepare(graph, XNNPACK)
     shapes: dict[Tensor, Shape] = {}
 

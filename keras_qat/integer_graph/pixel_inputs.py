@@ -35,7 +35,7 @@ ZERO = -128
 """Quantized value of pixel 0."""
 
 LARGEST = 127.0
-"""Each nonzero constant becomes 127 or -127. This allows the smallest possible scale."""
+"""Quantized value of positive weights and added constants. Negative ones become -127."""
 
 MOST = 8
 """Maximum number of channels that are rescaled one by one and concatenated. TFLite Micro
@@ -179,9 +179,9 @@ def _make_node(
 def _make_sum(
     pixels: Tensor, output: Tensor, scaled: NDArray, offset: float, expected: NDArray
 ) -> Node:
-    """Make an ADD of scaled pixels and a constant. TFLite's ADD is accurate: it has 20 extra bits.
+    """Make an ADD of scaled pixels and a constant. TFLite computes an ADD with 20 extra bits.
 
-    Of all constants that produce the expected results, the middle one is used.
+    Many constants lead to the expected results. The middle of their range is used.
     """
     params = output.params
     assert params is not None

@@ -66,8 +66,8 @@ def resolve_in_graph(
 ) -> ResolvedGraph:
     """Returns a resolved graph in which ranges and weights are tensors of a TensorFlow graph.
 
-    Each run of the TensorFlow graph reads the current variables. There is no `origin`. If `packing`
-    is a kernel family, weights are packed into 4 bits for this family.
+    Each run of the TensorFlow graph reads the current variables. If `packing` is a kernel family,
+    weights are packed into 4 bits for this family.
     """
     graph = resolve_calls(calls, in_graph=True)
     return _fix_batch(graph if packing is None else pack_int4(graph, packing), target)

@@ -179,8 +179,8 @@ class _Resolver:
     ) -> None:
         """Add a node with an integer operator. Add a float node if a tensor has no range.
 
-        `inner` is the call of the layer inside a wrapper. `params` belong to the wrapper's output
-        quantizer, and `maximum` to its ReLU. Without a wrapper, both are None.
+        `inner` is the call of the layer inside a wrapper. `params` are the parameters of the
+        wrapper's output quantizer. `maximum` is the maximum of the wrapper's ReLU.
         """
         op, attributes, _ = matched
         assert op is not None
@@ -235,10 +235,10 @@ class _Resolver:
     def _find_output_params(
         self, value: Value, op: Op, inputs: list[QuantParams], maximum: float | None
     ) -> tuple[QuantParams | None, float | None, list[Call]]:
-        """Find the parameters of an output. The next `Quantize`, `op` or `inputs` define them.
+        """Find the quantization parameters of an output, and the maximum of a fused ReLU.
 
-        Return the parameters, the maximum of a fused ReLU, and the next calls that the node
-        includes: a `Quantize`, or a ReLU and a `Quantize`.
+        Also return the calls of the ReLU and the `Quantize` that become part of the node. Without
+        a `Quantize`, the operator or the inputs determine the parameters.
         """
         quantize = self.tensors.find_quantize(value)
         if quantize is not None:

@@ -26,8 +26,8 @@ from keras_qat.training.layers import Quantize, QuantizeWrapper
 from keras_qat.training.quantizers import PREFIX
 
 NEXT_TO_NOTHING = 1e-6
-"""Upper end of the range of a tensor that is always 0. If the tensor is concatenated, it should
-hardly widen the range of the others."""
+"""Upper end of the range of a tensor that is always 0. It is small, because the range of a
+concatenation includes the ranges of all inputs."""
 
 
 class Ranges:
@@ -117,10 +117,7 @@ class Tensors:
         suffix: str = "",
         absorbed: Sequence[Call] = (),
     ) -> Tensor:
-        """Creates the tensor of a value. `absorbed` are calls that are fused into the same node.
-
-        The tensor's label is the name that the last fused output has in the float model.
-        """
+        """Creates the tensor of a value. `absorbed` are calls that are fused into the same node."""
         call = value.producer
         name = as_scope(value.name) if call is None else get_scope(call, value)
         label = _get_label(absorbed[-1].output if absorbed else value)
@@ -168,7 +165,7 @@ class Tensors:
 
 
 def _list_inputs(call: Call) -> list[Value]:
-    """Return the values that a call needs. In old files, a `Quantize` has unused inputs, too."""
+    """Return the values that a call needs. Omit unused inputs of a `Quantize` from old files."""
     op = find_row(call.layer)
     if op is not None and op.reads_only_weights:
         return []

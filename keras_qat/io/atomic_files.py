@@ -108,7 +108,8 @@ def saving_to(path: object, suffixes: tuple[str, ...], saved_model: bool = False
     Args:
         path: the destination.
         suffixes: endings of paths that are files, such as ".h5".
-        saved_model: whether other paths are SavedModels. If False, other paths are yielded.
+        saved_model: True if paths with other endings are SavedModels. If False, the function
+            yields such a path itself.
     """
     if not isinstance(path, (str, os.PathLike)):
         yield path

@@ -56,7 +56,7 @@ def read_batches(
             size. The default is the model's fixed batch size, or 32.
         steps: the maximum number of batches to read. By default, all are read. Data without a
             length cause a warning after 1,000 batches, and an error after 100,000.
-        finite: whether to refuse infinity, too. NaN is refused unless the model handles NaN.
+        finite: True to refuse infinity. NaN is refused unless the model handles NaN.
 
     Raises:
         ValueError: if the data does not match the model, or seems to be endless.
@@ -164,7 +164,7 @@ def _open_source(inputs: Inputs, data: Any, is_limited: bool) -> Any:
 
 
 def _is_structure(data: object) -> bool:
-    """Return True for dicts, tuples, and lists of arrays or structures. Check the first item."""
+    """Return True for a dict or tuple, or if a list begins with an array or a structure."""
     if isinstance(data, list):
         return any(is_array(item) or _is_structure(item) for item in data[:1])
     return isinstance(data, (dict, tuple))

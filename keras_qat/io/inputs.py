@@ -170,8 +170,8 @@ def check_batch(
 ) -> list[NDArray]:
     """Raises an error if arrays do not match the inputs. Returns the reshaped arrays.
 
-    `shaped` contains the results of `as_batch` for `arrays`. With `finite`, infinity is refused,
-    too. `item` is a position for messages, such as " in item 3 of the data".
+    `shaped` contains the results of `as_batch` for `arrays`. `finite` means to refuse infinity.
+    `item` is a position for messages, such as " in item 3 of the data".
     """
     batch = []
     for one, original, array in zip(inputs.all, arrays, shaped, strict=True):

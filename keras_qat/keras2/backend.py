@@ -96,7 +96,7 @@ def is_building() -> bool:
 
 
 def find_calling_layer() -> tuple[Any, Any]:
-    """Returns the layer that Keras is calling, or None, and the `training` argument of the call."""
+    """Returns `(layer, training)` of the current call of a Keras layer, or None for both."""
     context = _base_layer.base_layer_utils.call_context()
     return context.layer, context.training
 
@@ -104,8 +104,8 @@ def find_calling_layer() -> tuple[Any, Any]:
 def is_in_converter() -> bool:
     """Returns True if TFLite's converter is tracing a Keras model.
 
-    Users of `from_keras_model` then get a helpful error instead of long errors about operators. The
-    call stack is searched, because a model is traced in the same way when it is saved.
+    Users of `from_keras_model` then get a helpful error instead of long errors about operators.
+    Saving a model traces it in the same way, so only the call stack shows the difference.
     """
     frame = None if tf.executing_eagerly() else inspect.currentframe()
     while frame is not None:
@@ -166,8 +166,8 @@ def get_attention_components(layer: keras.layers.MultiHeadAttention) -> dict[str
 def replace_rnn(rnn: Callable[..., Any], *layers: keras.layers.Layer) -> Iterator[None]:
     """Makes recurrent layers use `rnn` instead of `keras.backend.rnn` inside a `with` block.
 
-    All recurrent layers, even custom layers, read `rnn` from Keras' module. Inside the block, LSTM
-    and GRU do not use GPU kernels.
+    All recurrent layers, even custom layers, read `rnn` from Keras' module. LSTM and GRU layers in
+    `layers` do not use GPU kernels, which would not call `rnn`.
     """
     module: Any = inspect.getmodule(keras.backend.rnn)
     inner = [item for layer in layers for item in layer._flatten_layers()]
@@ -180,7 +180,7 @@ def replace_rnn(rnn: Callable[..., Any], *layers: keras.layers.Layer) -> Iterato
 
 
 def reset_dropout_mask(layer: keras.layers.Layer) -> None:
-    """Discards the dropout mask of a recurrent layer's cell. Keras does this in each call."""
+    """Discards the dropout mask of a recurrent layer's cell, so the next call draws a new one."""
     layer._maybe_reset_cell_dropout_mask(layer.cell)
 
 

@@ -58,7 +58,7 @@ def list_sublayers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
 
 
 def list_weights(layer: keras.layers.Layer) -> list[tf.Variable]:
-    """Returns the weights, layer by layer. In `layer.weights`, all trainable weights come first."""
+    """Returns the weights, layer by layer. `layer.weights` would list trainable weights first."""
     layers = list_layers(layer)
     own = [[*inner._trainable_weights, *inner._non_trainable_weights] for inner in layers]
     unique = {id(weight): weight for weights in own for weight in weights}
@@ -114,7 +114,7 @@ def _check_arguments(
 ) -> None:
     """Raise a `TypeError` if `get_config` of a custom layer omits a constructor argument.
 
-    The argument is recognized by an attribute of the same name that differs in `copy`.
+    An argument counts as omitted if the attribute of the same name has another value in `copy`.
     """
     if get_package(type(layer)) in KNOWN:
         return
@@ -279,9 +279,10 @@ def accepts_training(layer: keras.layers.Layer) -> bool:
 def bind_options(
     layer: keras.layers.Layer, args: Any, kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Passes `training`, `mask` and all later arguments of a call by keyword.
+    """Passes `training` and `mask` by keyword if they are positional arguments of a call.
 
-    Returns the new `args` and `kwargs`. If there are more `args` than parameters, nothing changes.
+    Arguments after them are also passed by keyword. Returns the new `args` and `kwargs`. If there
+    are more `args` than parameters, nothing changes.
     """
     parameters = inspect.signature(layer.call).parameters.values()
     names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -295,9 +296,9 @@ def bind_options(
 def name_inner_calls(layer: keras.layers.Layer) -> dict[int, str]:
     """Returns a dict `{id(inner layer): name}` for the layers inside a layer.
 
-    Names that a user chose are kept. Automatic names such as `dense_3` have another number in every
-    copy. They become the name of the attribute that contains the layer. In an inner model,
-    they become the name of the class, as in `model/dense`. Such a name may occur twice.
+    Names that a user chose are kept. Automatic names such as `dense_3` differ between copies of a
+    layer, so the name of the attribute is used instead. In an inner model, the name of the class
+    is used, as in `model/dense`. Two layers may get the same name.
     """
     names: dict[int, str] = {}
 

@@ -158,7 +158,7 @@ class _Converter:
 
 
 def _find_added_arguments(node: Any) -> set[str]:
-    """Return the names of arguments that Keras 3 added to a call: `training`, and masks."""
+    """Return the names of `training` and mask arguments that Keras 3 added to a call."""
     flatten = keras_3().tree.flatten
     carried = {id(get_keras_mask(tensor)) for tensor in node.arguments.keras_tensors}
     return {

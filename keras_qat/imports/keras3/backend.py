@@ -49,9 +49,10 @@ def _is_keras_3(module: object) -> bool:
 
 
 def refuse_files(package: str, name: str, advice: str) -> None:
-    """Makes Keras 3 raise a `ValueError` with `advice` if it loads a file with a Keras 2 class.
+    """Makes Keras 3 raise a `ValueError` if it loads a file that contains a certain Keras 2 class.
 
-    `package` and `name` identify the class in the file. Does nothing if Keras 3 was not imported.
+    The class is registered as `package>name`. The message is `advice`. Does nothing if Keras 3 was
+    not imported.
     """
     keras = find_loaded_keras_3()
     if keras is None:

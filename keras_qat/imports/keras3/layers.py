@@ -26,7 +26,7 @@ _APPLICATIONS = {
     "LayerScale": keras.applications.ConvNeXtTiny,
     "StochasticDepth": keras.applications.ConvNeXtTiny,
 }
-"""Keras does not export these layers, but it exports a function from the same module."""
+"""Maps each layer that Keras does not export to an exported function from the same module."""
 
 _BASE = {"activity_regularizer", "dtype", "name", "trainable", "zero_output_for_mask"}
 """Options that Keras 2 layers accept in `**kwargs`, so signatures do not list them."""
@@ -39,7 +39,7 @@ _MODULES = {
 
 
 def find_counterpart(layer: Keras3Layer, custom: Mapping[str, type]) -> Any:
-    """Returns the class for a Keras 3 layer: from `custom`, or else from Keras 2, or else None."""
+    """Returns the Keras 2 class that replaces a layer's class. Returns None if there is none."""
     name = type(layer).__name__
     if name in custom:
         return custom[name]
@@ -147,7 +147,10 @@ def _convert_option(
 
 
 def _convert_object(layer: Keras3Layer, module: str, value: dict[str, Any]) -> Any:
-    """Create an initializer, regularizer or constraint. Unknown initializers become "zeros"."""
+    """Create an initializer, regularizer or constraint.
+
+    Unknown initializers become "zeros", because the initial weights are overwritten later.
+    """
     make = getattr(getattr(keras, module), value["class_name"], None)
     if make is None or not str(value["module"]).startswith("keras"):
         if module == "initializers":

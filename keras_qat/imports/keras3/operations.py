@@ -1,8 +1,8 @@
 """Converts functions of Keras 3 to Keras 2: activations, and operations on symbolic tensors.
 
-Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions. Called on symbolic
-tensors of Keras 2, each TensorFlow function becomes a Keras 2 layer. Most operations are converted
-in this way. `OPERATIONS` lists operations that would fail or become many layers.
+Keras 3's operations (`x + y`, `keras.ops.relu(x)`) call TensorFlow functions. If the tensors are
+symbolic tensors of Keras 2, Keras 2 creates a layer for each call. Most operations are converted in
+this way. `OPERATIONS` lists operations that would fail or become many layers.
 """
 
 from __future__ import annotations
