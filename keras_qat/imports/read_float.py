@@ -22,7 +22,7 @@ from keras_qat.tracing.layer_weights import find_weight_holders, is_constant_mas
 class ReadsWeight(keras.layers.Lambda):
     """Placeholder for an operation that reads another layer's weight, such as a tied embedding.
 
-    Keras cannot save such a layer, so the package `tracing` replaces it later.
+    Keras cannot save such a layer, so the package `lowering` replaces it.
 
     Args:
         function: the operation.

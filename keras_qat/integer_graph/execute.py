@@ -59,8 +59,8 @@ class PreparedNode:
 
     Args:
         constants: one entry for each input: the values of a constant, or None for a tensor.
-        row: fields of `Arguments` for `op.compute`. The only field is the result of `op.prepare`
-            if it exists. Otherwise, the fields are quantization parameters and weights.
+        row: fields of `Arguments` for `op.compute`. For an operator with `op.prepare`, this is only
+            `prepared`. For other operators, it is quantization parameters and weights.
         ends: the ends of the range of the kernel's result. None for a float result.
         conversion: the multiplier from a kernel's fixed scale, such as 1 / 256 of softmax, to the
             scale of the output. None for kernels that use the scale of the output.

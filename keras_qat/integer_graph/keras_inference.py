@@ -122,7 +122,7 @@ class Inference:
         return settled.version, self.runs_file
 
     def settle_if_exact(self) -> bool:
-        """Calls `settle`. Returns False in a distribution strategy, or before all layers quantize."""
+        """Calls `settle`. Returns False before quantization, or in a distribution strategy."""
         if tf.distribute.has_strategy() or not is_exact(self.look(False)):
             return False
         self.settle()
