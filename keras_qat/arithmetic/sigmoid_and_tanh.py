@@ -80,8 +80,9 @@ class Curve:
 
     Args:
         is_power: true if the kernel follows gemmlowp, because the scale is 2^-12 or 2^-11.
-        left: for gemmlowp: the input is shifted to the left by this number of bits, 0 or 1.
-        factor, bits: for interpolation: `q * factor / 2^bits` is the position in the table.
+        left: number of bits by which gemmlowp's input is shifted to the left, 0 or 1.
+        factor, bits: for the interpolation, `q * factor / 2^bits` is the table's index times 512.
+            For TANH, it is the index times 256.
     """
 
     is_power: Predicate

@@ -129,7 +129,6 @@ def _write_input(
 def _convert(
     builder: Builder, name: str, ends: list[int], tensor: Tensor, converts: bool, clips: bool
 ) -> None:
-    """Add a QUANTIZE if `converts`, and a MINIMUM if `clips`, between the two tensors of `ends`."""
     params = tensor.params
     assert params is not None
     source, target = ends

@@ -206,7 +206,6 @@ def split_loss_only(calls: list[Call], outputs: object) -> tuple[list[Call], lis
 
 
 def drop_unused_calls(graph: Graph) -> Graph:
-    """Removes unused calls from a graph, such as calls that compute a layer's state."""
     read = flatten_values([graph.outputs, *(call.inputs for call in graph.loss_only)])
     return dataclasses.replace(graph, calls=split_loss_only(graph.calls, read)[0])
 

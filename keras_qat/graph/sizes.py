@@ -212,7 +212,7 @@ def fold_known_sizes(graph: Graph) -> Graph:
     """Replaces known size expressions by constants in the arguments of operations.
 
     Arguments of Keras layers are not replaced. Integers that depend on a fixed batch size are
-    kept, because Keras can call the model with another batch size. Only slices get constants.
+    kept, because Keras can call the model with another batch size. `_SLICES` lists exceptions.
     """
     facts = Facts()
     known: dict[Value, Any] = {}
@@ -352,7 +352,7 @@ def _make_placeholder(values: ArrayLike | None, shape: Any, dtype: str) -> tf.Te
 
 
 def _infer_in_graph(call: Call, replace: Callable[[Value], tf.Tensor]) -> list[Shape]:
-    """Return the output shapes of a call in a new `FuncGraph`. `replace` creates an input."""
+    """Return the output shapes of a call in a new `FuncGraph`."""
     with tf.__internal__.FuncGraph("sizes").as_default():  # A `FuncGraph` can read constants.
         tensors = {x: replace(x) for x in call.inputs}
         args, kwargs = map_values(tensors.__getitem__, (call.args, call.kwargs))

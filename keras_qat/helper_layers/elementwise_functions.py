@@ -1,6 +1,6 @@
 """Helper layers for elementwise functions. All values and gradients are finite.
 
-Quantization rounds small values to zero, where the logarithm and the inverse are infinite.
+Quantization rounds small values to zero. The logarithm and the reciprocal of zero are infinite.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def evaluate_formula(formula: Any, x: tf.Tensor) -> tf.Tensor:
 class Formula(SameShape):
     """Computes a chain of elementwise operations on one tensor. Results are always finite.
 
-    The lowest or largest finite result replaces an infinite result, such as log(x * x) at 0. The
-    gradient is then 0.
+    An infinite result, such as log(x * x) at 0, becomes the lowest or the largest finite result.
+    Its gradient is 0.
 
     Args:
         formula: the formula for `evaluate_formula`, as JSON:
@@ -121,7 +121,7 @@ def _replace_undefined(
     reduce: Callable[[tf.Tensor], tf.Tensor] = _find_largest,
     sign: float = 1.0,
 ) -> tf.Tensor:
-    """Replace undefined results, such as log(0). `reduce` computes the replacement from others."""
+    """Replace undefined results, such as log(0), by a number computed from the other results."""
     known = tf.where(is_defined, results, tf.zeros_like(results))
     return tf.where(is_defined, results, tf.stop_gradient(sign * reduce(known)))
 
@@ -172,7 +172,7 @@ class Power(SameShape):
 
 @register
 class Reciprocal(SameShape):
-    """Computes `numerator / x`. A division by 0 returns the largest defined quotient."""
+    """Computes `numerator / x`. At x = 0, the result has the largest magnitude of all results."""
 
     options = ("numerator",)
 
@@ -211,7 +211,7 @@ class SquareRoot(SameShape):
 
 @register
 class Quotient(HelperLayer):
-    """Divides two tensors. A division by 0 returns the largest defined quotient."""
+    """Divides two tensors. A division by 0 returns the largest magnitude of all quotients."""
 
     def call(self, inputs: Any) -> tf.Tensor:
         x, y = inputs
