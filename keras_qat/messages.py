@@ -16,7 +16,7 @@ KERAS = frozenset(("keras", "tf_keras"))
 KNOWN = KERAS | {"keras_qat"}
 """Packages without custom layers."""
 LIBRARIES = KNOWN | {"tensorflow", "builtins"}
-"""Packages without code of the user, such as custom models or callbacks."""
+"""Packages that contain no models or callbacks of the user."""
 
 Value = TypeVar("Value")
 
@@ -64,7 +64,7 @@ def set_within(variable: ContextVar[Value], value: Value) -> Iterator[None]:
 
 
 def silent() -> AbstractContextManager[None]:
-    """Silences `show_once` within a `with` block. It is used while trial models are built."""
+    """Silences `show_once` within a `with` block."""
     return set_within(_IS_SILENT, True)
 
 
@@ -80,7 +80,7 @@ def suggest(name: object, names: Iterable[str]) -> str:
 
 
 def describe_unknown(noun: str, name: object, names: Collection[str]) -> str:
-    """Returns the error message for an unknown name. It lists similar names, or the first names."""
+    """Returns the error message for an unknown name. It lists similar names or known names."""
     near = difflib.get_close_matches(str(name), names, n=3)
     shown = near or list(names)[:8]
     more = ", ..." if len(names) > len(shown) else ""

@@ -41,8 +41,8 @@ class Pass:
     Args:
         name: a short description.
         run: a function that returns the new graph.
-        after: a fact about the new graph, such as "equal calls are one call".
-        always: whether to run the pass for all recipes. `recipes.contrib` skips all other passes.
+        after: a fact about the new graph, such as "equal calls are one call". It is printed.
+        always: whether to run the pass for all recipes. `recipes.contrib` runs no other passes.
     """
 
     name: str
@@ -98,7 +98,7 @@ def check_weights(graph: Graph, context: LoweringContext) -> Graph:
 
 
 def mark_missing_values(graph: Graph, context: LoweringContext) -> Graph:
-    """Keep calls that replace NaN in float, because integers cannot be NaN."""
+    """Let calls that replace NaN compute in float, because integers cannot be NaN."""
     if not context.has_float:
         return graph
     calls = [call for calls in find_nan_handling(graph).values() for call in calls]

@@ -35,8 +35,8 @@ class Pattern:
     """Matches a tensor or a constant. `x + 3.0` is the pattern of an addition.
 
     Args:
-        kinds: the kinds of operations that may compute the tensor. A pattern without an operation
-            has the kind "tensor", "argument", "constant", "any of" or "repeated".
+        kinds: the operations that may compute the tensor, such as "add". Other patterns have one
+            of the kinds "tensor", "argument", "constant", "any of" and "repeated".
         operands: patterns of the first arguments of the operation. Other arguments are ignored.
         name: the name of the tensor in the match.
         limits: the lowest and the highest value of a constant. None allows any value.
@@ -75,7 +75,7 @@ class Pattern:
 
 
 def tensor(name: str) -> Pattern:
-    """Return a pattern that matches any tensor. `Match.found` then has it under `name`."""
+    """Return a pattern that matches any tensor. `Match.found[name]` is this tensor."""
     return Pattern(("tensor",), name=name)
 
 
@@ -90,7 +90,7 @@ def constant(name: str) -> Pattern:
 
 
 def between(low: float, high: float, name: str = "") -> Pattern:
-    """Return a pattern for a constant from `low` to `high`. Its elements must be equal."""
+    """Return a pattern like `constant`, for values from `low` to `high`."""
     return Pattern(("constant",), name=name, limits=(low, high))
 
 
@@ -137,7 +137,7 @@ class Match(NamedTuple):
 
 
 class Matcher:
-    """Finds patterns in a graph. The graph must not change."""
+    """Finds patterns in a graph. It caches results, so the graph must not change."""
 
     def __init__(self) -> None:
         self._keys, self._facts = StructuralKeys(), Facts()
@@ -213,18 +213,17 @@ class Matcher:
 
 
 class Rule(NamedTuple):
-    """Replaces the calls that match a pattern, if other calls only read the final result."""
+    """Replaces the calls that match a pattern, unless other calls read intermediate results."""
 
     pattern: Pattern
     function: Callable[..., Any]
-    """A function that computes the result. Its parameters are the names in the pattern.
+    """A function that computes the result from symbolic Keras tensors.
 
-    It receives symbolic tensors, like an expansion in `expand_call.py`. If it raises
-    `CannotExpand`, the calls stay unchanged.
+    Its parameters are the names in the pattern. If it raises `CannotExpand`, the calls stay.
     """
 
     def rewrite(self, match: Match, context: LoweringContext) -> list[Call]:
-        """Return the calls of the function for a match. The list is empty if the old calls stay."""
+        """Return new calls for a match. An empty list means that the old calls stay."""
 
         def compute() -> Any:
             found = {
@@ -240,7 +239,6 @@ class Rule(NamedTuple):
 
 
 def apply_rules(graph: Graph, context: LoweringContext, rules: Sequence[Rule]) -> Graph:
-    """Apply the rules to the graph, one after the other."""
     for rule in rules:
         matcher, readers, replaced = Matcher(), graph.consumers(), dict[Call, list[Call]]()
         outputs, used = set(flatten_values(graph.outputs)), set[Call]()

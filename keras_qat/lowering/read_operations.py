@@ -35,7 +35,7 @@ ACTIVATIONS = {
 }
 
 INVERSE = {"subtract": "add", "divide": "multiply"}
-"""With a constant, `x - 2` is read as `x + -2`, and `x / 2` as `x * 0.5`."""
+"""Operations that `simplify_operation` inverts. For example, `x - 2` becomes `x + -2`."""
 
 FILLS = {"fill": 1, "broadcast_to": 0, "tile": 0, "cast": 0, "identity": 0}
 """Maps an operation that does not change values to the position of the argument with the values."""
@@ -46,7 +46,7 @@ CONSTANTS = {"zeros": 0.0, "zeros_like": 0.0, "ones": 1.0, "ones_like": 1.0}
 SUMS = {"add": operator.add, "subtract": operator.sub}
 
 HIDES = -1e3
-"""Lower values mask a score. Models add them to scores, or choose them with `tf.where`."""
+"""Values up to this one mask a score. Models add them to scores, or select them by `tf.where`."""
 
 
 def read_operation(call: Call) -> tuple[str, list[Any]]:
@@ -84,7 +84,7 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 class Uniform(NamedTuple):
-    """The value of all elements. For `x + -1e9`, it is -1e9, and `is_exact` is False."""
+    """The value of all elements of a tensor. It is not exact for `x + -1e9`, about -1e9."""
 
     value: float
     is_exact: bool = True

@@ -102,9 +102,9 @@ def merge_mask(call: Call, context: LoweringContext) -> list[Call]:
 def pass_mask(call: Call, masks: MaskTensors) -> list[Call]:
     """Pass the Keras mask of a sequence to a recurrent layer as an argument. Return all new calls.
 
-    All calls of a layer need the same operator. If one of them has a mask, a sequence without a
-    mask gets a mask that is always True. The call stays unchanged if no integer operator reads
-    masks and the layer cannot be unrolled.
+    If one call of a layer has a mask, all its calls get one, because they need the same operator. A
+    sequence without a mask gets a mask that is always True. The call stays unchanged if no integer
+    operator reads masks and the layer cannot be unrolled.
 
     Raises:
         CannotTrace: if the mask cannot be traced.
@@ -144,9 +144,9 @@ def split_recurrent(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def split_state(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a layer with `return_state=True`. The last step of its outputs is the state.
+    """Replace a layer with `return_state=True` by a layer that returns only outputs.
 
-    The call stays unchanged if the layer has no integer operator without `return_state`.
+    The last output is the state. The call stays unchanged if the new layer has no integer operator.
     """
     layer, (output, *states) = call.layer, flatten_values(call.outputs)
     one = Value(output.name, output.shape, output.dtype)
@@ -192,7 +192,7 @@ def _has_dropout(cell: layers.Layer) -> bool:
 
 
 def _drops_inputs(layer: layers.RNN) -> bool:
-    """Return True if dropout drops the same inputs in all steps, and no states."""
+    """Return True if a layer drops only inputs, and the same ones in all steps."""
     has_one_mask = getattr(layer, "implementation", 2) == 2
     return type(layer) is not layers.RNN and has_one_mask and not layer.recurrent_dropout
 
@@ -204,10 +204,7 @@ REASONS: dict[type, str] = {
 
 
 def find_float_reason(call: Call) -> str:
-    """Return why a recurrent layer computes in float. Return "" if it does not.
-
-    For a Bidirectional, return the reason of its first layer without an integer operator.
-    """
+    """Return why a recurrent layer computes in float. Return "" if it does not."""
     if type(call.layer) is layers.RNN:
         return find_unrolling_obstacle(call)
     if not isinstance(call.layer, layers.Bidirectional):

@@ -34,7 +34,7 @@ from keras_qat.lowering.weighted_products import (
 
 
 def split_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Replace every call that has an expansion or is in `LOWERINGS`. Split the results again."""
+    """Split calls by the functions in `LOWERINGS` or `expansions`. Split the results again."""
     table = LOWERINGS if context.activations else ALWAYS
     ends = set(flatten_values(graph.outputs))
 
@@ -88,6 +88,5 @@ LOWERINGS: dict[Any, Lowering] = {
 }
 """Maps a layer class, or a kind of operation such as "matmul", to a function that replaces it.
 
-`recipes.contrib` uses only `ALWAYS`. Most of these layers have weights. The package `expansions`
-splits layers without weights.
+`recipes.contrib` uses only `ALWAYS`. The package `expansions` splits layers without weights.
 """

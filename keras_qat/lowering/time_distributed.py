@@ -53,7 +53,7 @@ def _fold(parts: PartsBuilder, shape: Sequence[int | None]) -> Value:
 
 
 def _restore(parts: PartsBuilder, folded: Value) -> list[Call]:
-    """Add a RestoreTime as the last call. It splits the steps off the batch. Return all calls."""
+    """Add a RestoreTime, which splits the steps off the batch. Return all new calls."""
     return parts.end(parts.new("unfold", RestoreTime, parts.call.inputs[0].shape[1]), folded)
 
 

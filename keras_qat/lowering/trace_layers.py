@@ -4,8 +4,8 @@ Custom layers include Lambdas and users' activation functions. A layer that cann
 opaque: it computes in float.
 
 All calls of a layer share its weights, so they must be treated alike. If one of them cannot be
-traced, for example, the others must stay opaque too. Each attempt traces all layers, and applies
-the decisions of earlier attempts. The last attempt needs no new decision.
+traced, for example, the others must stay opaque too. Therefore, all layers are traced again with
+this decision, until no new decision is necessary.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BorrowedWeights:
                 self._parents.setdefault(inner, set()).add(layer)
 
     def note(self, layer: layers.Layer, variables: Sequence[tf.Variable]) -> bool:
-        """Record that a layer borrows variables. Return True if it should be traced again."""
+        """Record that a layer borrows variables. Return True if anything new was recorded."""
         owner_of = {id(variable): self._find_owner(variable) for variable in variables}
         if outside := [v for v in variables if owner_of[id(v)] is None]:
             noted = self.outside.setdefault(layer, [])
@@ -97,14 +97,14 @@ class BorrowedWeights:
         return None
 
     def find_sharing(self) -> set[layers.Layer]:
-        """Return borrowers and owners of weights. They are treated like `_Agreement.apart`."""
+        """Return borrowers and owners of weights. `_Attempt` adds them to `_Agreement.apart`."""
         owners = set(self.owners.values())
         return owners | {layer for layer, lenders in self.lenders.items() if owners & set(lenders)}
 
     def refuse(self, graph: Graph) -> bool:
         """Forget all borrowers and owners if an owner stayed opaque. Return True in this case.
 
-        Weights of opaque layers cannot be borrowed. The next attempt records the other borrowers.
+        Weights of opaque layers cannot be borrowed. The next attempt records all others again.
         """
         opaque = {id(weight) for call in graph.calls for weight in call.layer.weights}
         refused = {owner for variable, owner in self.owners.items() if variable in opaque}
@@ -140,10 +140,10 @@ class _Agreement:
     unrolled: set[layers.Layer] = dataclasses.field(default_factory=set)
     """Recurrent layers to unroll in every call."""
     apart: set[layers.Layer] = dataclasses.field(default_factory=set)
-    """Layers with weights that are quantized first. `kernel * 2.0` is computed afterwards."""
+    """Layers that quantize `kernel` itself. Other layers may quantize `kernel * 2.0` instead."""
 
     def update(self, attempt: _Attempt, traced: Graph) -> bool:
-        """Decide about layers with calls that were treated unequally. Return True to try again."""
+        """Record the layers that need new decisions. Return True to try again."""
         layers_traced = attempt.inliner.counts.keys()
         opaque = {x: attempt.refused[x] for x in layers_traced & attempt.refused}
         opaque |= find_refused_cells(layers_traced, attempt.refused)
@@ -187,8 +187,8 @@ class _Attempt:
     def _replace(self, call: Call, siblings: Sequence[Call] = ()) -> list[Call]:
         """Return the calls that replace a call, or the call itself.
 
-        For a call inside a traced layer, `siblings` has the layer's other calls. Names of new calls
-        differ from theirs.
+        If the call is inside a traced layer, `siblings` are all calls in this layer. New calls
+        get other names.
         """
         self.masks.note(call)
         if self.context.may_trace(call) is False:
@@ -242,7 +242,7 @@ class _Attempt:
         return parts
 
     def _inline(self, call: Call, expansion: Call | None, siblings: Sequence[Call]) -> list[Call]:
-        """Trace a layer, or `expansion` if it is a call. Return the calls inside.
+        """Trace a layer, and return the calls inside. Trace `expansion` instead if it is given.
 
         Raises:
             CannotTrace: if the layer cannot be traced.

@@ -35,10 +35,10 @@ UNROLLED = layers.RNN, layers.LSTM, layers.GRU, layers.SimpleRNN
 
 
 def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None:
-    """Return a function that computes a recurrent layer step by step, and has the same arguments.
+    """Return a function that computes a recurrent layer step by step, instead of `layer.call`.
 
-    Return None if the layer cannot be unrolled. Without `anyway`, also return None if the layer has
-    an integer operator.
+    Return None if the layer cannot be unrolled. Also return None if it has an integer operator,
+    unless `anyway` is True.
     """
     layer = call.layer
     if type(layer) is layers.Bidirectional:
@@ -59,8 +59,8 @@ def find_unrolled(call: Call, anyway: bool = False) -> Callable[..., Any] | None
 def _starts_out_of_range(call: Call) -> bool:
     """Return True if an initial state may exceed the bounds of the layer's activation.
 
-    The layer's operator would clip it. An input of the model is assumed to be a state that the
-    layer returned before.
+    The operator would clip such a state. Inputs of the model are assumed to be in range, because
+    they are usually states that the layer returned before.
     """
     low, high = BOUNDS.get(getattr(call.layer, "activation", None), (-1.0, 1.0))
     facts = Facts()
@@ -98,7 +98,7 @@ def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
 def find_refused_cells(
     traced: Iterable[layers.Layer], refused: Mapping[layers.Layer, str]
 ) -> dict[layers.Layer, str]:
-    """Map each layer with a cell in `refused` to the reason why the cell was not traced."""
+    """Find the layers in `traced` with a cell in `refused`. Map them to the reason for the cell."""
     return {
         layer: refused[cell]
         for layer in traced
@@ -111,8 +111,7 @@ def find_refused_cells(
 def combine_gates(cell: layers.Layer) -> contextlib.AbstractContextManager[None]:
     """Return a context that makes a Keras cell compute all gates with one matrix product.
 
-    An LSTM adds its bias to the product of inputs. One FULLY_CONNECTED then computes both. The cell
-    applies no dropout, because `_run_steps` already does.
+    The cell then applies no dropout, because `_run_steps` already does.
     """
     if type(cell) not in CELLS or type(cell) is layers.StackedRNNCells:
         return contextlib.nullcontext()
@@ -129,6 +128,7 @@ def _run_lstm_step(
     cell: layers.LSTMCell, inputs: tf.Tensor, states: Any, training: bool | None = None
 ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     hidden, carry = states
+    # One FULLY_CONNECTED computes both the product and the bias.
     products = tf.nn.bias_add(tf.matmul(inputs, cell.kernel), cell.bias)
     gates = tf.split(products + tf.matmul(hidden, cell.recurrent_kernel), 4, -1)
     i, f, o = (cell.recurrent_activation(gates[index]) for index in (0, 1, 3))
@@ -140,9 +140,8 @@ def _run_lstm_step(
 def _run_steps(layer: layers.RNN, inputs: Any, mask: tf.Tensor | None = None, **_: object) -> Any:
     """Call the cell of a layer for each step of a sequence.
 
-    The sequence may be a structure of tensors, such as values and the time between them. If the
-    mask of a step is False, the states do not change. The output of this step is the previous
-    output or zeros.
+    The sequence may be a structure of tensors, such as (values, times). If the mask of a step is
+    False, the states do not change. The output of this step is the previous output or zeros.
     """
     # A list contains the sequence and states. Any other structure is a sequence.
     sequence, *states = inputs if isinstance(inputs, list) else [inputs]

@@ -36,7 +36,7 @@ OF_DEPTHWISE = (
     *("depthwise_regularizer", "depthwise_constraint"),
 )
 OF_POINTWISE = ("use_bias", "bias_regularizer", "bias_constraint", "activity_regularizer")
-"""Options of a separable convolution for its 1x1 convolution. Others are in `OF_DEPTHWISE`."""
+"""Options that `split_separable` copies from a separable convolution to a 1x1 convolution."""
 
 
 class _Product(NamedTuple):
@@ -109,7 +109,7 @@ def split_product(call: Call, context: LoweringContext) -> list[Call]:
 
 
 def _freeze(values: ArrayLike) -> dict[str, Any]:
-    """Return Keras options for a layer with one weight, `values`, that is never trained."""
+    """Return the options `weights` and `trainable` for a Keras layer with a constant weight."""
     weight = tf.Variable(np.asarray(values, np.float32), trainable=False)
     return {"weights": [weight], "trainable": False}
 
@@ -127,9 +127,9 @@ def _multiply_patches(product: _Product, shape: Sequence[int | None]) -> tf.Tens
 
 
 def make_constant_weight(call: Call, context: LoweringContext) -> list[Call]:
-    """Replace a constant with more than two axes by a `WeightTensor` with a frozen weight.
+    """Replace a constant argument with more than two axes by a tensor.
 
-    For example, `tf.matmul(x, constant)` becomes a product of two tensors.
+    The tensor is the output of a `WeightTensor` layer, which is not trained.
     """
     arguments = [*call.args, *call.kwargs.values()]
     constants = [leaf for leaf in arguments if getattr(read_array(leaf), "ndim", 0) > 2]

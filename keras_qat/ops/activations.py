@@ -52,7 +52,7 @@ def _gelu_in_float32(x: tf.Tensor, approximate: bool) -> tf.Tensor:
 def _supports_hard_swish(x: QuantParams, output: QuantParams) -> tf.Tensor:
     """Return True if TFLite's HARD_SWISH supports these scales.
 
-    For others, the kernel shifts integers by too many bits. It checks only the output's scale.
+    With other scales, the kernel would shift integers by too many bits.
     """
     to_output, to_gate = (single(x.scale / 128.0 / scale) for scale in (output.scale, 3 / 32768))
     return (to_output < 1) & (to_gate < 2.0**30) & (tf.minimum(to_output, to_gate) >= 2.0**-16)
@@ -94,8 +94,8 @@ def _prepare_bounded(
     Args:
         function: the float function, which computes XNNPACK's table.
         of_tflite: the same function with the operations that compute TFLite's table.
-        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. For
-            large inputs, the result is the lowest or the highest output instead.
+        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. It
+            is not used for large inputs. They return the lowest or the highest output.
     """
     float32 = compute_in_float32(of_tflite, xnnpack=function)
 

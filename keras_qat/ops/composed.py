@@ -26,12 +26,12 @@ from keras_qat.ops.weighted_sums import RECENT
 from keras_qat.ops.weights import Weights
 
 Quantized = tuple[Any, QuantParams]
-"""A pair (values, quantization parameters). The values are integers minus the zero point. A machine
-that writes a file has the index of a tensor in the file instead of values.
+"""A pair (values, quantization parameters). The values are integers minus the zero point. For
+`Emitting`, the index of a tensor in the file replaces the values.
 """
 
 WIDE = QuantParams(None, None, 16)
-"""16-bit parameters for `Computing`. It needs no scale, because multipliers are prepared."""
+"""16-bit parameters for `Computing`, which needs no scale. Its multipliers are prepared."""
 
 NO_WIDE = None if RECENT else "this TensorFlow has no QUANTIZE from int8 to int16"
 """Why files cannot contain a QUANTIZE from int8 to int16. None if they can."""
@@ -111,7 +111,7 @@ class Machine(abc.ABC):
             op: the operator.
             inputs: the operator's inputs.
             params: the quantization parameters of the output.
-            attributes: the attributes. By default, the operator's defaults.
+            attributes: the operator's attributes. The default is `op.defaults`.
             weights: the weights, if the operator has any, like a convolution.
             maximum: the maximum of a fused ReLU.
             shape: the output's shape. By default, the shape of the last input.
@@ -145,13 +145,13 @@ class Machine(abc.ABC):
     def look_up(self, table: Any, params: QuantParams, x: Quantized) -> Quantized:
         """Returns `table[x]`. The results have the zero point 0.
 
-        For 8-bit values, the first entry belongs to the lowest value, such as -128. For other
-        integers, it belongs to 0.
+        If `x` has 8 bits, the first entry of the table is for the lowest value, such as -128.
+        Otherwise, the first entry is for 0.
         """
 
 
 class Preparing(Machine):
-    """Computes constants of operators, such as multipliers. `TensorSpec`s stand for values.
+    """Computes constants of operators, such as multipliers. Inputs are `tf.TensorSpec`s.
 
     Args:
         a: the arguments of the composed operator.
@@ -253,8 +253,8 @@ class Emitting(Machine):
     """Adds operators to a file.
 
     Args:
-        e: adds operators to the file, in place of the composed operator.
-        image: height and width of convolution outputs. By default, they equal the input's.
+        e: the `Emission` of the composed operator.
+        image: height and width of convolution outputs. By default, those of the input.
     """
 
     def __init__(self, e: Emission, image: Shape = ()) -> None:
@@ -333,8 +333,8 @@ Description = Callable[[Machine, list[Quantized], QuantParams, Attributes, Shape
 """A function that runs the operators of a composed operator on a machine, and returns the result.
 
 The arguments are the machine, the inputs, the output's parameters, the attributes and the output's
-shape. For `Computing`, the output's scale is None and the shape is (), because all parameters are
-prepared. If the result has other parameters than the output, `compose` converts it.
+shape. `Computing` reads prepared constants. Its shape is (), and its scale may be None. `compose`
+converts the result to the output's parameters.
 """
 
 
@@ -350,7 +350,7 @@ def requantize_each(
 
 
 def prepare_each(a: Arguments, inputs: Sequence[Quantized], params: QuantParams) -> list[tf.Tensor]:
-    """Returns the prepared parameters for `requantize_each` on a `Computing` machine."""
+    """Returns the constants that `requantize_each` needs if its machine is a `Computing`."""
     prepared: list[Any] = []
     requantize_each(Preparing(a, prepared), inputs, params)
     return prepared

@@ -270,9 +270,9 @@ def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def _is_known(node: Arguments | Node) -> bool:
-    """Return True if the model's output shape is known, except for a batch size fixed in files.
+    """Return True if the output shape is known, at least in files with a fixed batch size.
 
-    XNNPACK only runs a TRANSPOSE_CONV with a constant output shape.
+    XNNPACK runs a TRANSPOSE_CONV only if its output shape is constant.
     """
     shape = node.call.output.shape
     return None not in (shape[1:] if node.sized else shape)
@@ -302,10 +302,10 @@ def _emit_transpose(e: Emission) -> None:
 
 
 def _emit_output_shape(e: Emission, x: int, image: int) -> int:
-    """Return a tensor with the output's shape: a constant if known, otherwise computed from `x`.
+    """Return a tensor with the output's shape. Compute it from `x` if it is not known.
 
-    If the file knows a height or width that the model does not know, the shape is computed too.
-    With a constant, XNNPACK would run the operator, and would round differently from the model.
+    If the file knows the shape, but the model does not, also compute it. With a constant shape,
+    XNNPACK would run the operator, and would round differently from the model.
     """
     shape = e.shape(image)
     if None not in shape and _is_known(e.node):

@@ -60,7 +60,7 @@ def _prepare(a: Arguments, channels: tuple[int, ...]) -> Sums:
 def _emit_product(
     e: Emission, x: int, end: int, arrange: Callable[[np.ndarray], np.ndarray]
 ) -> None:
-    """Add an operator that multiplies the last axis of `x` by weights. It writes tensor `end`.
+    """Add an operator that multiplies the last axis of `x` by weights. The output is tensor `end`.
 
     `arrange` converts the layer's weights to the shape [output, input].
     """
@@ -78,7 +78,7 @@ def _emit_product(
 
 
 def _find_sizes(x: tf.Tensor) -> list[int | tf.Tensor]:
-    """Return the sizes of `x` for `tf.reshape`. One unknown size is -1, but several are tensors."""
+    """Return the sizes of `x` as a shape for `tf.reshape`, which accepts only one -1."""
     known = x.shape.as_list()
     now = tf.unstack(tf.shape(x)) if known.count(None) > 1 else [-1] * len(known)
     return [now[axis] if size is None else size for axis, size in enumerate(known)]
@@ -106,7 +106,7 @@ DENSE = Op(
 
 
 def _read_einsum(call: Call) -> Attributes:
-    """Return the attributes of an EinsumDense. In `equation`, letters replace an ellipsis."""
+    """Return the attributes of an EinsumDense. Replace "..." in its equation by letters."""
     layer = call.layer
     equation = layer.equation.replace(" ", "")
     inputs, weights, _ = terms = re.split(",|->", equation)
@@ -129,8 +129,8 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
     """Accept an equation if only the last `count` axes of the weights are axes of the output.
 
-    For example, the output of "abc,cd->abd" has the last axis of the weights. A bias must have the
-    same axes, and they must be the last of the output. `EINSUM_DENSE_PER_TENSOR` computes others.
+    In "abc,cd->abd", for example, only the last axis "d" is an axis of the output. With a bias, the
+    output must end with these axes. `EINSUM_DENSE_PER_TENSOR` computes all other equations.
     """
     reason = _accepts_einsum(call, attributes)
     if reason is not None:

@@ -1,4 +1,4 @@
-"""Division x / y of two tensors: a 16-bit lookup table returns 1 / y, then x is multiplied by it.
+"""Division x / y of two tensors. A 16-bit lookup table returns 1 / y, which is multiplied by x.
 
 TFLite has no int8 kernel for division.
 """

@@ -91,7 +91,7 @@ def _find_native(params: Sequence[QuantParams], output: QuantParams) -> QuantPar
     """Return the output's parameters. If an input's scale is much larger, increase the scale.
 
     Otherwise TFLite's kernels would abort, because their multipliers must be below 1. Int8 kernels
-    could also overflow 16 bits. XNNPACK leaves such sums to TFLite.
+    could also overflow 16 bits.
     """
     widest, finest = (pick(*(x.scale for x in params)) for pick in (tf.maximum, tf.minimum))
     if output.bits == 16:
@@ -122,8 +122,8 @@ def _add_once(a: Arguments, prepared: tuple[tf.Tensor, ...]) -> tf.Tensor:
 def _prepare_once(a: Any, b: Any, output: Any, sign: int) -> tuple[tf.Tensor, ...]:
     """Return the parameters of `_add_once`. The last one is False if XNNPACK refuses the sum.
 
-    The larger multiplier has 21 bits. XNNPACK requires ratios of input scale / output scale from
-    2^-10 to below 2^8. `_find_native` excludes larger ratios.
+    XNNPACK requires ratios of input scale / output scale from 2^-10 to below 2^8. `_find_native`
+    already excludes larger ratios.
     """
     ratios = [single(scale / output) for scale in (a, b)]
     bits = 20 - fixed_point.get_exponent(tf.maximum(*ratios))
@@ -143,8 +143,8 @@ def _count_bits(a: Arguments) -> int:
 def _add_twice(a: Arguments) -> tf.Tensor:
     """Add like TFLite: round both inputs in a common finer scale, add them, and round the sum.
 
-    If both tensors have the same shape, the optimized int16 ADD rounds blocks of 16 values only
-    once. Values after the last block are rounded like in other kernels.
+    The optimized int16 ADD rounds inputs differently in blocks of 16 values, if both tensors have
+    the same shape. Values after the last whole block are rounded like in other kernels.
     """
     x, y = (tf.cast(q, tf.int64) for q in a.q)
     bits, (*factors, to_output) = _count_bits(a), a.prepared.twice
@@ -194,13 +194,13 @@ class _Product:
 
 
 FAR = 2.0**7
-"""The largest product of both input scales, divided by the scale of the result, for 8 bits."""
+"""The largest `_Product.ratio` for 8 bits."""
 
 
 def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) -> QuantParams:
     """Return the output's parameters. If the product's scale is much larger, increase the scale.
 
-    XNNPACK leaves ratios of 2^8 and above to TFLite's kernel, which overflows 16 bits on x86.
+    Otherwise XNNPACK could leave the product to TFLite's kernel, which overflows 16 bits on x86.
     """
     first, second = (x.scale for x in params)
     is_far = first * second > FAR * output.scale
@@ -209,7 +209,6 @@ def _find_native_of_product(params: Sequence[QuantParams], output: QuantParams) 
 
 
 def _prepare_multiply(a: Arguments) -> _Product:
-    """Return a product's parameters. XNNPACK multiplies by a float32 `ratio` from 2^-16 to 2^8."""
     if a.wide:
         factor = ratio(a.family, *(x.scale for x in a.params), by=a.output.scale)
         return _Product(Multiplier(to_fixed_point(factor)))
@@ -217,7 +216,7 @@ def _prepare_multiply(a: Arguments) -> _Product:
     factor = ratio(a.family, *(x.scale for x in a.params), by=native.scale)
     multiplier, square = Multiplier(to_fixed_point(factor)), None
     if a.family.products is not None:
-        is_float = (factor >= 2.0**-16) & (factor < 2.0**8)
+        is_float = (factor >= 2.0**-16) & (factor < 2.0**8)  # XNNPACK refuses other factors.
         multiplier = Multiplier(to_fixed_point(factor), tf.cast(factor, tf.float32), is_float)
         if a.q[0] is a.q[1]:
             square = _prepare_square(
@@ -272,8 +271,8 @@ def _emit_multiply(e: Emission) -> None:
 def _emit_wide(e: Emission, code: str, find_native: Callable[..., Any], **options: Any) -> None:
     """Add an operator. If its result needs a larger scale than the output's, also add a QUANTIZE.
 
-    The larger scale may not represent 6 exactly. Instead of a fused ReLU6, a RELU6 then follows the
-    QUANTIZE.
+    A ReLU6 is not fused, because the larger scale may not represent 6 exactly. A RELU6 follows the
+    QUANTIZE instead.
     """
     output = e.params
     inputs = tuple(x.params for x in e.node.inputs if x.params)

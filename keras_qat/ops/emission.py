@@ -32,8 +32,8 @@ class Emission:
     Args:
         inputs: indices of the input tensors in the file. Constants that the node reads are
             included.
-        outputs: indices of the output tensors in the file. Their quantization parameters are valid
-            for TFLite's kernel. For example, the scale of a SOFTMAX is 1/256.
+        outputs: indices of the output tensors in the file. They already have the quantization
+            parameters that TFLite's kernel requires, such as the scale 1/256 for a SOFTMAX.
     """
 
     builder: Builder
@@ -122,7 +122,7 @@ class Emission:
     def constant(
         self, name: str, values: Any, params: QuantParams | None = None, **options: Any
     ) -> int:
-        """Adds a constant tensor, and returns its index. `options` are for `Builder.constant`."""
+        """Adds a constant tensor, and returns its index. `Builder.constant` defines `options`."""
         if not isinstance(values, (np.ndarray, np.generic)):
             values = np.array(values, np.int32)
         return self.builder.constant(f"{SCOPE}/{self.node.name}/{name}", values, params, **options)
@@ -154,8 +154,8 @@ class Emission:
     def reshape(self, source: int, target: int) -> None:
         """Adds a RESHAPE of the tensor `source` to the shape of the tensor `target`.
 
-        Several leading sizes may be unknown if they stay unchanged, as from [None, None, 4, 2] to
-        [None, None, 8].
+        If several sizes are unknown, they must be the first sizes of both shapes. For example,
+        [None, None, 4, 2] can become [None, None, 8].
         """
         sizes = self.builder.sizes(target)
         if sizes.count(-1) > 1:
@@ -235,8 +235,8 @@ def as_pair(sizes: Any) -> tuple[int, int]:
 def _image_shape(shape: Shape) -> Shape:
     """Return the shape [batch, height, width, channels] for a tensor. A sequence has height 1.
 
-    A matrix [rows, channels] becomes [rows, 1, 1, channels]. Tensors with five axes become
-    matrices.
+    A matrix [rows, channels] becomes [rows, 1, 1, channels]. With five axes, all axes except the
+    last are merged into rows.
     """
     if len(shape) == 3:
         return shape[0], 1, *shape[1:]

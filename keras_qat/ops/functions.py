@@ -46,7 +46,7 @@ def _read_relu_options(call: Call) -> Attributes:
 def _accept_option(name: str, value: object, call: Call, attributes: Attributes) -> str | None:
     """Accept a call if the option `name` of its layer is `value`, or does not exist.
 
-    For example, the operator "log" requires `plus_one=False`. Otherwise, the layer is a log1p.
+    For example, the operator "log" requires `plus_one=False`. With True, a layer computes log1p.
     """
     is_other = getattr(call.layer, name, value) != value
     return "" if is_other else accept_float(call)

@@ -24,7 +24,7 @@ from keras_qat.ops.op import Arguments, Attributes, Op, Prepare
 
 Table = Callable[[Arguments], tf.Tensor]
 """A function that computes the entries of a table in float64. In its `Arguments`, `q` holds all
-possible values of the input, relative to the zero point. `call` is None."""
+possible values of the input, relative to the zero point."""
 
 
 @functools.cache
@@ -56,8 +56,8 @@ class Entries:
     Args:
         values: the output for each quantized value of the input, from the lowest to the highest.
         first: the index of the entry for the input's zero point.
-        of_eights: a second table, or None. If it exists, only the last `size % 8` elements of a
-            tensor are looked up in `values`. All others are looked up in `of_eights`.
+        of_eights: a second table for kernels that process 8 elements at a time. They use `values`
+            only for the last `size % 8` elements. None if there is only one table.
     """
 
     values: tf.Tensor
@@ -101,7 +101,7 @@ def compute_by_table(a: Arguments) -> tf.Tensor:
 def compute_in_float64(function: Callable[..., tf.Tensor], a: Arguments) -> tf.Tensor:
     """Computes a table from a float function. Rounds halves away from zero.
 
-    Infinite results become an end of the output's range. NaN becomes the quantized value of 0.
+    Results are clipped to the output's range. NaN becomes the quantized value of 0.
     """
     (q,), (x,), output = a.q, a.params, a.output
     values = function(q * x.scale, **a.attributes)
@@ -119,7 +119,8 @@ def compute_in_float32(
     first add the zero point in float32, and then round halves to even.
 
     Args:
-        function: a function of a float64 tensor, which holds float32 values, and the attributes.
+        function: a function of a tensor and the attributes. The tensor has float32 precision, but
+            the type float64.
         xnnpack: the same function with XNNPACK's operations. None if XNNPACK has no kernel.
     """
 

@@ -53,7 +53,7 @@ def _factor_and_offset(a: Arguments, prepared: Any, count: Any) -> tuple[Any, ..
 
 
 def _round_summand(a: Arguments, product: Any) -> Any:
-    """Round a product to float32. Do not round it if the kernel uses fused multiply-add."""
+    """Round a product to float32, unless the kernel rounds only after the addition."""
     return product if a.family.means == "fused" else single(product)
 
 
@@ -65,7 +65,7 @@ def _mean(a: Arguments) -> Any:
     """Compute means along axes, like the kernels.
 
     XNNPACK multiplies the sum by a float32 factor, and adds an offset. On ARM, it rounds only once,
-    after the addition. TFLite divides its fixed-point multiplier by the number of values.
+    after the addition. TFLite multiplies the sum by a fixed-point number.
     """
     (x,), (params,) = a.q, a.params
     axes = [axis % x.shape.rank for axis in a.attributes["axes"]]

@@ -1,7 +1,7 @@
 """Helpers for operators that only move values, such as RESHAPE and GATHER.
 
-`IDENTITY` is for layers that do nothing at inference, such as Dropout. For some other layers,
-`emit_by_converter` adds the operators that TFLite's converter chooses.
+`IDENTITY` is for layers that do nothing at inference, such as Dropout. `emit_by_converter` lets
+TFLite's converter choose the operators of a layer.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
 
 
 def get_rank(call: Call) -> int:
-    """Returns the rank of a call's first argument. Returns 1 for a list of tensors."""
+    """Returns the rank of a call's first argument. A list of tensors has no rank, so returns 1."""
     return len(getattr(get_source(call), "shape", ())) or 1
 
 
@@ -101,7 +101,7 @@ def read_axes(argument: Any, rank: int) -> tuple[int, ...] | None:
 
 
 def make_movement(name: str, doc: str, emit: Emit, **fields: Any) -> Op:
-    """Returns an `Op` that only moves values. Its options must be known before run time."""
+    """Returns an `Op` that only moves values. Calls must have options known before run time."""
     more: Callable[..., str | None] = fields.pop("accepts", lambda call, attributes: None)
 
     def accepts(call: Call, attributes: Attributes) -> str | None:

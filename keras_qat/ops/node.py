@@ -39,7 +39,7 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """The number of values in one example, or in the batch if the batch size is known."""
+        """The number of values. If the batch size is unknown, it counts as 1."""
         sizes = [1 if axis == 0 and size is None else size for axis, size in enumerate(self.shape)]
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
@@ -69,8 +69,7 @@ class Node:
 
     Args:
         name: the layer's path. The second and later calls of a layer have a suffix.
-        op: the operator. None for a float layer, which files run between a DEQUANTIZE and a
-            QUANTIZE.
+        op: the operator. None for a layer that computes in float, also in files.
         attributes: the operator's options, such as `axis`.
         call: the call that the node computes. `call.layer` is the original layer, not the wrapper.
         inputs: the inputs, in the order of the call's arguments.

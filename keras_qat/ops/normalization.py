@@ -58,15 +58,15 @@ FINE = 2048
 """Each integer variance below this has its own table entry. Above, 16 variances share an entry."""
 
 LEAST_WEIGHTS = 200.0
-"""Approximately the least value of the largest gamma as an integer. A lower limit would make gamma
-less precise, and leave more bits for the mean."""
+"""The largest gamma becomes an integer of at least about 200. A lower limit would make gamma less
+precise, and leave more bits for the mean."""
 
 
 def _tabulate_inverses() -> np.ndarray:
     """Tabulate 32767 / sqrt(variance).
 
-    The entry of a variance v is at min(v, FINE - 1) + max(v / 16, FINE / 16). Therefore, the first
-    FINE / 16 entries are unused.
+    The entry of a variance v is at min(v, FINE - 1) + max(v / 16, FINE / 16). This is at least
+    FINE / 16, so the entries before are unused.
     """
     shared = np.arange(MOST // 16 + 3)[FINE // 16 + 1 :] * 16
     variances = np.concatenate([np.zeros(FINE // 16), np.arange(FINE), shared])

@@ -55,7 +55,7 @@ class FixedRange:
     Args:
         minimum, maximum: the float values of the lowest and the highest int8 value.
         wide: the float values of the lowest and the highest int16 value.
-        is_bound: whether results are never below `minimum`, even before clipping.
+        is_bound: whether all results are at least `minimum`. They are then clipped only above.
     """
 
     minimum: float
@@ -83,14 +83,14 @@ class Arguments:
     Args:
         family: the kernel family that defines the rounding.
         attributes: the operator's options in this call.
-        q: the quantized values of each input, relative to the zero point. They are integers in
-            float32, or in float64 with 16 bits. Constant arguments of an operation are inputs too.
+        q: the quantized values of each input, relative to the zero point. They are stored as
+            float32, or as float64 for 16 bits. Constant arguments of an operation are inputs too.
         params: the quantization parameters of each input, as float64 scalar tensors.
         output: the quantization parameters of the output.
         call: the call, for operators that run the Keras layer on integers.
         weights: the weights. None if the operator has no weights.
         merges_relu: whether the operator has a fused ReLU, which replaces negative results by 0.
-        sized: whether files have a fixed batch size, even if the batch size of the call is None.
+        sized: whether files have a fixed batch size. In `call`, it may be None.
         prepared: the result of the operator's `prepare`.
     """
 
@@ -127,14 +127,14 @@ def get_held_dtype(params: QuantParams) -> tf.DType:
 
 Prepare = Callable[[Arguments], Any]
 """A function that computes constants from ranges and weights, such as fixed-point multipliers. It
-runs once for many batches, in eager TensorFlow or in a graph. `compute` finds the result, of any
-structure, in `Arguments.prepared`. It then reads no weights or scales. In the `Arguments` of this
-function, `q` holds a `tf.TensorSpec` for each input instead of values. Inputs that are the same
-tensor share one `tf.TensorSpec`."""
+runs once for many batches, in eager TensorFlow or in a graph. The result may be any structure.
+`compute` finds it in `Arguments.prepared`, and reads no weights or scales. In the `Arguments` of
+this function, `q` contains a `tf.TensorSpec` for each input. Two inputs share one `tf.TensorSpec`
+if they are the same tensor, as in `x * x`."""
 
 Compute = Callable[[Arguments], Any]
-"""A function that computes the quantized output relative to the zero point. An operator with
-several outputs returns a structure. The caller clips the results to the output's range."""
+"""A function that computes the quantized output relative to the zero point. With several
+outputs, it returns a structure of tensors. The caller clips them to the output's range."""
 
 Emit = Callable[..., object]
 """A function that adds the operator to a TFLite file, given an `Emission`."""
@@ -156,13 +156,13 @@ class Op:
         needs: names of the attributes that `register_op` requires.
         defaults: default values of the other attributes.
         accepts: a function that returns None if a call has an integer kernel. Otherwise, it
-            returns a short reason, which `plan` prints, or "" to leave the reason to another
-            operator for the same layer.
+            returns a short reason, which `plan` prints. If it returns "", `plan` prints the reason
+            of the next operator for the same layer.
         max_axes: the maximum number of axes of an input.
         integers: the integer types of inputs that kernels support. None means all types.
-        bits: the bits of activations that kernels support. 8 stands for 2 to 8.
-        families: maps bits to a function that returns True if a kernel family supports the bits.
-            Bits without an entry are supported by all families.
+        bits: the bits of activations that kernels support: 8, which includes 2 to 7, or 16.
+        families: maps bits to a function. The function returns True for a kernel family that
+            supports the bits. Without an entry for the bits, all families support them.
         accepts_wide: a function that returns True if 16-bit kernels support a call.
         on_request: whether layers stay in float unless an override has `quantize=True`.
         output: how the output is quantized.
@@ -173,18 +173,18 @@ class Op:
         folds_batch_norm: whether a following BatchNormalization is folded into the weights.
         can_merge_relu: whether kernels can have a fused ReLU.
         clips: whether the operator is a ReLU that can be fused into the previous operator.
-        elementwise: whether each value is computed separately. Channels can then be any axis.
+        elementwise: whether an output value depends only on the input values at its position.
         alias: whether the output is the input, as in Dropout at inference.
         only_rounds: whether the operator only rounds float values, like QUANTIZE.
-        is_constant: whether the output is a constant in files. The input then only determines the
-            quantization parameters.
+        is_constant: whether the output is a constant in files. The values of the input do not
+            matter, but its quantization parameters do.
         reads_only_weights: whether the output depends only on weights. Its range is then the
-            current minimum and maximum.
+            minimum and maximum for the current weights.
         has_mark: whether the output may contain an extreme value that marks masked entries.
         is_table: whether the inputs are indices, which are not quantized. Any weights are a lookup
             table with the output's quantization parameters.
         gates: the number of gates in the columns of the weights, 4 for an LSTM. Each gate has a
-            scale. With several gates, training simulates the gates and the states between steps.
+            scale. Training simulates the quantization of several gates and of the states.
         multiplies_tensors: whether the operator sums products of two tensors.
         falls_back_to_input_range: whether an output without a quantizer has the inputs' range. An
             example is a mean in `recipes.contrib`.
@@ -192,7 +192,7 @@ class Op:
         inner: a function of the attributes. Returns the ranges of tensors inside the operator.
         symmetric: indices of inputs that should have zero point 0, which makes kernels faster.
         converts: maps the index of an input to the fixed range to which the operator converts it.
-            If all readers of a model input convert it to one range, the input has this range.
+            If all operators that read a model input convert it to one range, it has this range.
         prepare: a function that computes constants from ranges and weights, once for many batches.
             Without `prepare`, `compute` reads ranges and weights.
         compute: the integer arithmetic, for every kernel family and all `bits`.

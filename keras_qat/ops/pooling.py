@@ -136,7 +136,7 @@ REDUCE_MIN = dataclasses.replace(
 
 
 _TRUTH = QuantParams(np.float32(0.5), 0, 8)
-"""Quantization parameters of booleans in int8. The scale is below 1, as NOT_EQUAL requires."""
+"""Quantization parameters of booleans in int8. NOT_EQUAL requires a scale below 1."""
 
 
 def _make_boolean_reduction(name: str, code: str, words: str) -> Op:

@@ -61,9 +61,9 @@ class StateVariable:
     def write(self, state: int) -> int:
         """Adds an SVDF that writes `state` to the variable. Returns the SVDF's output.
 
-        The SVDF has weights of 1 and a memory of one step. It updates the variable, although the
-        variable is an input. If it were an output, LiteRT would see a cycle, and would not delegate
-        the operators to XNNPACK. Compilers remove the SVDF if nothing reads its output.
+        The SVDF has weights of 1 and a memory of one step. This memory is the variable. It is an
+        input of the SVDF. If an operator had the variable as output, LiteRT would see a cycle, and
+        would not use XNNPACK. Compilers remove the SVDF if nothing reads its output.
         """
         e, scale = self.e, self.params.scale
         column = e.make_reshaped(state, e.shape(self.variable), "column")

@@ -51,7 +51,6 @@ _SIGMOID = (keras.activations.sigmoid, tf.sigmoid)
 
 
 def read_form(call: Call) -> Attributes:
-    """Returns `go_backwards`, `return_sequences` and `stateful` of a layer, with shorter names."""
     return {
         "backwards": bool(call.layer.go_backwards),
         "sequences": bool(call.layer.return_sequences),
@@ -166,7 +165,7 @@ def _divide(a: Arguments, x: Any, bits: int) -> Any:
 
 
 def _divide_twice(x: Any, bits: int) -> Any:
-    """Compute x / 2^bits. Like TFLite's 31-bit multipliers, round twice: x / 2, and the result."""
+    """Compute x / 2^bits. Like TFLite's 31-bit multipliers, round x / 2, and then the result."""
     return divide_floats(tf.floor(x * 0.5 + 0.5), bits - 1)
 
 
@@ -284,9 +283,9 @@ def _count_sequences(e: Emission, x: int) -> int:
 def _emit_zeros(e: Emission, x: int, states: tuple[int, int], times: int) -> None:
     """Add operators that write zeros into the states.
 
-    States have a row for each example. To get the number of rows, the operators multiply zeros by
-    one value of each example of `x`. If a file computes shapes at run time, the operators use its
-    first input instead. Interpreters must allocate the states before they compute shapes.
+    States have a row for each example, but the number of examples may be unknown. The operators
+    therefore multiply one value of each example of `x` by zeros. If the file computes shapes at run
+    time, they use its first input, because the states must be allocated before `x` has a shape.
     """
     hidden, cell = states
     batch, units = e.shape(cell)

@@ -27,7 +27,7 @@ class Products:
         kernel, bias: the quantized weights.
         factor: fixed-point multipliers that convert sums of products to the scale of `GATE`.
         in_float: the same multipliers in the format of `fixed_point.multiply_floats`.
-        is_small: whether all sums are small enough for exact results with `in_float`.
+        is_small: whether results with `in_float` are exact, because all sums are small.
     """
 
     kernel: Any
@@ -38,7 +38,7 @@ class Products:
 
     @classmethod
     def prepare(cls, a: Arguments, weights: Weights, of_input: Any, largest: int) -> Products:
-        """Returns the `Products` for an input, given its scale and its largest quantized value."""
+        """Returns the `Products` for inputs with scale `of_input` and values up to `largest`."""
         scale = tf.reshape(tf.cast(weights.scale, tf.float64), [-1])
         factor = to_fixed_point(ratio(a.family, scale, of_input, by=float(GATE.scale)))
         # Float32 sums of few 8-bit products are exact.
