@@ -97,7 +97,7 @@ def split_multi_head_attention(
 def _merge_axes(
     parts: PartsBuilder, details: dict[str, Any], *tensors: Value
 ) -> tuple[list[Value], layers.Layer]:
-    """Reshape the inputs to [batch, steps, channels], and adapt the layers' options in `details`.
+    """Reshape the inputs to [batch, steps, channels]. Change the options in `details` accordingly.
 
     Returns the new query, value and key, and a layer that restores the axes of the result.
     """

@@ -25,7 +25,7 @@ def _align_axes(expansion: Expansion | None = None) -> Expansion:
     """Return an expansion of a merging layer that first reshapes all inputs to the same rank.
 
     Keras adds missing axes after the batch, but TFLite would add them before the batch. If all
-    ranks are equal, call `expansion` instead. For a layer with a single input, return the input.
+    ranks are equal, call `expansion` instead.
     """
 
     def expand(layer: keras.layers.Layer, inputs: Any, **kwargs: object) -> tf.Tensor:

@@ -129,7 +129,7 @@ def _sort(values: tf.Tensor, axis: Any = -1, direction: str = "ASCENDING") -> tf
 
 
 def _softmax_of_stack(logits: tf.Tensor, axis: Any = None) -> tf.Tensor:
-    """Expand a softmax along axis 0, for example of a `tf.stack`, to one along the last axis."""
+    """Expand a softmax along axis 0 to a softmax along the last axis, between two transposes."""
     require(axis == 0 and logits.shape[0] is not None)
     order = [*range(1, len(logits.shape)), 0]
     return tf.transpose(tf.nn.softmax(tf.transpose(logits, order)), np.argsort(order).tolist())
