@@ -124,7 +124,7 @@ because kernels treat int32 like int16."""
 
 
 def _find_limit(output: QuantParams) -> tf.Tensor:
-    """Return an integer above the output's range. The input of the QUANTIZE is clipped to it."""
+    """Return a limit above the output's range. Integers are clipped to it before a QUANTIZE."""
     return tf.floor(2.0**output.bits * output.as_tensors().scale) + 1.0
 
 

@@ -119,7 +119,7 @@ SLICE = make_movement(
 
 
 def _split_attributes(call: Call) -> Attributes:
-    """Return `axis`, `count` and `sizes`. The `sizes` are () if the call has only a count."""
+    """Return the operator's options. The `sizes` are () if the call has only a count."""
     parts, axis = get_operands(call, "num_or_size_splits", "axis")
     known, axes = read_integers(parts), read_integers(axis or 0)
     if known is None or axes is None or not isinstance(get_source(call), Value):
@@ -170,7 +170,7 @@ GATHER_ARGUMENTS = ("params", "indices", "axis", "batch_dims", "max_norm")
 
 
 def _gather_attributes(call: Call) -> Attributes:
-    """Return the attributes. If the indices are a tensor, `indices` and `shape` are ()."""
+    """Return the operator's options. For indices in a tensor, `indices` and `shape` are ()."""
     x, indices, axis, batch, limit = get_operands(call, *GATHER_ARGUMENTS)
     batch = read_integers(batch or 0)
     axes = read_integers(batch if axis is None else axis)

@@ -170,7 +170,7 @@ def _compute_fixed_point(q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tens
 def _compute_int16(family: KernelFamily, q: tf.Tensor, factor: FixedPoint, axis: int) -> tf.Tensor:
     """Compute softmax like the int16 kernels, which interpolate exp and 1 / (1 + x) in tables.
 
-    In TFLite Micro, the tables have the precision of float32.
+    TFLite computes the tables in float64, and TFLite Micro in float32.
     """
     precise: Any = np.dtype(family.int16_softmax_tables).type
     below = q - tf.reduce_max(q, axis, keepdims=True)
@@ -206,7 +206,7 @@ def _tabulate(
 ) -> np.ndarray:
     """Tabulate a function for `_interpolate`. Results are int16 with 15 fractional bits.
 
-    As in TFLite, half of the error in the next interval is subtracted from each entry.
+    As in TFLite, half of the interpolation error after each entry is subtracted from the entry.
     """
     low, high = precise(scale * (-(2**15) - zero_point)), precise(scale * (HIGHEST - zero_point))
     width = (high - low) / precise(512)

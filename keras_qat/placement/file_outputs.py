@@ -57,7 +57,7 @@ def find_concatenated(value: Value) -> Generator[Value, Any, list[str]]:
 
 
 def _undo_lowering(value: Value, call: Call) -> Value:
-    """If lowering inserted a call before `call`, return its input. Otherwise, return `value`."""
+    """Return the tensor that the layer of `call` read in place of `value` before lowering."""
     producer = value.producer
     return producer.inputs[0] if producer and producer.source is call.source else value
 

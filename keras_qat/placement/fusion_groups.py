@@ -43,7 +43,7 @@ def find_groups(graph: Graph, folds_bias: bool = True, affine: bool = True) -> l
     """Finds weighted layers, with the BatchNormalization and the activation after each.
 
     A group ends at a tensor that several calls read. If a layer is called several times, its groups
-    have no activation. They have a BatchNormalization only if all calls precede the same one.
+    have no activation. They have a BatchNormalization only if the same one follows all calls.
 
     Args:
         graph: a lowered graph.

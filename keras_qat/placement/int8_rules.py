@@ -265,7 +265,7 @@ class Int8Placement:
     def is_index(self, value: Value) -> bool:
         """Returns whether a float tensor contains indices, such as token ids.
 
-        An Embedding reads it, or it is an input that is only converted to integers or compared.
+        Examples are the input of an Embedding, and an input that is only converted to integers.
         """
         readers = [call for call in self.consumers[value] if type(call.layer) is not WeightTensor]
         if any(map(is_table, readers)):
@@ -300,7 +300,7 @@ class Int8Placement:
         return ranges.pop() if len(ranges) == 1 else None
 
     def only_reaches_outputs(self, value: Value) -> bool:
-        """Returns True if no integer call computes with the tensor. A Reshape only moves values."""
+        """Returns True if integer calls only move a tensor's values, as a Reshape does."""
         return all(
             isinstance(op.output, SharedRange)
             and all(map(self.only_reaches_outputs, flatten_values(call.outputs)))

@@ -28,7 +28,7 @@ UNVARIED = 2e-6
 
 
 def compute_lost_span(shared: Ends, bits: int) -> float:
-    """Returns a width. Features with narrower ranges are lost. `shared` is the input's range."""
+    """Returns the least width of a feature that is not lost. `shared` is the input's range."""
     width = shared[1] - shared[0]
     return min(LEVELS * width / (2**bits - 1), width / FAR)
 

@@ -89,14 +89,14 @@ class QuantizedModel(
     trained_as: Config | None = None
     """Class name and configuration of the float model if it has custom training, otherwise None."""
     left_out: Mapping[str, str] = MappingProxyType({})
-    """Attributes of the float model that were not copied. Each value is the float model's class
-    name, which is shown if code reads the attribute."""
+    """Maps attributes that were not copied from the float model to the float model's class name.
+    If code reads such an attribute, the error message shows this name."""
 
     safe_mode: bool = False
     """True if `load_model` had `safe_mode=True`. Lambdas from the file must then not run."""
 
     file_outputs: Mapping[str, str] = MappingProxyType({})
-    """Maps the `outputs` passed to `quantize_model` to names of symbolic tensors. May be empty."""
+    """Maps the `outputs` passed to `quantize_model` to names of symbolic tensors."""
     _file_model: QuantizedModel | None = None
 
     _family: KernelFamily = XNNPACK
