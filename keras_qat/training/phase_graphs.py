@@ -302,7 +302,7 @@ class PhaseFinder:
         return self._phase
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
-        """Returns the phase of the next execution. Returns None if there are several phases.
+        """Returns the phase of the next execution. Returns None if steps or layers differ.
 
         For example, quantization may begin in the middle of `steps_per_execution` steps.
 

@@ -139,7 +139,7 @@ def _find_first_ranges(
     phase: Phase,
     ranges: dict[str, Any],
 ) -> Any:
-    """Compute the batch in float, and replace the empty ranges in `ranges` by its ranges."""
+    """Return `ranges`. Empty ranges are replaced by ranges of this batch, computed in float."""
 
     def compute_in_float() -> dict[str, Any]:
         states = [tf.identity(state) for state in layer.states] if layer.stateful else []

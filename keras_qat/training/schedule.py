@@ -156,7 +156,6 @@ def freeze_ranges(model: keras.Model, frozen: bool = True) -> None:
 
 
 def steps_done(model: keras.Model) -> int:
-    """Returns the number of completed training steps of a model."""
     calls = read_model(model).count_calls()
     layers = list_scheduled_layers(model)
     return min((int(layer.step.numpy()) // calls.get(layer, 1) for layer in layers), default=0)

@@ -49,8 +49,7 @@ class ActivationQuantizer:
         """Fake-quantizes `x`. In training, `x` first updates the range.
 
         Args:
-            x: the tensor.
-            phase: the phase of the call.
+            x, phase: the tensor, and the phase of the call.
             slot: number of `x` among the tensors that share the range. None if `x` is an average of
                 quantized values, as in AveragePooling2D, which does not change the range.
             ceiling: if given, a ReLU with this maximum is applied to `x` first.

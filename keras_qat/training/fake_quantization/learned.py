@@ -20,8 +20,8 @@ def _gradient_factor(levels: int, count: tf.Tensor) -> tf.Tensor:
     """Return the factor for the gradient of a range's end.
 
     LSQ trains the scale, and multiplies its gradient by 1 / sqrt(count * levels). This module
-    trains the end of the range, `levels` * scale. Its gradient is smaller by `levels`, and its
-    steps must be larger by `levels`. Therefore the factor of LSQ is multiplied by `levels`^2.
+    trains the end of the range, `levels` * scale. Its gradient is `levels` times smaller, and its
+    steps must be `levels` times larger. Therefore LSQ's factor is multiplied by `levels`^2.
     """
     return levels**2 / tf.sqrt(tf.cast(count, tf.float32) * levels)
 

@@ -253,7 +253,7 @@ class MovingAverage(_Average):
         return self._widen_empty(*ends, tf.logical_not(counts))
 
     def range(self, x: tf.Tensor) -> Range:
-        """Returns the current range. For a tensor that was always 0 (a dead ReLU), it ends at 1."""
+        """Returns the range. If a tensor was always 0 (a dead ReLU), the maximum is 1."""
         return self._widen_empty(*super().range(x), self.batches > 0.0)
 
     def _widen_empty(self, minimum: tf.Tensor, maximum: tf.Tensor, is_range: Flag) -> Range:

@@ -30,7 +30,7 @@ class Phase(NamedTuple):
     fixed: Any = False
     """True if ranges are frozen. A `Switch` is off as long as any range is empty."""
     known: int = 0
-    """0, or a number for the frozen ranges if the graph contains their values as constants."""
+    """A number for the frozen ranges that the graph contains as constants. 0 without constants."""
 
 
 IN_FLOAT = Phase(training=False, quantizing=False, frozen=True, calibrated=True)

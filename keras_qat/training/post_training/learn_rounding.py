@@ -352,7 +352,7 @@ class Levels:
         self.free = (~stays).astype(np.float32)
 
     def weights_at(self, up: tf.Tensor) -> dict[str, Any]:
-        """Returns {attribute: weights}. With `up` 0, weights are rounded down, with 1, up."""
+        """Returns {attribute: weights}. `up` is 0 for the level below, 1 for the level above."""
         return {self.name: (self.below + up) * self.scale}
 
     def settle(self, up: np.ndarray) -> None:

@@ -157,7 +157,7 @@ def _set_by_keras() -> frozenset[str]:
 
 @functools.cache
 def derive_class(base: type, user_class: type) -> type:
-    """Returns a class that derives from both classes. Files only name `base`."""
+    """Returns a class that derives from both classes. Saved files contain the name of `base`."""
     methods: dict[str, Any] = {"class_before": base}
     if issubclass(user_class, keras.Sequential):  # The model is functional nevertheless.
         names = [name for name in vars(keras.Sequential) if not defines(user_class, name)]

@@ -31,7 +31,7 @@ Pair = tuple[tf.Tensor, tf.Variable]
 
 @contextlib.contextmanager
 def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
-    """Updates all vectors of the model together in a training step that is traced inside `with`.
+    """Updates all vectors of the model together if a training step is traced inside the block.
 
     Replicas of a strategy and legacy optimizers still update each variable separately.
     """
@@ -50,7 +50,7 @@ def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]
 
 
 def update_together(optimizer: keras.optimizers.Optimizer, pairs: list[Pair]) -> list[Pair]:
-    """Updates vectors together. Returns the other pairs (gradient, variable), not updated yet.
+    """Updates vectors together. Returns the (gradient, variable) pairs without an update.
 
     The results are identical to separate updates.
     """
@@ -109,7 +109,7 @@ class _JointVariable:
 
 
 class _OptimizerView:
-    """Acts like an optimizer with a single `_JointVariable`, and joins its momentums too."""
+    """Acts like an optimizer with one `_JointVariable`. The momentums are joined, too."""
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, variables: Sequence[tf.Variable]
