@@ -90,8 +90,7 @@ def write_float_subgraph(
 def _rename(file: schema.ModelT, nodes: Sequence[Node]) -> None:
     """Rename constants and the tensors of loops, so that equal models produce equal files.
 
-    The converter's names contain counters of the process. The new names contain a node's name and
-    the tensor's index.
+    The converter's names contain counters of the process.
     """
     scopes = [node.name for node in nodes]
     for number, graph in enumerate(file.subgraphs):

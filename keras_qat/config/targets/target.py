@@ -29,7 +29,7 @@ class Fault:
         applies: function that returns whether the fault affects a given operator of a file.
         reason: what the kernel does wrong, in a few words: "ignores groups of int16".
         form: function that writes equivalent operators into files for the target. Or the name of
-            such a function in `export/target_rewrites.py`. None means that there is none.
+            such a function in `export/target_rewrites.py`. None means no replacement.
         change: advice for users whose file has the fault, in a few words.
         knows_open_sizes: whether `applies` supports tensors with unknown sizes (-1). Otherwise, the
             fault is ignored for these tensors.
