@@ -199,7 +199,7 @@ def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Q
     """Return the remedies that raise the SQNR by `GAIN` or more. The best remedy comes first.
 
     Other remedies than `calibrate(qat, x)` may make the file larger or slower. If calibration
-    helps, the others must exceed its SQNR by another `GAIN`.
+    helps, the others must exceed its SQNR by `GAIN`.
     """
     gain = {code: (after.sqnr or 0.0) - (now.sqnr or 0.0) for code, after in by_remedy.items()}
     calibration = gain.get(CALIBRATE, 0.0)
@@ -215,7 +215,7 @@ def _select_remedies(now: Quality, by_remedy: dict[str, Quality]) -> dict[str, Q
 def _list_remedies(
     model: keras.Model, x: Any, suspects: list[str]
 ) -> dict[str, Callable[[], keras.Model]]:
-    """Map remedies, such as "calibrate(qat, x)", to functions that return treated copies."""
+    """Map remedies, such as "calibrate(qat, x)", to functions that return a treated model."""
     recipe: Recipe = get_recipe(model)
 
     def recalibrate(**options: Any) -> keras.Model:

@@ -39,7 +39,7 @@ For smaller ratios, files have two QUANTIZE: to int16, then to int8. XNNPACK doe
 ratios, and TFLite's own kernel rounds halves inconsistently.
 """
 FINER_STEPS = 2.0**7
-"""If files convert int8 to int16 first, there are this many int16 steps per int8 step."""
+"""If a file converts int8 to int8 by way of int16, one int8 step has this many int16 steps."""
 
 
 def shift(x: tf.Tensor, bits: Integer) -> tf.Tensor:
@@ -121,7 +121,7 @@ def multiply(
 
     With "away" and "up", the product is first rounded to 32 bits, and then divided by a power of
     two. The division rounds halves away from zero or up, respectively. With "once", only the final
-    result is rounded, with halves up. Kernels for 64-bit ARM use "once".
+    result is rounded, with halves up. Some optimized kernels use "up", or "once" on 64-bit ARM.
     """
     multiplier, exponent = factor
     x, bits = _overflow(shift(x, tf.maximum(exponent, 0))), tf.maximum(-exponent, 0)
@@ -215,8 +215,8 @@ def inverse_square_root(x: tf.Tensor) -> FixedPoint:
 def exponential(x: tf.Tensor, integer_bits: int, bits: int = 31) -> tf.Tensor:
     """Computes exp(x) for x <= 0 as gemmlowp does. The result is a multiple of 2^-bits.
 
-    `x` is split into a value from -1/4 to 0 and powers of two, such as -1/4 or -2. A Taylor series
-    computes the exponential of the value. `EXPONENTIALS` has the exponentials of the powers.
+    `x` is split into parts, such as -2 and -1/4, and a rest from -1/4 to 0. `EXPONENTIALS` has the
+    exponentials of the parts. A Taylor series computes the exponential of the rest.
 
     Args:
         x: integers, as multiples of 2^(integer_bits - bits).

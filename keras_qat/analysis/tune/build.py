@@ -160,7 +160,10 @@ class Builder:
         return qat
 
     def _fit(self, qat: QuantizedModel, epochs: int) -> None:
-        """Train with the float model's loss. Without labels or loss, imitate its outputs."""
+        """Train with the float model's loss. Without labels or loss, use "mse" or "kl_divergence".
+
+        The targets are then the outputs of the float model.
+        """
         keras.utils.set_random_seed(self.seed)
         x, y = self.train
         batches = -(-len(x[0]) // BATCH)

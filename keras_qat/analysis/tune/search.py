@@ -192,7 +192,7 @@ class Search:
         return min(within, key=SIZE) if smallest else within[0]
 
     def _compare(self, score: Score, settings: Settings) -> str:
-        """Return "kept" (or "kept: " and a reason) if it is the best attempt, else "not better"."""
+        """Return "kept" (or "kept: " and a reason) for the best attempt so far, or "not better"."""
         best = self.best_score
         if best is None:
             return "kept"

@@ -31,10 +31,10 @@ Its accuracy must exceed the accuracy of the argmax by more than this."""
 
 RARER_KEPT = 0.75
 """Most pixels may have the class "background". `compare_decisions` leaves these pixels out if less
-than this share of the other pixels keeps its class."""
+than this share of the other pixels keeps its class after quantization."""
 
 FEW_RARER = 8
-"""`compare_decisions` never compares fewer than this many pixels alone (see `RARER_KEPT`)."""
+"""Minimum number of pixels that are not background, to compare only these (see `RARER_KEPT`)."""
 
 
 def find_use(

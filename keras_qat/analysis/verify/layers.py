@@ -36,7 +36,7 @@ UNTRACED = 8
 """For up to this many batches, running the float model eagerly is faster than tracing a graph."""
 
 SIMULATED = 8
-"""Number of examples for which `keras_qat.simulate` also computes the file's rounding."""
+"""Number of examples for which `keras_qat.simulate` also simulates the kernels of the file."""
 
 
 def compare_layers(
@@ -207,7 +207,7 @@ class _Sums:
         self.noise.add(exact, run, self.pair.tensor.dequantize)
 
     def compare(self, expected: NDArray, fed: NDArray | None, run: NDArray) -> None:
-        """Compare a batch of the model with the file: in pieces (`fed`), and in the free run."""
+        """Compare a batch of the model with the file in pieces (`fed`) and in the free run."""
         if fed is not None:
             self.fed.append(_compare(expected, fed))
         self.run.append(_compare(expected, run))

@@ -49,7 +49,7 @@ MORE = 4
 """If the verdict is unclear, the float model computes four times as many examples."""
 
 QUICK = 1 << 19
-"""The float model computes more than `FEW` examples if they hold at most this many values."""
+"""The float model computes more than `FEW` examples if these hold at most this many values."""
 
 UNEQUAL: tuple[Use, ...] = ("signals", "values", "classes or values")
 """In these kinds of outputs, all channels are important. `find_small_channels` checks them."""

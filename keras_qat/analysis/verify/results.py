@@ -247,7 +247,7 @@ class TensorReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether at most 0.1 % of the values differ, and by at most 1 LSB."""
+        """Whether at most 0.1 % of the values differ, by at most 1 LSB. Inputs must be equal."""
         if self.fed is None:
             return self.run.identical == 1
         return self.fed.identical >= SAME and self.fed.max_difference <= 1

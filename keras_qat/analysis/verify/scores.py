@@ -278,7 +278,7 @@ def _compare_errors(measure: str, in_file: NDArray, in_float: NDArray, guessed: 
 
 
 def _score_custom_loss(labels: Labels, exact: NDArray, values: NDArray) -> Score | None:
-    """Score by a custom loss. The guess is the float model's output for the example before."""
+    """Score by a custom loss. The guess is the float model's output for the previous example."""
     if labels.loss is None:
         return None
     others = np.roll(exact, 1, axis=0)

@@ -131,10 +131,10 @@ RULES: dict[Use, Rule] = {
 """The rule for each kind of output.
 
 Regression values need 17 dB. The noise then has 2 % of the signal's power, as in `LOST_POINTS`.
-"signals" need 22 dB, because a model such as a denoiser changes its input only a little."""
+"signals", such as the output of a denoiser, need 22 dB because they differ little from inputs."""
 
 CLEARLY_GOOD = 20.0
-"""If all outputs are good and exceed this SQNR in dB, a few examples are enough."""
+"""If all outputs are good and exceed this SQNR in dB, the float model computes few examples."""
 
 
 @dataclasses.dataclass(frozen=True)
