@@ -236,12 +236,12 @@ def test_learned_ranges(folder, seeds):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*has too few digits for int16 activations")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_in_half_precision(folder, seeds, policy):
     @trials(max(1, seeds // 8), derandomize=True, phases=[Phase.generate])
     @given(SKETCHES, RECIPES)
     def test(sketch, recipe):
+        assume(recipe.activations.bits < 16)  # `quantize_model` refuses them.
         keras.mixed_precision.set_global_policy(policy)
         try:
             try_out(sketch, recipe, folder)
