@@ -235,7 +235,7 @@ def find_divisor(bits: int) -> int:
     """Returns the factor by which files multiply weights of few bits, such as 18 for 4 bits.
 
     The largest 4-bit value becomes 7 * 18 = 126, which fits in int8. Scales are divided by the
-    factor. The bias becomes more accurate, because its unit is input scale * weight scale.
+    factor. This makes the unit of the bias smaller, so the bias becomes more accurate.
     """
     return INT8_MAX // (2 ** (bits - 1) - 1)
 

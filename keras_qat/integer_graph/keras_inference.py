@@ -70,9 +70,9 @@ class Inference:
         )
         self.file = FileInference(self.graph, family, functools.partial(resolve, model))
         self._is_eager = False
-        """A copy of `model.run_eagerly`. Reading the original is slow: it checks every layer."""
+        """A copy of `model.run_eagerly`. The original is slow, because Keras checks every layer."""
         self.runs_file = False
-        """Whether `predict` and `evaluate` may use TFLite's interpreter after the next tracing."""
+        """Whether the next trace of `predict` or `evaluate` may call TFLite's interpreter."""
         self.traced: tuple[int, Any] = (0, None)
         """The value of `settled.version` in the last eager call, and the traced function."""
         self._in_float = make_evaluator(self.graph, flatten_values(self.graph.outputs))

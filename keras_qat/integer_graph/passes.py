@@ -90,7 +90,7 @@ def has_int4(graph: ResolvedGraph) -> bool:
 def pack_if_requested(
     graph: ResolvedGraph, requested: bool | None, family: KernelFamily
 ) -> ResolvedGraph:
-    """Packs weights into 4 bits if `requested`. If it is None, `model.pack_int4` decides."""
+    """Packs weights into 4 bits if `requested`. The default is `model.pack_int4`."""
     packs = graph.origin.packs_int4 if requested is None else requested
     return pack_int4(graph, family) if packs else graph
 

@@ -118,7 +118,7 @@ def accept_pixels(
         omitted, because it only changes the input's scale.
 
     Raises:
-        ValueError: if an input is float, has 16 bits, or has another number of channels.
+        ValueError: if an input is float or 16-bit, or if a rescaling does not fit the channels.
     """
     rescaled = {}
     for name, rescaling in rescalings.items():
