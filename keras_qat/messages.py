@@ -80,7 +80,7 @@ def suggest(name: object, names: Iterable[str]) -> str:
 
 
 def describe_unknown(noun: str, name: object, names: Collection[str]) -> str:
-    """Returns the error message for an unknown name. It lists similar names or known names."""
+    """Returns the error message for an unknown name. It lists similar or known names."""
     near = difflib.get_close_matches(str(name), names, n=3)
     shown = near or list(names)[:8]
     more = ", ..." if len(names) > len(shown) else ""

@@ -41,7 +41,7 @@ class Pass:
     Args:
         name: a short description.
         run: a function that returns the new graph.
-        after: a fact about the new graph, such as "equal calls are one call". It is printed.
+        after: a fact about the new graph to print, such as "equal calls are one call".
         always: whether to run the pass for all recipes. `recipes.contrib` runs no other passes.
     """
 

@@ -219,7 +219,7 @@ class Rule(NamedTuple):
     function: Callable[..., Any]
     """A function that computes the result from symbolic Keras tensors.
 
-    Its parameters are the names in the pattern. If it raises `CannotExpand`, the calls stay.
+    Its parameters are the names in the pattern. If it raises `CannotExpand`, nothing changes.
     """
 
     def rewrite(self, match: Match, context: LoweringContext) -> list[Call]:

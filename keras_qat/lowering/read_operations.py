@@ -84,7 +84,7 @@ def simplify_operation(call: Call) -> tuple[str, list[Any]]:
 
 
 class Uniform(NamedTuple):
-    """The value of all elements of a tensor. It is not exact for `x + -1e9`, about -1e9."""
+    """The value of all elements of a tensor. For `x + -1e9`, it is approximately -1e9."""
 
     value: float
     is_exact: bool = True

@@ -34,7 +34,7 @@ from keras_qat.lowering.weighted_products import (
 
 
 def split_layers(graph: Graph, context: LoweringContext) -> Graph:
-    """Split calls by the functions in `LOWERINGS` or `expansions`. Split the results again."""
+    """Split calls with the functions in `LOWERINGS` or `expansions`. Split the results again."""
     table = LOWERINGS if context.activations else ALWAYS
     ends = set(flatten_values(graph.outputs))
 

@@ -98,7 +98,7 @@ def find_bounds(value: Value) -> Generator[Value, Any, tuple[float, float]]:
 def find_refused_cells(
     traced: Iterable[layers.Layer], refused: Mapping[layers.Layer, str]
 ) -> dict[layers.Layer, str]:
-    """Find the layers in `traced` with a cell in `refused`. Map them to the reason for the cell."""
+    """Map each layer in `traced` that has a cell in `refused` to the reason for this cell."""
     return {
         layer: refused[cell]
         for layer in traced

@@ -94,8 +94,8 @@ def _prepare_bounded(
     Args:
         function: the float function, which computes XNNPACK's table.
         of_tflite: the same function with the operations that compute TFLite's table.
-        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. It
-            is not used for large inputs. They return the lowest or the highest output.
+        of_micro: the same function in fixed point with 4 integer bits, as in TFLite Micro. For
+            large inputs, TFLite Micro returns the lowest or the highest output without it.
     """
     float32 = compute_in_float32(of_tflite, xnnpack=function)
 

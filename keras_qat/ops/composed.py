@@ -333,8 +333,8 @@ Description = Callable[[Machine, list[Quantized], QuantParams, Attributes, Shape
 """A function that runs the operators of a composed operator on a machine, and returns the result.
 
 The arguments are the machine, the inputs, the output's parameters, the attributes and the output's
-shape. `Computing` reads prepared constants. Its shape is (), and its scale may be None. `compose`
-converts the result to the output's parameters.
+shape. `Computing` reads prepared constants, so the shape is () and the output's scale may be None.
+`compose` converts the result to the output's parameters.
 """
 
 
@@ -350,7 +350,7 @@ def requantize_each(
 
 
 def prepare_each(a: Arguments, inputs: Sequence[Quantized], params: QuantParams) -> list[tf.Tensor]:
-    """Returns the constants that `requantize_each` needs if its machine is a `Computing`."""
+    """Returns the constants that a `Computing` needs for `requantize_each`."""
     prepared: list[Any] = []
     requantize_each(Preparing(a, prepared), inputs, params)
     return prepared

@@ -270,7 +270,7 @@ def convolve_transposed(a: Attributes, x: Any, kernel: Any) -> Any:
 
 
 def _is_known(node: Arguments | Node) -> bool:
-    """Return True if the output shape is known, at least in files with a fixed batch size.
+    """Return True if the output shape is known. A batch size that files fix counts as known.
 
     XNNPACK runs a TRANSPOSE_CONV only if its output shape is constant.
     """

@@ -129,8 +129,8 @@ def _accepts_einsum(call: Call, attributes: Attributes) -> str | None:
 def _accept_per_channel(count: int, call: Call, attributes: Attributes) -> str | None:
     """Accept an equation if only the last `count` axes of the weights are axes of the output.
 
-    In "abc,cd->abd", for example, only the last axis "d" is an axis of the output. With a bias, the
-    output must end with these axes. `EINSUM_DENSE_PER_TENSOR` computes all other equations.
+    In "abc,cd->abd", for example, only the last axis "d" of the weights is an axis of the output.
+    With a bias, the output must end with these axes. See also `EINSUM_DENSE_PER_TENSOR`.
     """
     reason = _accepts_einsum(call, attributes)
     if reason is not None:

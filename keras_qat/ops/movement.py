@@ -85,7 +85,7 @@ def read_window(option: Any, axes: int) -> tuple[int, ...] | None:
 
 
 def get_rank(call: Call) -> int:
-    """Returns the rank of a call's first argument. A list of tensors has no rank, so returns 1."""
+    """Returns the rank of a call's first argument, but 1 for a list of tensors."""
     return len(getattr(get_source(call), "shape", ())) or 1
 
 

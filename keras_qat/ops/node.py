@@ -69,7 +69,7 @@ class Node:
 
     Args:
         name: the layer's path. The second and later calls of a layer have a suffix.
-        op: the operator. None for a layer that computes in float, also in files.
+        op: the operator. None for a layer that computes in float.
         attributes: the operator's options, such as `axis`.
         call: the call that the node computes. `call.layer` is the original layer, not the wrapper.
         inputs: the inputs, in the order of the call's arguments.

@@ -55,7 +55,7 @@ class FixedRange:
     Args:
         minimum, maximum: the float values of the lowest and the highest int8 value.
         wide: the float values of the lowest and the highest int16 value.
-        is_bound: whether all results are at least `minimum`. They are then clipped only above.
+        is_bound: whether all results are at least `minimum`. They are only clipped at `maximum`.
     """
 
     minimum: float
@@ -90,7 +90,7 @@ class Arguments:
         call: the call, for operators that run the Keras layer on integers.
         weights: the weights. None if the operator has no weights.
         merges_relu: whether the operator has a fused ReLU, which replaces negative results by 0.
-        sized: whether files have a fixed batch size. In `call`, it may be None.
+        sized: whether files have a fixed batch size. In `call`, the batch size may be None.
         prepared: the result of the operator's `prepare`.
     """
 
@@ -160,7 +160,7 @@ class Op:
             of the next operator for the same layer.
         max_axes: the maximum number of axes of an input.
         integers: the integer types of inputs that kernels support. None means all types.
-        bits: the bits of activations that kernels support: 8, which includes 2 to 7, or 16.
+        bits: the bits of activations that kernels support, such as (8, 16). 8 includes 2 to 7.
         families: maps bits to a function. The function returns True for a kernel family that
             supports the bits. Without an entry for the bits, all families support them.
         accepts_wide: a function that returns True if 16-bit kernels support a call.
@@ -184,7 +184,7 @@ class Op:
         is_table: whether the inputs are indices, which are not quantized. Any weights are a lookup
             table with the output's quantization parameters.
         gates: the number of gates in the columns of the weights, 4 for an LSTM. Each gate has a
-            scale. Training simulates the quantization of several gates and of the states.
+            scale. With several gates, training simulates gates and states in each step.
         multiplies_tensors: whether the operator sums products of two tensors.
         falls_back_to_input_range: whether an output without a quantizer has the inputs' range. An
             example is a mean in `recipes.contrib`.
@@ -192,7 +192,7 @@ class Op:
         inner: a function of the attributes. Returns the ranges of tensors inside the operator.
         symmetric: indices of inputs that should have zero point 0, which makes kernels faster.
         converts: maps the index of an input to the fixed range to which the operator converts it.
-            If all operators that read a model input convert it to one range, it has this range.
+            A model input gets this range if all operators that read it convert it to this range.
         prepare: a function that computes constants from ranges and weights, once for many batches.
             Without `prepare`, `compute` reads ranges and weights.
         compute: the integer arithmetic, for every kernel family and all `bits`.
