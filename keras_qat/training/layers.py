@@ -209,6 +209,7 @@ class QuantizeWrapper(ScheduledLayer):
                 yield quantizer, tf.convert_to_tensor(get_weight(self.layer, name))
 
     def reset_states(self) -> None:
+        """Sets the states of a stateful recurrent layer to zero."""
         self.layer.reset_states()
 
     @tf.autograph.experimental.do_not_convert

@@ -35,8 +35,8 @@ from keras_qat.training.steps.custom_training import is_undisturbed
 from keras_qat.training.steps.optimizers import check_optimizer, join_updates
 
 FIRST_STEPS = 300
-"""A graph with a switch is slower, but saves tracing a second graph. It is used for a change in the
-first 300 steps (or any step, if ranges are frozen), until 300 steps after the change."""
+"""A graph with a switch is slower, but saves tracing a second graph. It is used until 300 steps
+after a change. The change must be in the first 300 steps, or freeze ranges."""
 
 SMALL_NORMS = 2**15
 """A graph with a switch computes each BatchNormalization twice, with the batch's statistics and
@@ -302,7 +302,7 @@ class PhaseFinder:
         return self._phase
 
     def __call__(self, training: bool, changed: bool = True) -> Phase | None:
-        """Returns the phase of the next execution. Returns None if steps or layers differ.
+        """Returns the phase of the next execution. Returns None if steps or layers differ in phase.
 
         For example, quantization may begin in the middle of `steps_per_execution` steps.
 

@@ -50,7 +50,7 @@ def join_updates(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]
 
 
 def update_together(optimizer: keras.optimizers.Optimizer, pairs: list[Pair]) -> list[Pair]:
-    """Updates vectors together. Returns the (gradient, variable) pairs without an update.
+    """Updates vectors together. Returns the (gradient, variable) pairs not updated yet.
 
     The results are identical to separate updates.
     """
