@@ -58,8 +58,8 @@ class Quality:
     Args:
         sqnr: signal-to-quantization-noise ratio in dB, averaged over all outputs. None if the
             outputs do not depend on the example.
-        agreement: share of rows with the same argmax in both models. None if each output has one
-            channel. An argmax is then meaningless.
+        agreement: share of rows with the same argmax in both models. None if each output has only
+            one channel.
     """
 
     sqnr: float | None

@@ -145,7 +145,7 @@ def _divide(x: tf.Tensor, scale: Scalar, sign: float) -> tf.Tensor:
 def _find_minus_scale_and_zero_point(
     minimum: Scalar, maximum: Scalar, levels: float, narrow_range: bool
 ) -> tuple[Scalar, Scalar]:
-    """Return `(-scale, zero_point)` of a range: floats for a range of floats, otherwise tensors.
+    """Return `(-scale, zero_point)` of a range. They are floats if the range consists of floats.
 
     The zero point is the number of steps below zero.
     """

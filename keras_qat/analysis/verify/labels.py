@@ -166,10 +166,7 @@ def match_labels(
     examples: int,
     losses: list[CompiledLoss | None],
 ) -> list[NDArray | None]:
-    """Checks the labels that a user passed to `verify`, and returns them in the order of outputs.
-
-    The result has None for an output without labels.
-    """
+    """Checks the labels that a user passed to `verify`. Returns them in the order of outputs."""
     names = list(graph.outputs)
     if isinstance(y, Mapping):
         by_name = dict(y)
