@@ -59,7 +59,7 @@ class _Packer(flatbuffers.Builder):
 
 
 class _Quantization(schema.QuantizationParametersT):
-    """Scales and zero points of a tensor. Tensors with equal scales share them in the file."""
+    """Scales and zero points of a tensor."""
 
     def Pack(self, builder: flatbuffers.Builder) -> int:
         if not isinstance(builder, _Packer):
@@ -75,14 +75,14 @@ class _Quantization(schema.QuantizationParametersT):
 class Builder:
     """Collects the tensors and operators of a file with one main graph.
 
-    Tensors are identified by the index in the main graph that `tensor` and `constant` return. An
-    unknown size, such as the batch size, is None in shapes. Files store it as 1 in the shape, and
-    as -1 in the shape signature.
+    `tensor` and `constant` return a tensor's index in the main graph. Other methods expect this
+    index. An unknown size, such as the batch size, is None in shapes. Files store it as 1 in the
+    shape, and as -1 in the shape signature.
     """
 
     def __init__(self) -> None:
         self.knows_sizes = True
-        """False if some sizes may be known only at run time, as after SHAPE or `splice_model`."""
+        """False if a SHAPE or operators of `splice_model` may cause unknown sizes."""
         self.model = new("ModelT", version=3, description=b"keras_qat")
         self.model.buffers = [_Buffer()]  # Buffer 0 means no data.
         self.model.operatorCodes, self.model.metadata = [], []
@@ -107,7 +107,7 @@ class Builder:
 
         A tensor with one scale has `params`. A tensor with one scale per channel has `scales` and
         the `axis` of the channels. Without both, the tensor is not quantized.
-        `buffer` is the index of its data, or 0 for a computed tensor.
+        `buffer` is the index of a constant's data. It is 0 for other tensors.
         """
         tensor = new(
             "TensorT",
@@ -167,7 +167,7 @@ class Builder:
         return new_index
 
     def buffer(self, data: NDArray) -> int:
-        """Stores the data of a tensor, and returns the index to pass as `buffer` of `tensor`."""
+        """Stores data in the file. Returns its index, for the argument `buffer` of `tensor`."""
         buffer = _Buffer()
         buffer.data = data
         self.model.buffers.append(buffer)
@@ -199,8 +199,8 @@ class Builder:
     ) -> None:
         """Adds an operator. `code` is a name in TFLite's `BuiltinOperator`, such as "CONV_2D".
 
-        An index of -1 leaves out an optional input. `intermediates` are tensors inside an LSTM.
-        Kernels only read their scales. Missing `options` have the schema's defaults.
+        An index of -1 leaves out an optional input. `intermediates` are tensors that only hold the
+        scales inside an LSTM. Missing `options` have the schema's defaults.
         """
         self.knows_sizes &= code != "SHAPE"
         number = getattr(schema.BuiltinOperator, code)
@@ -217,10 +217,11 @@ class Builder:
         self.graph.operators.append(operator)
 
     def once_known(self, prepare: Callable[[], None]) -> None:
-        """Registers a function that adds operators in front of the operator that is now the last.
+        """Registers a function that `finish` calls. It adds operators before an LSTM.
 
-        For example, the function sets an LSTM's states to zeros. `finish` calls `prepare`, because
-        `knows_sizes` can change until then. If it is False, the new operators are the first ones.
+        The LSTM is the last operator so far. The function sets the LSTM's states to zeros. It is
+        called late, because it reads `knows_sizes`, which may still change. If `knows_sizes` is
+        False, the new operators are moved to the start of the file.
         """
         self._waiting.append((self.graph.operators[-1], prepare))
 
@@ -240,7 +241,7 @@ class Builder:
     def quantize(self, source: int, target: int) -> None:
         """Adds QUANTIZE operators that convert `source` to the scale and zero point of `target`.
 
-        If the scale of `target` is far larger, two QUANTIZE convert to int16, and then to int8.
+        If the scale of `target` is far larger, it adds two QUANTIZE. `LEAST_RATIO` explains why.
         """
         ends = [self.graph.tensors[index] for index in (source, target)]
         if all(end.type == TYPES["int8"] for end in ends):

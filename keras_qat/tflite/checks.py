@@ -43,7 +43,7 @@ LEAST_INPUTS = {kind: count for count, kinds in _LEAST_INPUTS.items() for kind i
 """Maps operators to minimum numbers of inputs. Some kernels do not check the number."""
 
 SIZES = {"SPLIT": 0, "STRIDED_SLICE": 1}
-"""Maps operators to the position of an input that must be int32 or int64: `axis` or `begin`."""
+"""Maps operators to the position of the input `axis` or `begin`, which must be int32 or int64."""
 
 UNREADABLE = (
     *(struct.error, LookupError, TypeError, AttributeError),

@@ -17,7 +17,7 @@ LARGEST_SUM = 511.0
 """Largest safe sum of `exp(score - largest score)` in a softmax. Kernels abort at 512."""
 
 MARGIN = 0.97
-"""XNNPACK's sum may be at most this share of `LARGEST_SUM`. Other kernels may get a larger sum."""
+"""`SoftmaxCheck` permits this share of `LARGEST_SUM`, because kernels round differently."""
 
 KEEPS_IDS = ("CAST", "RESHAPE")
 """Operators that may be between an input of token ids and the GATHER of an Embedding."""

@@ -61,7 +61,7 @@ class Refusal(ValueError):
 
 
 class FileInterpreter:
-    """A TFLite file in an interpreter. Quantizes float inputs. Outputs have the types of the file.
+    """A TFLite file in an interpreter. Quantizes float inputs, but does not dequantize outputs.
 
     Args:
         file: path or contents of the file.
@@ -164,7 +164,7 @@ class FileInterpreter:
     def run(
         self, inputs: dict[str, NDArray], batch: int = 32, verbose: int = 0
     ) -> dict[str, NDArray]:
-        """Runs any number of examples in batches. Outputs have the types of the file."""
+        """Runs any number of examples in batches. Outputs are not dequantized."""
         count, fixed = len(next(iter(inputs.values()))), self.batch_size
         if fixed is not None and count % fixed == 0:
             batch = fixed
@@ -204,7 +204,7 @@ def create_softmax_check(graph: FileGraph, contents: bytes) -> SoftmaxCheck:
 
 
 def quantize(values: NDArray, dtype: np.dtype, scale: float, zero_point: int) -> NDArray:
-    """Quantizes values, unless their type is `dtype`. If the scale is 0, converts the type."""
+    """Casts values to `dtype`. Values of other types are first quantized, unless the scale is 0."""
     if dtype.kind not in "iu" or scale == 0 or values.dtype == dtype:
         return np.asarray(values, dtype)
     limits = np.iinfo(dtype)

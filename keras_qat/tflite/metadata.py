@@ -18,12 +18,12 @@ from keras_qat.tflite.schema import read_contents
 
 
 def compute_fingerprint(model: keras.Model) -> dict[str, str]:
-    """Returns hashes of a model's weights and ranges, to recognize files of the model.
+    """Returns hashes of a model's weights and ranges. `verify` compares them with a file's hashes.
 
-    They do not depend on names, on the order of weights, or on counters of training steps.
+    The hashes ignore names, the order of weights, and counters of training steps.
 
     Returns:
-        A dict with two entries. `weights` is a hash of all values, `shapes` of all shapes.
+        A dict. `weights` is a hash of all values, and `shapes` is a hash of all shapes.
     """
     weights = [weight for weight in list_weights(model) if weight.dtype.is_floating]
     arrays = [np.asarray(weight.value()) for weight in weights]
@@ -53,8 +53,8 @@ def read_metadata(tflite: str | os.PathLike[str] | bytes) -> dict[str, Any]:
         and the `fingerprint`, which `verify` compares with the model. Some files have more entries.
         `rescaling` has the scale and offset of each input that accepts pixels. `keys` maps the name
         of an input to its key in the model's input dict, if they differ. `kernels` is the kernel
-        family of `predict` unless it is "xnnpack". `states` means that the file keeps states of
-        recurrent layers.
+        family of `predict`, and is missing if this is "xnnpack". `states` means that the file keeps
+        states of recurrent layers.
 
     Raises:
         ValueError: if `export_tflite` did not write this file, or the file is damaged.

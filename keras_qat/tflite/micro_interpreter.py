@@ -35,11 +35,11 @@ ARENA = 64
 """Memory for kernels, as a multiple of the file's size. Tensors need additional memory."""
 
 SMALLEST, LARGEST = 1 << 20, (1 << 31) - 16
-"""Minimum bytes for kernels, and maximum bytes of the arena. TFLite Micro aborts at 2 GiB."""
+"""Minimum memory for kernels, and maximum arena, in bytes. TFLite Micro aborts at 2 GiB."""
 
 
 class MicroInterpreter(FileInterpreter):
-    """A TFLite file in TFLite Micro. Quantizes float inputs. Outputs have the types of the file.
+    """A TFLite file in TFLite Micro. Quantizes float inputs, but does not dequantize outputs.
 
     Raises:
         ImportError: without the package `tflite-micro`.
@@ -137,7 +137,7 @@ def _explain_refusals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _capture_stderr() -> Iterator[list[str]]:
-    """Fill the list with the lines that a `with` block writes to standard error, also from C++."""
+    """Capture standard error, also from C++. The list contains the lines after the `with` block."""
     lines: list[str] = []
     sys.stderr.flush()
     saved = os.dup(2)

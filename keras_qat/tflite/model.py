@@ -50,8 +50,8 @@ class TensorInfo:
     def quantize(self, values: ArrayLike) -> NDArray:
         """Quantizes float values: `floor(x / scale + 0.5) + zero_point`, clipped.
 
-        Arrays of the tensor's type are returned unchanged. Values of a tensor that is not quantized
-        only change type. For inputs that accept pixels, values are converted to pixels.
+        Arrays of the tensor's type are returned unchanged. If the tensor is not quantized, values
+        are only cast to its type. For inputs that accept pixels, values are converted to pixels.
         """
         array = np.asarray(values)
         if self.rescaling is not None and array.dtype != self.dtype:
@@ -72,7 +72,7 @@ class TFLiteModel:
     of the model's inputs and outputs.
 
     Args:
-        file: path or contents of the file, which another program may have written.
+        file: path or contents of the file. Files of other programs work too.
         kernels: the kernels that run the file: "xnnpack" (as on phones), "optimized" (TFLite's
             optimized kernels), "reference" (TFLite's portable kernels) or "tflm" (TFLite Micro, for
             files with `export_tflite(batch_size=1)`). The default is the kernel family of the
@@ -139,7 +139,8 @@ class TFLiteModel:
             x: inputs, as for `model.predict`: an array, a list or a dict of arrays, a
                 `tf.data.Dataset`, a generator, or a function that returns a generator. Keys of a
                 dict are the model's keys or input names. Labels are ignored. Float values are
-                quantized by `TensorInfo.quantize`. Arrays of the input's type are unchanged.
+                quantized by `TensorInfo.quantize`. Arrays of the input's type, such as int8, do not
+                change.
             batch_size: batch size for arrays. A file with a fixed batch size uses the fixed size,
                 and accepts any number of examples.
             verbose: 1 shows progress.
@@ -187,7 +188,7 @@ class TFLiteModel:
                 warn_caller(reason)
 
     def _run(self, batch: list[NDArray]) -> list[NDArray]:
-        """Return the outputs for a batch of any size, with the types of the file."""
+        """Return the outputs for a batch of any size. They are not dequantized."""
         count = len(batch[0])
         fixed = next(iter(self.inputs.values())).shape[0] or 1
         full = {}
@@ -225,7 +226,7 @@ def _open_as_model(contents: bytes) -> FileInterpreter:
 
 
 def _check_type(file: str, name: str, info: TensorInfo, values: NDArray) -> None:
-    """Raise a `ValueError` if values for an integer input, such as token ids, do not fit."""
+    """Raise a `ValueError` if values for an input of integers, such as token ids, are invalid."""
     if info.is_quantized or info.dtype.kind not in "iu" or values.dtype == info.dtype:
         return
     limits = np.iinfo(info.dtype)

@@ -81,9 +81,9 @@ RUNTIMES: dict[str, dict[int, str]] = {
         )
     },
 }
-"""Maps operators and versions to the first TensorFlow that supports them. Other versions require
-1.14.0, the first with int8. The LSTM is missing, because the CAST that keras_qat adds before it
-already requires a later version."""
+"""Maps operators and versions to the first TensorFlow that supports them. All others require
+1.14.0, the first TensorFlow with int8. The LSTM needs no entry, because keras_qat adds a CAST
+before an LSTM. The CAST already requires a later TensorFlow."""
 
 
 def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.TensorT]) -> int:

@@ -45,7 +45,7 @@ class Tensor:
         return self.dtype.kind in "iu" and self.scale > 0
 
     def quantize(self, values: NDArray) -> NDArray:
-        """Returns the nearest quantized values, clipped. Without a scale, only sets the type."""
+        """Returns the nearest quantized values, clipped. Values without a scale are only cast."""
         if not self.is_quantized:
             return values.astype(self.dtype)
         limits = np.iinfo(self.dtype)
@@ -56,7 +56,7 @@ class Tensor:
         return (q.astype(np.float64) - self.zero_point) * self.scale
 
     def advise_on_sizes(self) -> str:
-        """Returns advice on how to export a file with a fixed shape of this input."""
+        """Returns advice for an input with unknown sizes: how to export a file with fixed sizes."""
         if -1 in self.shape[1:]:
             return "quantize keras.Model(x, model(x)), where x is a keras.Input with fixed sizes"
         return "export with batch_size=1"
@@ -122,7 +122,7 @@ class FileGraph:
     def get_input_ranges(self) -> dict[str, tuple[float, float]]:
         """Returns the float range of each quantized input, by name.
 
-        A float input that a QUANTIZE reads has the range of the output of QUANTIZE.
+        A float input counts as quantized if a QUANTIZE reads it.
         """
         quantized = {x.inputs[0]: x.outputs[0] for x in self.operations if x.kernel == "QUANTIZE"}
         tensors = {
@@ -179,14 +179,14 @@ class FileGraph:
         return self._copy_file({}, list(indices), {})
 
     def cut_at(self, shapes: dict[int, tuple[int, ...]]) -> bytes:
-        """Returns a file that is cut into parts. `verify` runs each part on correct inputs.
+        """Returns a copy of the file that is cut into parts at some tensors.
 
-        A cut tensor is an output of one part, and a new input of other parts. Errors of one part
-        do not affect other parts. Inputs and outputs are named by tensor indices.
+        A cut tensor is an output of one part, and a new input of other parts. `verify` passes the
+        model's values to the new inputs, to find the error of each part alone. Inputs and outputs
+        are named by tensor indices.
 
         Args:
-            shapes: maps the index of each cut tensor and each input to its shape in a run. The
-                file lacks this shape, for example after a Reshape of the batch axis.
+            shapes: maps the index of each cut tensor and each input to its shape in a run.
         """
         outputs = [index for index in shapes if index in self.producers]
         cuts = {index: len(self.tensors) + number for number, index in enumerate(outputs)}
@@ -239,7 +239,7 @@ def _read_tensor(index: int, tensor: schema.TensorT) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """An operator of a file with its tensors and options, which the checks of a target read."""
+    """An operator of a file with its tensors and options. Targets check whether they support it."""
 
     graph: FileGraph
     operation: Operation

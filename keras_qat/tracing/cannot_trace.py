@@ -16,7 +16,7 @@ class TooLarge(CannotTrace):
 
 
 class ReadsWeights(CannotTrace):
-    """Raised for a layer that reads `variables` of other layers, such as an Embedding's matrix."""
+    """Raised for a layer that reads weights of other layers, such as an Embedding's matrix."""
 
     def __init__(self, variables: list[tf.Variable]) -> None:
         super().__init__(f"it reads {variables[0].name}, a weight of another layer")
@@ -24,7 +24,7 @@ class ReadsWeights(CannotTrace):
 
 
 class OnlyTrains(Exception):
-    """Raised for a layer that only changes its input in training. `model` computes the change."""
+    """Raised for a layer that returns its input at inference, and `model(input)` in training."""
 
     def __init__(self, model: keras.Model) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from keras_qat.graph.sizes import BATCHES
 from keras_qat.keras2.backend import KerasTensor, is_symbolic, patch_members
 
 HELD = "keras_qat: the number"
-"""Name of the attribute that stores the value of a symbolic tensor made from a number."""
+"""Name of an attribute that stores the value of a symbolic tensor, if the value is known."""
 
 
 class _Unknown(Exception):
@@ -58,7 +58,7 @@ def _compute(tensor: KerasTensor, batch: int) -> NDArray[Any]:
 
 
 def make_symbols_of_values(outputs: object) -> Any:
-    """Makes constants in a layer's outputs, such as a size, symbolic. Keras models require this."""
+    """Converts constants in a layer's outputs to symbolic tensors, which a Keras model requires."""
     computed = next(filter(is_symbolic, tf.nest.flatten(outputs)), None)
 
     def make_symbol(output: Any) -> Any:
@@ -80,7 +80,7 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
     Examples are `len(tf.shape(x))`, `range(tf.shape(x)[1])` and `if tf.rank(x) == 3`. TensorFlow
     and Keras still see symbolic tensors.
 
-    Keras reads an integer vector as a shape, and rejects negative sizes. The block permits them.
+    Keras would reject a vector of negative integers as an invalid shape. The block permits it.
     """
     create = KerasTensor.from_tensor
 
@@ -116,7 +116,7 @@ def read_sizes_as_integers() -> contextlib.AbstractContextManager[None]:
 
 
 def is_called_by_user(*others: str) -> bool:
-    """Returns True in a replaced function, such as `__len__`, if custom code has called it.
+    """Tells a replaced function, such as `__len__`, whether custom code has called it.
 
     Keras, NumPy, TensorFlow and the packages `others` do not count as custom code.
     """

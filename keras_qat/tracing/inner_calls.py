@@ -33,9 +33,9 @@ from keras_qat.tracing.cannot_trace import MustTraceInline
 def trace_inner_calls(
     tape: tf.GradientTape, outer: keras.layers.Layer, lenders: Sequence[Any] = ()
 ) -> Iterator[None]:
-    """Makes `outer.call` record inner layers, but not their operations, inside a `with` block.
+    """Makes `outer.call` record each inner layer as a single call, inside a `with` block.
 
-    `tape` records the variables that `outer.call` reads itself, but not in inner layers.
+    `tape` does not record variables that inner layers read.
 
     Some inner layers are traced inline, as if their code were in `outer.call`:
     - `lenders`, because `outer.call` reads their weights, and layers that contain lenders.
@@ -43,8 +43,8 @@ def trace_inner_calls(
     - layers that `outer.call` creates, if the layer or its RNN cell stores symbolic tensors.
 
     Raises:
-        MustTraceInline: for any other layer that must be traced inline. Otherwise, tensors that the
-            layer reads would become constants.
+        MustTraceInline: for any other layer that must be traced inline. The caller adds the layer
+            to `lenders`, and tries again.
     """
     call, is_inside = keras.layers.Layer.__call__, False
     known, keeping = {id(layer) for layer in outer._flatten_layers()}, set[int]()
@@ -164,9 +164,9 @@ def remove_nodes(layer: keras.layers.Layer) -> Iterator[None]:
 def keep_symbols(layer: keras.layers.Layer) -> Iterator[None]:
     """Restores symbolic tensors in the attributes of `layer` after a `with` block.
 
-    The block calls `layer` with real tensors, and `layer` may store them in these attributes. In
-    traces of other layers that read such an attribute, the real tensor would be a wrong constant.
-    With the symbolic tensor, these layers cannot be traced.
+    The block calls `layer` with real tensors, which `layer` may store in attributes. If another
+    layer reads such an attribute, its trace would contain the real tensor as a wrong constant. A
+    symbolic tensor makes this trace fail instead.
     """
     with contextlib.ExitStack() as block:
         for owner in layer._flatten_layers():

@@ -26,7 +26,7 @@ _TRACKED = ("_trainable_weights", "_non_trainable_weights", "_self_", "_captured
 _NO_HOLDERS = (type, FunctionType, ModuleType, tf.Variable, keras.layers.Layer)
 
 MASKS = -100.0
-"""Additive masks have at most this value at hidden scores, and nearly 0 at all others."""
+"""Additive masks have at most this value at hidden scores, and -10 to 10 at all others."""
 
 
 def find_weight_holders(layer: keras.layers.Layer) -> list[tuple[Any, dict[str, Any]]]:

@@ -32,7 +32,7 @@ class NotKnown(Exception):
 
 
 class _ExampleModel(keras.Model):
-    """A model without variables for step counters. Keras forbids new variables in a `Lambda`."""
+    """A model without step counters. Keras cannot create their variables inside a `Lambda`."""
 
     def _init_batch_counters(self) -> None:
         pass
@@ -107,7 +107,7 @@ def _find_shared(ones: list[KerasTensor], outputs: list[KerasTensor]) -> list[Ke
 def _apply_to_all(call: Call, known: Mapping[Value, Any], mapped: set[Value]) -> list[Any]:
     """Apply `call`, which was traced with one example, to all examples. Return the outputs.
 
-    `known` maps an input in `mapped` to a batch, and another input to a shared tensor.
+    `known` maps the inputs of `call` to tensors. If an input is in `mapped`, it maps to a batch.
     """
     if not is_operation(call.layer) or any(None in x.shape for x in flatten_values(call.outputs)):
         raise NotKnown
@@ -171,7 +171,7 @@ def _transpose(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTen
 
 
 def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTensor:
-    """Convolve a batch. Each example is a list of images, or has its own kernel."""
+    """Convolve each example, which is a list of images. Each example may have its own kernel."""
     options = dict(given)
     x = options.pop("input")
     if len(x.shape) != 5 or str(options.get("data_format") or "NHWC") != "NHWC":
@@ -236,7 +236,7 @@ _ALIGNED = {
     *("greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_not"),
     *("where", "zeros_like", "ones_like", "identity", "stop_gradient", "reciprocal"),
 }
-"""Operations that broadcast. `_align` makes the batch the first axis of all inputs."""
+"""Operations that broadcast. `_align` first inserts axes, because the batch must stay first."""
 
 
 _RESHAPES = {"reshape", "expand_dims", "squeeze"}

@@ -71,7 +71,7 @@ def trace_layer(
         call: the call.
         masks: maps inputs of `call` to Keras masks.
         lenders: other layers, such as an Embedding, that share weights with this layer. Also
-            variables that belong to no layer, which become constants.
+            variables that belong to no layer. They become constants.
 
     Raises:
         CannotTrace: if the layer cannot be traced.
@@ -99,7 +99,7 @@ def trace_layer(
 def _trace_phases(
     call: Call, masks: Mapping[Value, Value], has_phases: bool, lenders: Sequence[Any]
 ) -> tuple[Trace, ...]:
-    """Return a trace for both phases. If `has_phases`, also return a trace of inference only."""
+    """Return a trace of training and inference. If `has_phases`, also return one of inference."""
     if not has_phases:
         return (Trace(call, masks, None, lenders),)
     trained, tested = (Trace(call, masks, phase, lenders) for phase in (True, False))
@@ -155,7 +155,7 @@ class Trace:
         for value, mask in self.masks.items():
             set_keras_mask(self.inputs[value], mask)
         self.added: list[Any] = []
-        """Functions that each add a loss or metric of the layer to the model in their argument."""
+        """Functions of a model. Each adds one loss or metric of the layer to the model."""
         self.replacements = {
             "add_loss": self._add_loss,
             "add_metric": self._add_metric,

@@ -99,7 +99,7 @@ def combine_phases(trained: Trace, tested: Trace, refusal: CannotTrace) -> Trace
     """Returns one trace for traces with different operations, which `follow_training` rejected.
 
     For example, stochastic depth multiplies by a random mask in training. Such operations stay in
-    float. For layers without weights, even entirely different traces can be combined.
+    float. If the layer has no weights, the traces may also differ entirely.
 
     Raises:
         CannotTrace: `refusal`, if the traces cannot be combined.
@@ -152,8 +152,8 @@ class _TrainingSections:
 
     In `x / keep * mask`, a section starts at `x` and ends at the product. `TrainingOnly` returns
     the product in training, and `x` at inference. Start and end have equal shapes, and a section
-    has no weights. A section may read side inputs, which `tested` also computes: `mean + deviation
-    * noise` starts at `mean` and reads `deviation`.
+    has no weights. A section may read side inputs, which `tested` also computes. For example,
+    `mean + deviation * noise` starts at `mean`, and `deviation` is a side input.
 
     Args:
         trained, tested: traces of training and inference. The trace of training is changed.
@@ -168,7 +168,7 @@ class _TrainingSections:
         ]
         self.starts: dict[tuple[int, int], Any] = {}
         """Maps `(id(a), id(b))` to the tensor of `trained` that equals `b`. It is `a`, or the start
-        of a section that ends at `a`. It is None if neither equals `b`."""
+        of a section that ends at `a`. If no such tensor equals `b`, the entry is None."""
         self.side_inputs: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
         """Maps the ids of a section's start and end to its side inputs, as pairs `(a, b)`."""
         self.rebuilt: set[Node] = set()
@@ -281,7 +281,7 @@ class _TrainingSections:
         return self.sections[id(a)]
 
     def _rebuild_node(self, a: KerasTensor, b: KerasTensor) -> None:
-        """Let the node of `a` read outputs of `_rebuild`. Replace `training=True` by None."""
+        """Replace the inputs of a node by results of `_rebuild`, and `training=True` by None."""
         node = self.producers[0].get(id(a))
         if node is None or node in self.rebuilt:
             return

@@ -2,7 +2,7 @@
 
 The kernel is multiplied by `gamma / sqrt(moving variance)` and quantized, because exported files
 contain this kernel. While BatchNormalization learns, training must normalize with the batch's
-statistics. It computes them in a second convolution with the float kernel, and corrects the output.
+statistics. A second convolution with the float kernel computes these statistics.
 """
 
 from __future__ import annotations
@@ -101,11 +101,9 @@ def spread(values: tf.Tensor, y: tf.Tensor, channel_axis: int) -> Any:
 class CorrectedFold:
     """Computes a call of a layer and the BatchNormalization after it.
 
-    This class folds with the moving variance, and needs only one convolution if the statistics are
-    frozen. `tf.contrib.quantize` computes the same kernel with the batch's variance and a factor.
-
-    The correction factor multiplies the kernel here, and the output in `tf.contrib.quantize`.
-    Results differ only by rounding. Moving statistics are read before the step updates them.
+    The results equal those of `tf.contrib.quantize`, except for rounding. Here, the correction
+    factor multiplies the quantized kernel, not the output. If the statistics are frozen, only one
+    convolution is needed. Moving statistics are read before the step updates them.
     """
 
     def __init__(self, wrapper: Weighted, inputs: tf.Tensor, phase: Phase) -> None:
@@ -140,19 +138,19 @@ class CorrectedFold:
         return y + spread(offset, y, axis)
 
     def find_correction(self) -> tuple[Any, Any]:
-        """Returns factor and offset for the batch's statistics. Updates the moving statistics."""
+        """Returns a factor and an offset to normalize the batch. Also updates moving statistics."""
         mean, variance, count = self.moments or self.batch_moments()
         inverse = self.inverse(variance)
         self.update(mean, variance, count)
         return inverse / self.moving_inverse, self.beta - mean * self.gamma * inverse
 
     def find_moving(self) -> tuple[Any, Any]:
-        """Returns factor and offset that normalize with the moving statistics."""
+        """Returns a factor and an offset to normalize with the moving statistics."""
         offset = self.beta - self.mean * (self.gamma * self.moving_inverse)
         return tf.ones_like(offset), offset
 
     def batch_moments(self) -> tuple[Any, Any, Any]:
-        """Returns mean, variance and number of values of each channel of the float convolution.
+        """Returns statistics of each channel: the mean, the variance, and the number of values.
 
         A `synchronized` BatchNormalization includes the outputs on all replicas.
         """
@@ -197,5 +195,4 @@ class CorrectedFold:
             return tf.cast(self.layer(self.inputs), tf.float32)
 
     def quantize(self, folded: tf.Tensor) -> Any:
-        """Quantizes the folded kernel, unless the recipe leaves the kernel in float."""
         return folded if self.quantizer is None else self.quantizer(folded, self.phase)

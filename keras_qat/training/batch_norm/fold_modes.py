@@ -61,7 +61,6 @@ def normalize(norm: keras.layers.Layer, x: tf.Tensor, phase: Phase) -> Any:
 
 
 def _normalize_twice(norm: keras.layers.Layer, x: tf.Tensor, frozen: Switch) -> Any:
-    """Normalize with the moving statistics, and with the batch's. `frozen` selects a result."""
     names = [name for name in ("gamma", "beta") if getattr(norm, name) is not None]
     weights = [tf.convert_to_tensor(getattr(norm, name)) for name in names]
     momentum = tf.where(frozen.on, 1.0, norm.momentum)
@@ -215,9 +214,10 @@ def _quantize(
 
 
 def quantize_for_training(wrapper: Weighted, phase: Phase) -> tuple[Any, Any]:
-    """Returns the kernel `Q(a * W) / a`, scaled to the norm of `W`, and the gains.
+    """Returns the kernel for training, and the gains.
 
-    `W` receives the gradient unchanged. While quantization is off, `W` and gains of 1 are returned.
+    The kernel is `Q(a * W) / a`, divided by the gains. The gradient of `W` equals the gradient of
+    this kernel. While quantization is off, the kernel is `W`, and the gains are 1.
     """
     kernel, factor, axes = _get_kernel(wrapper)
     values, factor = tf.stop_gradient(kernel), tf.stop_gradient(factor)
@@ -241,10 +241,10 @@ def use_gains(norm: keras.layers.Layer, gains: tf.Tensor) -> Any:
 
 
 def apply_gains(wrapper: Weighted, bias: tf.Tensor, gains: tf.Tensor) -> Any:
-    """Multiplies the part of `bias` that depends on the kernel by the gains.
+    """Multiplies `bias` by the gains, except for the part that does not depend on the kernel.
 
-    In a folded bias `a * (b - mean) + beta`, this is the first term. `bias` may also be the output
-    of an affine layer, such as Rescaling. The offset of Rescaling does not change.
+    In a folded bias `a * (b - mean) + beta`, this part is `beta`. For a Rescaling, `bias` may also
+    be the layer's output, and this part is the offset.
     """
     if wrapper.batch_norm is None and wrapper.weight_axes:
         return bias

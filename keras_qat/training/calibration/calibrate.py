@@ -76,14 +76,15 @@ def calibrate(
             arrays, a list of images, a `tf.data.Dataset` (batched or not), a generator of batches,
             a function that returns a generator, or a `keras.utils.Sequence`. Labels are ignored.
         steps: number of batches to read. By default all. Required for an infinite dataset.
-        batch_size: examples per batch, for arrays and unbatched data. The default is 32, or up to
-            128 for small examples if `steps` is None.
+        batch_size: examples per batch, for arrays and unbatched data. The default is 32. If `steps`
+            is None and the examples are small, the default is up to 128.
         method: how to choose a range. "minmax" uses the extremes. "percentile" excludes a share of
             the values at both ends. "mse" minimizes the mean squared error. Values beyond the range
             are clipped. "percentile" first clips the inputs, and then computes the ranges of all
             other tensors. This reads the data twice. A generator can only be read once, and its
-            inputs are not clipped first. Fixed ranges, such as of a softmax, do not change.
-        percentile: percentage of values below the upper end of a range, and above the lower end.
+            inputs are not clipped first. Some tensors have a fixed range, for example the output of
+            a softmax. Fixed ranges do not change.
+        percentile: for `method="percentile"`. 99.99 excludes 0.01 % of the values at each end.
         weights: how to choose the ranges of weights with one range per channel. "minmax" uses the
             extremes and changes nothing. "mse" minimizes the mean squared error and clips weights,
             which helps with 4 bits and fewer. Do not use "mse" before `learn_rounding`, which needs
@@ -153,7 +154,7 @@ def calibrate(
 
 
 def _quick_batch(model: keras.Model) -> int | None:
-    """Return a batch size, 32 or more. Return None for unknown sizes or a fixed batch size."""
+    """Return a batch size from 32 to 128. Return None for fixed batch sizes or unknown shapes."""
     sizes = [math.prod(x.shape[1:]) for x in model.inputs if x.shape[1:].is_fully_defined()]
     if len(sizes) < len(model.inputs) or model.inputs[0].shape[0]:
         return None
@@ -190,8 +191,8 @@ def _set_range(
 ) -> None:
     """Set the range of an observer. Without `reset`, average the current range and `ends`.
 
-    In this average, `ends` have the weight of `count` batches. With `values`, the range is widened
-    slightly, because inputs should not be halfway between two quantized values.
+    In this average, `ends` count as `count` batches. `values` may be a sample of an input. The
+    range is then widened slightly, to keep these values away from rounding ties.
     """
     before = 0.0 if reset or observer.counter is None else float(observer.counter.numpy())
     low, high = ends

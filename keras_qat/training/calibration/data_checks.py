@@ -100,7 +100,7 @@ def explain_doubt(graph: Graph, inputs: list[InputData], examples: int | None, c
     Args:
         graph: the quantization-aware model.
         inputs: the data for the float inputs.
-        examples: number of calibration examples. None if ranges include earlier calls.
+        examples: number of calibration examples. None if earlier calls of `calibrate` count too.
         clips: True if the calibration method may clip values.
     """
     ends = {end for data in inputs for end in data.ends}

@@ -1,8 +1,8 @@
 """Histograms of tensors, and calibration methods that choose a range from a histogram.
 
 A bin counts all float32 values with the same sign, exponent and first 9 bits of the mantissa. For
-example, one bin is from 1 to 1 + 1/512. The bins do not depend on the extremes of a tensor.
-Otherwise, a first pass over the data would have to find the extremes.
+example, one bin is from 1 to 1 + 1/512. The bins do not depend on the extremes of a tensor, so one
+pass over the data is enough.
 
 A calibration method is a function of a histogram and a `QuantSpec`. It returns the minimum and the
 maximum of the range. A smaller range clips more values, but quantizes the others in finer steps.
@@ -85,7 +85,7 @@ def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
 
 
 def sort_bins(counts: np.ndarray) -> np.ndarray:
-    """Sorts the result of `count_bins` by value. The outer bins include all larger values."""
+    """Sorts the result of `count_bins` by value. The outer bins also count larger magnitudes."""
     starts = [0, *range(_FIRST, _FIRST + _SIDE - 1)]
     sides = counts.reshape(2, -1).astype(np.int64)
     positive, negative = np.add.reduceat(sides, starts, axis=1)
@@ -150,7 +150,6 @@ class Tally:
     counts: Any = 0
 
     def add(self, extremes: np.ndarray, counts: Flag | Switch) -> None:
-        """Adds the extremes and the bin counts of a batch."""
         self.low, self.high = min(self.low, extremes[0]), max(self.high, extremes[1])
         self.counts = self.counts + counts
 
@@ -164,13 +163,13 @@ Range = tuple[float, float]
 
 _GAIN = 0.98
 """`least_squares` only clips values if this reduces the estimated error by at least 2 %. For values
-on a grid, such as pixels, the estimate for the full range is too high."""
+with equal steps, such as pixels, the error of the full range is estimated too high."""
 _MERGED = 16
 """Number of adjacent bins that `least_squares` merges, to be faster."""
 _FACTORS = 2.0 ** (-np.arange(0, 48) / 4)
 """`least_squares` first tries the full range times each of these factors, 1 to 2^-11.75."""
 _CLOSER = 2.0 ** (np.arange(-7, 8) / 32)
-"""`least_squares` then tries the best of these ranges times each of these factors."""
+"""`least_squares` then tries the best range so far times each of these factors."""
 
 
 def extremes(histogram: Histogram, spec: QuantSpec) -> Range:
@@ -246,4 +245,3 @@ METHODS: dict[Method, Callable[..., Range]] = {
     "percentile": percentile,
     "mse": least_squares,
 }
-"""Calibration methods by name, as in `calibrate(..., method="mse")`."""

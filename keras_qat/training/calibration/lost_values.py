@@ -36,12 +36,12 @@ _EXAMPLES = 64
 FAR = 32
 """Outliers are only reported if they make the range more than this many times as wide."""
 ENOUGH = 8
-"""Outliers are only reported if fewer than this many quantized values remain for other values."""
+"""Outliers are only reported if the other values share fewer quantized values than this number."""
 VARIED = 4
-"""Outliers are only reported if there are at least this many different other values."""
+"""Outliers are only reported if the other values include at least this many distinct numbers."""
 MARK = 0.01
-"""From this share of outliers on, the warning blames the model, not the data. For example, a model
-may add -1e9 to masked values."""
+"""If at least this share of the values are outliers, the model may cause them, not the data. For
+example, a model may add -1e9 to masked values. The warning then suggests to change the model."""
 
 
 def explain_losses(graph: Graph, data: Sequence[np.ndarray] | None = None) -> list[str]:
@@ -149,7 +149,7 @@ def find_masked_scores(graph: Graph) -> set[ActivationQuantizer]:
 def name_slots(graph: Graph) -> dict[Quantize, dict[int, str]]:
     """Returns {layer: {slot: name of the tensor in the float model}}.
 
-    A tensor keeps its name if a Rescaling by 1 only converts it to the shared range.
+    If a Rescaling by 1 converts a tensor to the shared range, the result has the tensor's name.
     """
     names: dict[Quantize, dict[int, str]] = {}
     for call in graph.calls:
@@ -260,8 +260,8 @@ def find_outliers(
 ) -> Outliers | None:
     """Returns outliers if the other values are too small for the range. Otherwise returns None.
 
-    `values` is a sample of a tensor. `extremes` are the tensor's smallest and largest value, which
-    the sample may lack. `ends` is the range for quantizing the tensor.
+    `values` is a sample of a tensor. `extremes` are the smallest and the largest value of the
+    entire tensor. `ends` is the tensor's quantization range.
     """
     low, high = ends
     rest = np.sort(np.clip(np.append(values.astype(np.float64).ravel(), extremes), low, high))
