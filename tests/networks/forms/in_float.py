@@ -144,7 +144,7 @@ ROWS = {
     ),
     "a GRU of any length": ("the number of steps is unknown", small, (None, 4)),
     "ConvLSTM, states": (
-        "are kept, given or read",
+        "it is stateful or reads or returns states",
         lambda x: layers.ConvLSTM2D(2, 3, return_state=True)(x)[1],
         IMAGES,
     ),
