@@ -239,7 +239,12 @@ def _read_tensor(index: int, tensor: schema.TensorT) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """An operator of a file with its tensors and options. Targets check whether they support it."""
+    """An operator of a file with its tensors and options. Targets check whether they support it.
+
+    Args:
+        graph: the file.
+        operation: the operator.
+    """
 
     graph: FileGraph
     operation: Operation

@@ -110,5 +110,5 @@ def test_other_types_are_refused():
     ends = [builder.tensor(name, (None, 4), "int32") for name in "xy"]
     with pytest.raises(ValueError, match="float32, not int32"):
         splice_model(builder, unpack(converted(tf.tanh, SPEC)), ends[:1], ends[1:])
-    with pytest.raises(ValueError, match="1 tensors for the 2 ends"):
+    with pytest.raises(ValueError, match="Expected 2 tensors to connect, got 1"):
         splice_model(builder, unpack(converted(tf.tanh, SPEC)), ends[:1], [])

@@ -117,7 +117,7 @@ def test_the_recipe_survives_saving(qat, tmp_path):
     "options", [{}, {"symmetric": True, "per_channel": True}, {"observer": "learned"}]
 )
 def test_other_ranges_are_refused(options):
-    with pytest.raises(ValueError, match=r"as in recipes.power_of_two\(\)"):
+    with pytest.raises(ValueError, match=r"recipes.power_of_two\(\) has such specs"):
         specs.QuantSpec(power_of_two=True, **options)
 
 
