@@ -22,8 +22,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 
 LIMITS = {
-    "lines of keras_qat": 49_485,
-    "lines of tests": 41_740,
+    "lines of keras_qat": 49_452,
+    "lines of tests": 41_775,
     "longest file, lines": 400,
     "parameters typed Any, %": 8.0,
     "function names that are not verbs, %": 1.4,

@@ -231,9 +231,9 @@ def contrib(
 ) -> Recipe:
     """Returns a recipe that quantizes like `tf.contrib.quantize` of TensorFlow 1.15.
 
-    BatchNormalization is folded into weights. Each weight tensor has one range, from its current
-    minimum to its maximum. The recipe quantizes the same activations as TensorFlow 1.15. It does
-    not quantize inputs.
+    BatchNormalization is folded into weights. Each weight tensor has one range, from its
+    minimum to its maximum in the last training batch. The recipe quantizes the same activations as
+    TensorFlow 1.15. It does not quantize inputs.
 
     Args:
         weight_bits: 2 to 8.

@@ -89,8 +89,8 @@ def export_tflite(
             The default is the target's batch size. Without a target, the file accepts batches of
             any size. Files of stateful models have the batch size of the states.
         target: the target of the file, by default the target of `quantize_model`. A warning lists
-            operators that do not run anywhere. `targets.problems` also lists operators that run on
-            another processor.
+            operators that run neither on the target nor on its CPU. `targets.problems` also lists
+            operators that run on the CPU.
 
     Returns:
         The file's contents.

@@ -143,6 +143,7 @@ class ScheduledLayer(keras.layers.Layer):
             return self.compute(inputs, training, **kwargs)
 
     def output_dtype(self, inputs: tf.Tensor) -> tf.DType:
+        """Returns the data type of the output."""
         return inputs.dtype
 
     def build(self, input_shape: tf.TensorShape) -> None:
@@ -153,6 +154,7 @@ class ScheduledLayer(keras.layers.Layer):
         super().build(input_shape)
 
     def thresholds(self) -> dict[str, tf.Tensor]:
+        """Returns the steps at which quantization and freezing begin, by name."""
         return split_thresholds(self.quantize_from.read_value(), self.freeze_from.read_value())
 
     def set_thresholds(self, **thresholds: int) -> None:
@@ -176,6 +178,7 @@ class ScheduledLayer(keras.layers.Layer):
 
     @property
     def quantizers(self) -> list[ActivationQuantizer]:
+        """The quantizers of activations in this layer."""
         return []
 
     def yield_block_weights(self) -> Iterator[tuple[WeightQuantizer, tf.Tensor]]:

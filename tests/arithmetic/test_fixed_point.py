@@ -91,3 +91,11 @@ def test_exact_multipliers_survive_float32():
         )
         taken = np.minimum((multiplier + 2**15) >> 16, 2**15 - 1) / 2.0**15
         np.testing.assert_array_equal(taken * 2.0**exponent, exact)
+
+
+def test_division_by_a_power_of_two():
+    x = np.arange(-12, 13)
+    for exponent in range(4):
+        expected = [rounded(Fraction(int(row), 2**exponent)) for row in x]
+        computed = fixed_point.divide(tf.constant(x), tf.constant(exponent, tf.int64))
+        np.testing.assert_array_equal(computed, expected)

@@ -129,7 +129,9 @@ def assert_equal_without_quantization(qat, x, expected, is_random):
     assert decibels(expected, qat(x)) > 60
     weights = qat.get_weights()
     in_training = decibels(expected, qat(x, training=True))
-    assert in_training < 80 if is_random else in_training > 60  # LSTMs attenuate dropout.
+    largest = 80 if any("lstm" in weight.name for weight in qat.weights) else 60
+    # An LSTM attenuates dropout.
+    assert in_training < largest if is_random else in_training > 60
     qat.set_weights(weights)  # Statistics have changed.
     keras_qat.set_quantization(qat, True)
 

@@ -194,3 +194,19 @@ def test_an_input_of_bytes_may_be_float32_in_the_file():
         assert file.inputs["pixels"].dtype == given
         np.testing.assert_array_equal(file.predict(x.astype(given)), qat.predict(x, verbose=0))
         assert keras_qat.verify(qat, contents, x, per_layer=True).identical == 1
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_fewer_bits_use_the_lower_codes_only(bits):
+    recipe = keras_qat.recipes.int8(weight_bits=bits, activation_bits=bits)
+    model = scramble(functional((8, 8, 4), build=layers.Conv2D(6, 3, activation="relu")))
+    qat = keras_qat.quantize_model(model, recipe)
+    x = images(64)
+    observe(qat, x)
+    contents = keras_qat.export_tflite(qat)
+    file = FileInterpreter(contents)
+    (codes,) = file.run({qat.input_names[0]: x}).values()
+    assert len(np.unique(codes)) <= 2**bits
+    report = keras_qat.verify(qat, contents, x)
+    assert report.identical >= 0.99
+    assert report.max_difference <= 1

@@ -108,7 +108,7 @@ def test_normalization_and_rescaling():
 
 def test_large_quantization_steps_without_outliers():
     model = keras.Sequential([keras.Input((8, 8, 3), name="image"), conv()])
-    with pytest.warns(UserWarning, match=r"half of .* less .* but the range is 0 to 100\.1"):
+    with pytest.warns(UserWarning, match=r"half of .* less .* includes 0: it is 0 to 100\.1"):
         quantize_on(model, 100 + UNIT / 10)
     noise = rng().normal(size=(8, 8, 8, 3)).astype(np.float32)
     quantize_on(model, noise, keras_qat.recipes.int8(activation_bits=2))  # Nothing to warn about.

@@ -186,14 +186,14 @@ def _explain_unresolved(graph: Graph, data: InputData) -> str:
         return ""
     vary = f"Input '{data.name}': half of the examples vary by less than one quantized value, "
     vary += f"{step:.3g}"
-    if data.has_outliers:
+    if high - low > 2 * (data.ends[1] - data.ends[0]):
         return (
-            f"{vary}, because a few values widen the range to {low:.4g} to {high:.4g}. Remove "
-            f"these values, or call calibrate with method='percentile'."
+            f"{vary}, because the range includes 0: it is {low:.4g} to {high:.4g}. Subtract the "
+            f"mean of the data."
         )
-    if data.bits < 8:
+    if data.bits < 8 and not data.has_outliers:
         return ""  # The recipe asks for large steps.
     return (
-        f"{vary}, but the range is {low:.4g} to {high:.4g}. Subtract the mean of the data, or use "
-        f"recipes.int16x8()."
+        f"{vary}, because a few values widen the range to {low:.4g} to {high:.4g}. Remove these "
+        f"values, or call calibrate with method='percentile'."
     )

@@ -32,6 +32,10 @@ _SIDE = 1 << 15
 """Number of bins for each sign after `sort_bins`: 512 for each power of 2 from 2^-32 to 2^31."""
 _FIRST = (127 - 32) << (23 - _SHIFT)
 """Index of the bin that begins at 2^-32. `sort_bins` merges the bins below, from 0 to 2^-32."""
+_STARTS = np.array([0, *range(_FIRST, _FIRST + _SIDE - 1)])
+"""The first bin of `count_bins` in each bin of `sort_bins`."""
+_INFINITY = 0x7F800000 >> _SHIFT
+"""The bin of infinity. Later bins are NaN."""
 _GOLDEN = (5**0.5 - 1) / 2
 _ENOUGH = 1 << 14
 """Maximum number of counted values per example. Of larger examples, every n-th value is used."""
@@ -86,9 +90,8 @@ def extremes_and_sample(x: tf.Tensor, most: Any) -> Any:
 
 def sort_bins(counts: np.ndarray) -> np.ndarray:
     """Sorts the result of `count_bins` by value. The outer bins also count larger magnitudes."""
-    starts = [0, *range(_FIRST, _FIRST + _SIDE - 1)]
-    sides = counts.reshape(2, -1).astype(np.int64)
-    positive, negative = np.add.reduceat(sides, starts, axis=1)
+    sides = counts.reshape(2, -1)[:, :_INFINITY].astype(np.int64)
+    positive, negative = np.add.reduceat(sides, _STARTS, axis=1)
     return np.concatenate([negative[::-1], positive])
 
 

@@ -37,6 +37,11 @@ _ROWS = 4096
 """Maximum number of rows (such as pixels) for computing the statistics of the channels."""
 _FEWEST = 4
 """Minimum number of examples for a check."""
+_KEEPING = (
+    *(Quantize, keras.layers.Resizing, keras.layers.CenterCrop, keras.layers.Cropping2D),
+    *(keras.layers.ZeroPadding2D, keras.layers.Reshape, keras.layers.Permute),
+)
+"""Layers whose output has the range of the input."""
 _RESCALED_TWICE = 0.02
 """If the outputs of a Rescaling layer span less than this, its inputs were already rescaled."""
 
@@ -201,7 +206,7 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
     """Return a warning if data for a Rescaling layer seem to be rescaled already, or ""."""
-    # The inputs, and the outputs of layers without weights that read only inputs.
+    # The inputs, and the outputs of layers that keep their values.
     unchanged = set(flatten_values(graph.inputs))
     for call in graph.calls:
         layer = get_first_layer(call)
@@ -215,7 +220,7 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
                     f"'{layer.name.removeprefix(PREFIX)}' multiplies them by {scale:.3g} again. "
                     f"Pass them without rescaling."
                 )
-        elif isinstance(layer, Quantize) or not layer.weights:
+        elif isinstance(layer, _KEEPING):
             unchanged.update(flatten_values(call.outputs))
     return ""
 

@@ -143,3 +143,16 @@ def test_what_it_needs(exported, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "model_explorer", None)
     with pytest.raises(ImportError, match="pip install ai-edge-model-explorer"):
         report.to_model_explorer(tmp_path, show=tmp_path / "model.tflite")
+
+
+def test_sees_a_change_of_one_weight(exported):
+    """A bias that is three steps off changes one class's values by about three."""
+    other = keras_qat.quantize_model(exported.model)
+    step = keras_qat.quantizers(other)[-1]
+    dense = other.get_layer("quant_logits").layer
+    shift = 3 * (step.maximum - step.minimum) / 255
+    dense.bias.assign(dense.bias + np.array([shift, 0, 0], np.float32))
+    with pytest.warns(UserWarning, match="other weights or ranges"):
+        report = keras_qat.verify(other, exported.tflite, exported.x)
+    assert report.identical < 0.75
+    assert 3 <= report.max_difference <= 4
