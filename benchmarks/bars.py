@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 LIMITS = {
     "lines of keras_qat": 49_452,
-    "lines of tests": 41_775,
+    "lines of tests": 41_777,
     "longest file, lines": 400,
     "parameters typed Any, %": 8.0,
     "function names that are not verbs, %": 1.4,

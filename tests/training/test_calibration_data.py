@@ -102,6 +102,10 @@ def test_normalization_and_rescaling():
         UserWarning, match="rescaled already, but layer 's' multiplies them by 0.00392"
     ):
         quantize_on(model, UNIT)
+    for first in (layers.Resizing(6, 6), layers.CenterCrop(6, 6), layers.ZeroPadding2D()):
+        model = keras.Sequential([keras.Input((8, 8, 3)), first, layers.Rescaling(1 / 255), conv()])
+        with pytest.warns(UserWarning, match="rescaled already"):
+            quantize_on(model, UNIT)
     later = [conv(), layers.Rescaling(1 / 255, name="s")]
     quantize_on(keras.Sequential([keras.Input((8, 8, 3)), *later]), UNIT)
 

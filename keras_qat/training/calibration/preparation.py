@@ -20,6 +20,8 @@ from keras_qat.graph.calls import Call, Graph, Value, flatten_values, split_loss
 from keras_qat.graph.rebuild_model import evaluate_graph
 from keras_qat.helper_layers.keras_variants import find_statistics
 from keras_qat.keras2.backend import keras
+from keras_qat.ops.op import SharedRange
+from keras_qat.ops.registry import find_op
 from keras_qat.training.calibration.lost_values import get_first_layer
 from keras_qat.training.calibration.watch import infer
 from keras_qat.training.fake_quantization.phase import Phase
@@ -37,11 +39,6 @@ _ROWS = 4096
 """Maximum number of rows (such as pixels) for computing the statistics of the channels."""
 _FEWEST = 4
 """Minimum number of examples for a check."""
-_KEEPING = (
-    *(Quantize, keras.layers.Resizing, keras.layers.CenterCrop, keras.layers.Cropping2D),
-    *(keras.layers.ZeroPadding2D, keras.layers.Reshape, keras.layers.Permute),
-)
-"""Layers whose output has the range of the input."""
 _RESCALED_TWICE = 0.02
 """If the outputs of a Rescaling layer span less than this, its inputs were already rescaled."""
 
@@ -206,7 +203,7 @@ def _mean(wider: np.ndarray, shift: np.ndarray) -> float:
 
 def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
     """Return a warning if data for a Rescaling layer seem to be rescaled already, or ""."""
-    # The inputs, and the outputs of layers that keep their values.
+    # The inputs, and the outputs of operators that keep the range of their input.
     unchanged = set(flatten_values(graph.inputs))
     for call in graph.calls:
         layer = get_first_layer(call)
@@ -220,7 +217,10 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
                     f"'{layer.name.removeprefix(PREFIX)}' multiplies them by {scale:.3g} again. "
                     f"Pass them without rescaling."
                 )
-        elif isinstance(layer, _KEEPING):
+        op = find_op(call)
+        # A bilinear Resizing has its own range, but that is within the range of its input.
+        keeps = isinstance(layer, (Quantize, keras.layers.Resizing))
+        if keeps or (op is not None and op.output == SharedRange()):
             unchanged.update(flatten_values(call.outputs))
     return ""
 
