@@ -218,9 +218,7 @@ def _check_rescaling(graph: Graph, name: str, sample: Sample) -> str:
                     f"Pass them without rescaling."
                 )
         op = find_op(call)
-        # A bilinear Resizing has its own range, but that is within the range of its input.
-        keeps = isinstance(layer, (Quantize, keras.layers.Resizing))
-        if keeps or (op is not None and op.output == SharedRange()):
+        if isinstance(layer, Quantize) or (op and isinstance(op.output, SharedRange)):
             unchanged.update(flatten_values(call.outputs))
     return ""
 
