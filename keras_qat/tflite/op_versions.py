@@ -67,6 +67,7 @@ RUNTIMES: dict[str, dict[int, str]] = {
     "EXP": {2: "2.12.0"},
     "LOG": {2: "2.15.0"},
     "CAST": {3: "2.8.0"},
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": {1: "2.8.0"},
     "SVDF": {3: "2.2.0"},
     "SPLIT_V": {2: "2.3.0"},
     "TOPK_V2": {3: "2.13.0"},
@@ -82,8 +83,8 @@ RUNTIMES: dict[str, dict[int, str]] = {
     },
 }
 """Maps operators and versions to the first TensorFlow that supports them. All others require
-1.14.0, the first TensorFlow with int8. The LSTM needs no entry, because keras_qat adds a CAST
-before an LSTM. The CAST already requires a later TensorFlow."""
+1.14.0, the first TensorFlow with int8. TensorFlow's own table has no entry for int8 LSTMs. Theirs
+is the version of the CAST that usually precedes them."""
 
 
 def choose_version(code: int, operator: schema.OperatorT, tensors: list[schema.TensorT]) -> int:

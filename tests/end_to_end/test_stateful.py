@@ -13,6 +13,7 @@ from keras_qat.arithmetic.quant_params import QuantParams
 from keras_qat.ops.recurrent.kept_states import read_states
 from keras_qat.training.recurrent import list_states
 from tests.helpers import assert_all_equal, keras, layers, save_and_load
+from tests.ops.test_versions import oldest_runtime
 
 SLOW = [pytest.param(kernels, marks=pytest.mark.slow) for kernels in ("reference", "tflm")]
 KERNELS = ["xnnpack", *SLOW]
@@ -40,17 +41,15 @@ def build(steps: int, batch: int | None, stateful: bool, of: Any = lstms) -> Any
 
 
 def sounds(examples: int = 12) -> np.ndarray:
-    result = np.random.default_rng(3).normal(size=(examples, STEPS, FEATURES))
-    return result.astype(np.float32)
+    return np.random.default_rng(3).normal(size=(examples, STEPS, FEATURES)).astype("float32")
 
 
 @functools.cache
 def trained(of: Any = lstms) -> Any:
     """Returns a network after a training step that kept states."""
-    batch = 2
-    qat, x = keras_qat.quantize_model(build(STEPS, batch, True, of)), sounds()
+    qat, x = keras_qat.quantize_model(build(STEPS, 2, True, of)), sounds()
     qat.compile(keras.optimizers.SGD(0.1), "mse")
-    qat.fit(x, np.ones((len(x), 3)), batch, verbose=0)
+    qat.fit(x, np.ones((len(x), 3)), 2, verbose=0)
     return qat
 
 
@@ -80,6 +79,7 @@ def test_a_sequence_of_runs_gives_what_the_model_predicts(kernels, per_layer, of
     assert {tensor.run.identical for tensor in report.tensors} <= {1.0}
     assert {tensor.fed.identical for tensor in report.tensors if tensor.fed} <= {1.0}
     assert not report.notes
+    assert of is unrolled or oldest_runtime(file()) == [2, 8, 0]
     simulated = keras_qat.simulate(qat, x, kernels=kernels)
     assert simulated.float_layers == ()
     qat.reset_states()
