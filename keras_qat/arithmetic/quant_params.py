@@ -49,7 +49,8 @@ class QuantParams:
                 unknown while a graph is traced.
             bits: 2 to 8, or 16 for a symmetric range with the zero point 0.
         """
-        known = [None if _is_eager(end) else tf.get_static_value(end) for end in (minimum, maximum)]
+        given, eager = (minimum, maximum), tf.__internal__.EagerTensor
+        known = [None if isinstance(x, eager) else tf.get_static_value(x) for x in given]
         if any(end is None for end in known):
             scale, zero_point = _converter(bits)(minimum, maximum)
             return cls(scale, zero_point, bits)
@@ -101,10 +102,6 @@ class QuantParams:
 
     def __str__(self) -> str:
         return f"{self.dtype.name} x {float(self.scale):.6g}, zero point {int(self.zero_point)}"
-
-
-def _is_eager(value: Scalar) -> bool:
-    return isinstance(value, tf.__internal__.EagerTensor)
 
 
 @functools.cache

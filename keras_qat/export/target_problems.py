@@ -141,7 +141,8 @@ def _find_problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
         refusal = _find_refusal(target, site)
         if refusal is not None:
             reason, change = refusal
-            name, elsewhere = _get_name(site), target.elsewhere
+            name = site.outputs[0].name.removeprefix(f"{SCOPE}/").removeprefix(PREFIX)
+            elsewhere = target.elsewhere
             if target.host is not None and (missing := _find_refusal(target.host, site)):
                 elsewhere = None
                 if missing[0] != reason:
@@ -151,10 +152,6 @@ def _find_problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
         for inner in graph.get_subgraphs(operation):
             for problem in _find_problems(target, inner):
                 yield dataclasses.replace(problem, index=index)
-
-
-def _get_name(site: Site) -> str:
-    return site.outputs[0].name.removeprefix(f"{SCOPE}/").removeprefix(PREFIX)
 
 
 def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:

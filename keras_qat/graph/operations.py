@@ -207,6 +207,13 @@ def bind_arguments(call: Call) -> tuple[list[Any], dict[str, Any]]:
     return args, kwargs
 
 
+def call_function(call: Call, *args: Any, **kwargs: Any) -> Any:
+    """Calls the function of an operation with arguments as from `bind_arguments`."""
+    function = call.layer.function
+    names = {CANONICAL_NAMES.get(name, name): name for name in _get_signature(function).parameters}
+    return function(*args, **{names.get(name, name): value for name, value in kwargs.items()})
+
+
 def _is_default(value: object, default: object) -> bool:
     if isinstance(value, str) and value in CHANNELS_LAST:
         return True

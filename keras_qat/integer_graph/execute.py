@@ -30,10 +30,6 @@ Ends = tuple[tf.Tensor, tf.Tensor]
 """The lowest and the highest quantized value relative to the zero point."""
 
 
-def _get_scale(params: QuantParams) -> tf.Tensor:
-    return tf.cast(params.as_tensors().scale, get_held_dtype(params))
-
-
 def _get_ends(params: QuantParams, maximum: float | None = None) -> Ends:
     """Return the ends of a range. A fused ReLU or ReLU6 (`maximum` is 6) limits them."""
     params = params.as_tensors()
@@ -105,7 +101,8 @@ class Prepared:
 
 def prepare(graph: ResolvedGraph, family: KernelFamily) -> Prepared:
     tensors = [*graph.tensors.values(), *(x for node in graph.nodes for x in node.outputs)]
-    scales = {tensor.name: _get_scale(tensor.params) for tensor in tensors if tensor.params}
+    params = {tensor.name: tensor.params for tensor in tensors if tensor.params}
+    scales = {x: tf.cast(p.as_tensors().scale, get_held_dtype(p)) for x, p in params.items()}
     ends = {x.name: _get_ends(x.params) for x in graph.inputs.values() if x.params}
     nodes = (None if node.op is None else prepare_node(node, family) for node in graph.nodes)
     return Prepared(tuple(nodes), scales, ends)

@@ -16,6 +16,7 @@ import tensorflow as tf
 from keras_qat.graph.calls import Call, Graph, Value, flatten_values, map_values
 from keras_qat.graph.facts import Facts, reach
 from keras_qat.graph.operations import (
+    call_function,
     get_argument,
     get_kind,
     get_operands,
@@ -214,7 +215,7 @@ def narrow_constants(call: Call, context: LoweringContext) -> list[Call]:
 
 def _cast_from_int32(call: Call, *args: Any, **kwargs: Any) -> tf.Tensor:
     args, kwargs = tf.nest.map_structure(_narrow, (args, kwargs))
-    return tf.cast(call.layer.function(*args, **kwargs), tf.int64)
+    return tf.cast(call_function(call, *args, **kwargs), tf.int64)
 
 
 def _narrow(leaf: object) -> object:

@@ -109,7 +109,8 @@ class _Source:
             )
 
     def add_prefix(self, name: bytes | None) -> bytes:
-        return self.prefix.encode() + (name or b"")
+        # The converter joins the names of merged operations with ";".
+        return self.prefix.encode() + (name or b"").split(b";")[0]
 
     def buffer(self, number: int, data: NDArray) -> int:
         """Returns the new index of the data of buffer `number`. The first call copies the data."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_qat.graph.operations import get_argument, read_array
+from keras_qat.graph.operations import call_function, get_argument, read_array
 from keras_qat.keras2.backend import keras, layers
 from keras_qat.keras2.layers_and_models import clone
 from keras_qat.lowering.expand_call import Expansion, get_call, is_tensor, require, unwrap
@@ -339,7 +339,7 @@ def expand_resize(images: tf.Tensor, size: Any, **options: object) -> tf.Tensor:
         ones = ones if axis == 0 else ones.transpose(0, 2, 1, 3)
         target = (after[0], 1) if axis == 0 else (1, after[1])
         with tf.init_scope():
-            resized = call.layer.function(ones, target, **options)
+            resized = call_function(call, ones, target, **options)
         return np.asarray(resized).reshape(-1, before[axis]).T
 
     rows = _multiply_along(images, 1, find_weights(0), "rows")
