@@ -9,14 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from tensorflow.python.eager import context
 
-import keras_qat
 from benchmarks.bars import format_figure, measure_slowest
 from benchmarks.rotation import NO_TIME
-from tests.helpers import images, train
-from tests.networks.small import residual_net
 from tests.processes import run_program
 from tests.sampling import keep_part, leave_the_rest_to_slow
 
@@ -55,36 +50,37 @@ def pytest_addoption(parser):
     )
 
 
-def _seed_that_keeps_kernels(self, seed, set_seed=context.Context._set_global_seed):
-    """Sets the seed without clearing TensorFlow's kernels, as TensorFlow would do."""
-    handle, self._context_handle = self._context_handle, None
-    try:
-        set_seed(self, seed)
-    finally:
-        self._context_handle = handle
-
-
-def _turn_off_autotuning(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    return dataset.with_options(options)
-
-
-def pytest_configure():
+def pytest_configure(config):
     """Makes garbage collection rare, and turns off features of TensorFlow for long programs.
 
     Seeds keep TensorFlow's kernels, which saves 10 to 20 % of the time. Weights and data use random
     numbers that do not depend on kernels. Data iterators do not tune themselves, because the tuning
     thread sometimes misses the signal to stop, and sleeps for up to a minute.
     """
+    if config.getoption("numprocesses", None):
+        return  # This process only distributes tests. It need not import TensorFlow.
+    import tensorflow as tf
+    from tensorflow.python.eager.context import Context
+
+    def set_seed_and_keep_kernels(self, seed, set_seed=Context._set_global_seed):
+        handle, self._context_handle = self._context_handle, None
+        try:
+            set_seed(self, seed)
+        finally:
+            self._context_handle = handle
+
+    options = tf.data.Options()
+    options.autotune.enabled = False
     gc.set_threshold(100_000, 10, 10)
-    context.Context._set_global_seed = _seed_that_keeps_kernels
-    tf.data.Dataset._apply_debug_options = _turn_off_autotuning
+    Context._set_global_seed = set_seed_and_keep_kernels
+    tf.data.Dataset._apply_debug_options = lambda self: self.with_options(options)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector):
     """Refuses modules that compute when imported, because TensorFlow then hangs in forks."""
+    from tensorflow.python.eager import context
+
     computed_before = context.context()._initialized
     report = yield
     if context.context()._initialized and not computed_before:
@@ -136,6 +132,10 @@ def seeds(request) -> int:
 @pytest.fixture(scope="session")
 def exported() -> Trained:
     """Returns the residual network after a few training steps. Tests must not change it."""
+    import keras_qat
+    from tests.helpers import images, train
+    from tests.networks.small import residual_net
+
     float_model = residual_net()
     x = images(96, (8, 8, 1))
     model = train(keras_qat.quantize_model(float_model), x, steps=24)
@@ -155,10 +155,8 @@ def fresh_process(tmp_path):
         np.savez(tmp_path / "arrays.npz", **arrays)
         program = tmp_path / "program.py"
         program.write_text(
-            "import numpy as np\n"
-            f"arrays = np.load({str(tmp_path / 'arrays.npz')!r})\n"
-            f"{code}\n"
-            f"np.save({str(tmp_path / 'result.npy')!r}, result)\n"
+            f"import numpy as np\narrays = np.load({str(tmp_path / 'arrays.npz')!r})\n"
+            f"{code}\nnp.save({str(tmp_path / 'result.npy')!r}, result)\n"
         )
         assert not run_program(program)
         return np.load(tmp_path / "result.npy")
