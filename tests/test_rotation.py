@@ -97,7 +97,7 @@ def test_progress_from_history(capsys):
 
 @pytest.mark.parametrize(
     ("program", "minutes", "result"),
-    [("pass", 1, "passed"), ("1/0", 1, "failed"), ("while_True:pass", 0, "unfinished")],
+    [("pass", 1, "passed"), ("1/0", 1, "failed"), ("import_time;time.sleep(99)", 0, "unfinished")],
 )
 def test_commands_have_a_result_and_a_limit(program, minutes, result, tmp_path):
     path = tmp_path / "program.py"

@@ -26,8 +26,7 @@ result = model.signatures["serving_default"](image=tf.constant(arrays["x"]))["lo
 """,
         x=exported.x,
     )
-    expected = exported.model.predict(exported.x, verbose=0)
-    np.testing.assert_array_equal(printed, expected)
+    np.testing.assert_array_equal(printed, exported.model.predict(exported.x, verbose=0))
 
 
 @pytest.mark.slow
