@@ -53,7 +53,7 @@ def test_features_that_only_statistics_tell():
     assert re.match(message, verdict.likely_cause)
 
 
-@pytest.mark.parametrize("shape", [(3,), (8, 3)])
+@pytest.mark.parametrize("shape", [pytest.param((3,), marks=pytest.mark.slow), (8, 3)])
 def test_features_in_arrays_for_training(shape):
     x = np.resize(ROWS, (64, *shape))
     y = np.zeros((64, *shape[:-1], 1))
