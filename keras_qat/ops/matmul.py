@@ -132,10 +132,6 @@ def _multiply(a: Arguments) -> tf.Tensor:
     return prepared.multiply(lambda: tf.cast(sums, tf.int64), dtype, multiply_in_float)
 
 
-def _count(call: Call) -> int | None:
-    return multiply_sizes((call.output.elements, _matmul_attributes(call)["depth"]))
-
-
 def _multiply_matrices(e: Emission, first: int, second: int, target: int, adjoint: bool) -> None:
     e.add("BATCH_MATMUL", [first, second], [target], adjY=adjoint)
 
@@ -173,7 +169,7 @@ MATMUL = Op(
     max_axes=MAX_AXES,
     symmetric=(1,),
     multiplies_tensors=True,
-    products=_count,
+    products=lambda call: multiply_sizes((call.output.elements, _matmul_attributes(call)["depth"])),
 )
 
 

@@ -276,7 +276,8 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
     if left <= 1:
         return
     steps, epochs = ((delay.params or {}).get(name) for name in ("steps", "epochs"))
-    quantized = None if not steps else epoch + math.ceil((left - 1) / steps)
+    ends = epoch + (left - 1) // steps if steps else None
+    quantized = epoch + math.ceil((left - 1) / steps) if steps else None
     if steps and epochs and left > (epochs - epoch) * steps:
         show_once(
             f"'{model.name}' trains in float until fit ends, at step "
@@ -285,7 +286,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
         )
         return
     for callback in delay.listed:
-        name, harm = type(callback).__name__, _describe_harm(callback, quantized)
+        name, harm = type(callback).__name__, _describe_harm(callback, ends)
         if not harm:
             continue
         count = "for the epochs before" if quantized is None else f"up to epoch {quantized}"
@@ -299,11 +300,11 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
         )
 
 
-def _describe_harm(callback: keras.callbacks.Callback, quantized: int | None) -> str:
-    """Return the harm that `callback` may do if the best epoch is in float, or ""."""
+def _describe_harm(callback: keras.callbacks.Callback, ends: int | None) -> str:
+    """Return the harm if the best epoch is one before `ends`, and so in float, or ""."""
     kinds = keras.callbacks
     if isinstance(callback, kinds.EarlyStopping):
-        is_late = quantized is not None and callback.start_from_epoch >= quantized - 1
+        is_late = ends is not None and callback.start_from_epoch >= ends
         restores = "restore weights that were not trained for int8"
         harm = restores if callback.restore_best_weights else "stop training too early"
         return "" if is_late else harm

@@ -163,12 +163,12 @@ def check_settings(model: keras.Model) -> None:
 
 def explain_untrained(model: keras.Model, graph: Graph) -> list[str]:
     """Returns warnings if the exported file would compute different results than training."""
-    sentences = (_explain_delay(model, graph), _explain_initial(model), _explain_asymmetry(model))
+    sentences = (explain_delay(model, graph), _explain_initial(model), _explain_asymmetry(model))
     return [sentence for sentence in sentences if sentence]
 
 
-def _explain_delay(model: keras.Model, graph: Graph) -> str:
-    """Return a warning if layers do not quantize yet. Otherwise return ""."""
+def explain_delay(model: keras.Model, graph: Graph) -> str:
+    """Returns a warning if layers do not quantize yet. Otherwise return ""."""
     waiting = {
         layer: (int(layer.step.numpy()), int(layer.quantize_from.numpy()))
         for layer in list_scheduled_layers(model)

@@ -35,15 +35,8 @@ def fit(model, *callbacks, epochs=4, x=X, y=Y, **kwargs):
     """Returns the warnings of training."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        model.fit(
-            x,
-            y,
-            None if isinstance(x, tf.data.Dataset) else 8,
-            epochs,
-            verbose=0,
-            callbacks=list(callbacks),
-            **kwargs,
-        )
+        size = None if isinstance(x, tf.data.Dataset) else 8
+        model.fit(x, y, size, epochs, verbose=0, callbacks=list(callbacks), **kwargs)
     return [str(warning.message) for warning in told]
 
 
@@ -59,6 +52,9 @@ def test_early_stopping_may_restore_a_float_epoch():
         "epochs, and may restore weights"
     )
     assert "Pass start_from_epoch=3 to EarlyStopping. Or" in told
+    (told,) = fit(quantized(), QuantDelay(STEPS + 1), stop())  # The first epoch is in float.
+    assert "Pass start_from_epoch=1 to" in told
+    assert fit(quantized(), QuantDelay(STEPS), stop()) == []
 
 
 def test_the_epoch_counts_from_where_training_goes_on():

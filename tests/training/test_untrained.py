@@ -58,6 +58,9 @@ def test_quantization_that_was_switched_off():
     keras_qat.set_quantization(qat, False)
     with pytest.warns(UserWarning, match=r"switched off.*set_quantization"):
         contents = keras_qat.export_tflite(qat)
+    with pytest.warns(UserWarning, match="switched off"):
+        verdict = keras_qat.verify(qat, contents, X).verdict
+    assert not verdict.is_same and "'tiny' is not quantized yet" in verdict.likely_cause
     keras_qat.set_quantization(qat)
     assert keras_qat.export_tflite(qat) == contents
 

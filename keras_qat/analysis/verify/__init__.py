@@ -24,7 +24,7 @@ from keras_qat.analysis.verify.layers import compare_layers
 from keras_qat.analysis.verify.pairs import UnknownLayers, find_float_operations
 from keras_qat.analysis.verify.report import Report
 from keras_qat.analysis.verify.results import Agreement, OutputReport, TensorReport
-from keras_qat.analysis.verify.verdict import POOR, Findings, Verdict, is_same, judge
+from keras_qat.analysis.verify.verdict import OTHER, POOR, Findings, Verdict, is_same, judge
 from keras_qat.arithmetic.kernel_families import REFERENCE, XNNPACK, KernelFamily
 from keras_qat.export.target_problems import problems
 from keras_qat.graph.calls import flatten_values
@@ -44,6 +44,7 @@ from keras_qat.tflite.micro_interpreter import MicroInterpreter, open_file
 from keras_qat.tflite.reader import FileGraph
 from keras_qat.tflite.schema import read_contents
 from keras_qat.training.calibration.lost_values import explain_losses
+from keras_qat.training.readiness import explain_delay
 from keras_qat.training.recurrent import Stream
 from keras_qat.training.schedule import check_quantized, get_file_model
 
@@ -170,7 +171,8 @@ def verify(
         evaluate, graph, file, padded, quantized, expected, examples, labels, losses
     ).compare(float_examples)
     rounds_alike = not graph.origin.simulates and running_kernels == graph.origin.family.name
-    if not is_same(figures.outputs, rounds_alike):
+    delay = explain_delay(model, calls)
+    if not delay and not is_same(figures.outputs, rounds_alike):
         with Stream(graph.origin.states):
             is_random = not are_equal(expected, compute(batch_size))
         size = file.batch_size or batch_size
@@ -211,7 +213,9 @@ def verify(
     lost = explain_losses(calls, arrays)
     found = Findings(notes, faulty, figures.faults, figures.small_channels, excess, lost)
     verdict = judge(figures.outputs, rounds_alike, found, find_tensors)
-    if graph.origin.unlike_float and verdict.is_same:
+    if delay and any(output.identical < 1 for output in figures.outputs):
+        verdict = Verdict(OTHER, likely_cause=delay)
+    elif graph.origin.unlike_float and verdict.is_same:
         verdict = Verdict(POOR, likely_cause=graph.origin.unlike_float)
     return Report(
         examples,
