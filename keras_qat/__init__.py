@@ -26,10 +26,7 @@ from keras_qat.rewriting.strip import strip_quantization
 from keras_qat.rewriting.to_keras_3 import to_keras_3
 from keras_qat.tflite.model import TFLiteModel
 from keras_qat.training.calibration.calibrate import calibrate
-from keras_qat.training.post_training import (
-    bias_correction,
-    learn_rounding,
-)
+from keras_qat.training.post_training import bias_correction, learn_rounding
 from keras_qat.training.quantizers import Quantizer, quantizers
 from keras_qat.training.schedule import freeze_batch_norm, freeze_ranges, set_quantization
 from keras_qat.version import __version__

@@ -141,10 +141,7 @@ def test_float_models(verb):
         OF_FLOAT_MODELS[verb](tiny_net())
 
 
-@pytest.mark.parametrize(
-    ("name", "verb"),
-    [("m.tflite", "export_tflite"), ("m.cc", "export_c")],
-)
+@pytest.mark.parametrize(("name", "verb"), [("m.tflite", "export_tflite"), ("m.cc", "export_c")])
 def test_saving_what_is_exported(name, verb, tmp_path):
     """Keras would create a directory of that name."""
     qat = keras_qat.quantize_model(tiny_net())

@@ -198,7 +198,7 @@ def _drops_inputs(layer: layers.RNN) -> bool:
 
 
 REASONS: dict[type, str] = {
-    layers.ConvLSTM3D: "TFLite has no int8 kernel for convolutions along three axes",
+    layers.ConvLSTM3D: "TFLite has no int8 kernel for convolutions along three axes"
 }
 """Maps a layer class that always computes in float to the reason."""
 

@@ -162,10 +162,7 @@ def draw_in_each_step(x: KerasTensor) -> Iterator[None]:
         return call
 
     draws = {name: draw_anew(getattr(tf.random, name)) for name in _DRAWS}
-    with (
-        patch_members(tf.random, **draws),
-        patch_members(tf.compat.v2.random, **draws),
-    ):
+    with patch_members(tf.random, **draws), patch_members(tf.compat.v2.random, **draws):
         yield
 
 

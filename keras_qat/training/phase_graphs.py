@@ -21,10 +21,7 @@ from keras_qat.graph.read_model import read_model
 from keras_qat.keras2 import backend
 from keras_qat.keras2.backend import keras
 from keras_qat.messages import pluralize, show_once, warn_caller
-from keras_qat.training.calibration.data_checks import (
-    explain_array_doubt,
-    explain_range_doubt,
-)
+from keras_qat.training.calibration.data_checks import explain_array_doubt, explain_range_doubt
 from keras_qat.training.calibration.lost_values import explain_losses
 from keras_qat.training.fake_quantization.observers import LastValue
 from keras_qat.training.fake_quantization.phase import NEVER, Phase

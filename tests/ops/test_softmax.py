@@ -51,10 +51,7 @@ def test_all_differences(bits, family):
 
 @pytest.mark.parametrize(
     ("family", "bits"),
-    [
-        *((name, 8) for name in ("xnnpack", "reference", "xnnpack_arm64")),
-        ("tflm", 16),
-    ],
+    [*((name, 8) for name in ("xnnpack", "reference", "xnnpack_arm64")), ("tflm", 16)],
 )
 def test_shares_are_near_the_real_ones(family, bits):
     """Errors are little more than half a step of 8 bits, and a few steps of 16 bits."""

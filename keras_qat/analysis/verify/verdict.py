@@ -104,10 +104,7 @@ RULES: dict[Use, Rule] = {
         (Figures(12, 0.8, 10), Figures(5, 0.9)),
     ),
     "signals": Rule(
-        "the shape of an input image or sequence",
-        "values",
-        (Figures(22),),
-        (Figures(5),),
+        "the shape of an input image or sequence", "values", (Figures(22),), (Figures(5),)
     ),
     "values": Rule(
         "one linear entry, or compiled with a loss for regression",

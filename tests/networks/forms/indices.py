@@ -50,5 +50,5 @@ FORMS = {
             (TOKENS.reshape(4, 4, 5),),
             target="ethos_u55",
         ),
-    },
+    }
 }
