@@ -90,7 +90,6 @@ def train(
 
 
 def save_and_load(model: Any, path: Any) -> Any:
-    """Saves a model, and returns the model that Keras loads."""
     model.save(path)
     return keras.models.load_model(path)
 

@@ -162,6 +162,9 @@ def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
     kernel = target.operators.get(name)
     is_float = any(tensor.type.startswith("float") for tensor in site.tensors)
     change = IN_FLOAT if is_float else CHANGES.get(name, "")
+    ends = site.graph.inputs.values()
+    if name == "GATHER" and site.inputs[1] not in ends:  # A lookup table of an activation.
+        change = ""
     if kernel is None:
         return "no kernel", change
     first = site.inputs[0] if site.inputs else None
@@ -171,13 +174,13 @@ def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
         if tensor.type not in ((tensor is first and kernel.reads) or kernel.types)
     ]
     if unknown_types:
-        return f"no kernel for {unknown_types[0]}", change
+        only = ", only for int32" * (unknown_types[0] == "int64" and "int32" in kernel.types)
+        return f"no kernel for {unknown_types[0]}{only}", change
     if len(site.inputs) > kernel.max_inputs:
         return f"at most {kernel.max_inputs} inputs, not {len(site.inputs)}", ""
     axes = max(len(tensor.shape) for tensor in site.tensors)
     if axes > kernel.max_axes:
         return f"at most {kernel.max_axes} axes, not {axes}", ""
-    ends = site.graph.inputs.values()
     open_inputs = [x for x in site.tensors if -1 in x.shape and x in ends]
     if target.batch_size is not None and open_inputs:
         return "fixed sizes only", open_inputs[0].advise_on_sizes()

@@ -60,7 +60,6 @@ class Case:
 
     @functools.cached_property
     def model(self) -> Any:
-        """The float model."""
         tensors: dict[str, Any] = {}
         inputs = []
         for layer in self.manifest["layers"]:

@@ -18,7 +18,6 @@ from tests.networks.contrib import conv, identity, image, layers, relu
 
 
 def quantized_tensors(inputs, outputs, **kwargs) -> dict[str, str]:
-    """Returns tensor -> reason, for the quantized tensors."""
     plan = keras_qat.plan(keras.Model(inputs, outputs), "contrib", **kwargs)
     return {row.tensor: row.reason for row in plan.rows if row.spec}
 

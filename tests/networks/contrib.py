@@ -31,7 +31,6 @@ def conv(x: Any, name: str, **kwargs: Any) -> Any:
 
 
 def relu(x: Any, name: str = "relu", max_value: float | None = None) -> Any:
-    """Applies a ReLU, or a ReLU6."""
     return layers.ReLU(max_value, name=name)(x)
 
 

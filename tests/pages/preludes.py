@@ -50,7 +50,6 @@ def data() -> Names:
 
 
 def float_model() -> Names:
-    """Returns a float model."""
     return data() | {"model": make_model()}
 
 

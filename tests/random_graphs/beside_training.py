@@ -214,7 +214,6 @@ def quantizer_of(value: Value | None) -> Any:
 
 
 def assert_weights_are_those_of_training(graph: ResolvedGraph) -> None:
-    """Asserts that quantized weights and biases are those that training uses."""
     for node in graph.nodes:
         op, weights = node.op, node.weights
         if op is None or weights is None or not op.is_weighted or op.is_table:

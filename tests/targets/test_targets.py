@@ -113,9 +113,7 @@ def test_a_plan_names_what_the_target_lacks_and_what_to_change():
     plan = keras_qat.plan(wide("gelu"), target="tflm")
     assert "missing or inexact, so files with them" in str(plan)
     (problem,) = plan.problems
-    assert str(problem).endswith(
-        "GELU: no kernel; use an activation that the target has, such as ReLU"
-    )
+    assert str(problem).endswith("no kernel; use an activation that the target has, such as ReLU")
     assert plan.to_dict()["problems"][0]["operator"] == "GELU"
     assert "LiteRT runs all of it" in str(keras_qat.plan(wide("gelu"), target="xnnpack"))
     assert "target" not in keras_qat.plan(wide()).to_dict()
@@ -125,6 +123,14 @@ def test_a_plan_says_that_devices_compute_floats_in_their_own_way():
     model = build_model((6, 6, 2), keras.layers.LayerNormalization())
     assert "device's math library" in str(keras_qat.plan(model, target="cmsis_nn"))
     assert "device's math library" not in str(keras_qat.plan(wide(), target="cmsis_nn"))
+
+
+def test_advice_to_index_before_the_model_is_for_its_inputs():
+    x = keras.Input((4,), dtype="int64")
+    y = layers.Activation("selu")(layers.Embedding(9, 3)(x))
+    lookup, *others = map(str, keras_qat.plan(keras.Model(x, y), target="ethos_u55").problems)
+    assert lookup.endswith("no kernel for int64, only for int32; index before the model")
+    assert others and not any("before the model" in text for text in others)
 
 
 def test_weights_with_a_scale_for_each_channel_are_named_where_they_are_slow():

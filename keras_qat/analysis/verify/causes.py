@@ -186,13 +186,16 @@ def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorRepor
     Args:
         tensors: the tensors, in the order of computation.
         all_vary: True if all outputs differ between examples. Tensors that are the same for all
-            examples, such as a positional embedding, are then ignored.
+            examples, such as a positional embedding, are then ignored. They are always ignored if
+            an operator computes different values from them.
     """
+    tensors = list(tensors)
+    in_use = {name for tensor in tensors if tensor.sqnr is not None for name in tensor.reads}
     sqnr_of: dict[str, float | None] = {}
     losses: list[tuple[float, TensorReport]] = []
     for tensor in tensors:
         before = [sqnr_of[name] for name in tensor.reads if name in sqnr_of]
-        if tensor.sqnr is None and all_vary:
+        if tensor.sqnr is None and (all_vary or tensor.name in in_use):
             continue
         sqnr_of[tensor.name] = tensor.sqnr
         if None not in before:

@@ -34,7 +34,9 @@ def network(head: Any = None, dead: bool = False, fresh: bool = False, scale: fl
     image = keras.Input((6, 6, 1), name="image")
     x = layers.Conv2D(8, 3, activation="relu", name="conv")(layers.BatchNormalization()(image))
     bias = keras.initializers.Constant(-99.0 * dead)
-    x = layers.Dense(16, "relu", bias_initializer=bias, name="hidden")(layers.Flatten()(x))
+    x = layers.Flatten()(x)
+    x = tf.concat([x, tf.zeros_like(x)], 1) if dead else x  # These zeros are not the cause.
+    x = layers.Dense(16, "relu", bias_initializer=bias, name="hidden")(x)
     x = layers.Concatenate(name="both")([x, scale * layers.Dense(1, name="number")(x)])
     model = keras.Model(image, (head or layers.Dense(5, name="logits"))(x))
     if not fresh:

@@ -47,7 +47,6 @@ class Form:
     shape: tuple[int | None, ...] | None = None
 
     def model(self) -> Any:
-        """Returns the float model."""
         keras.utils.set_random_seed(1)
         if callable(self.data):
             return self.build()

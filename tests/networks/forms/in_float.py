@@ -29,7 +29,6 @@ class FloatForm:
     shapes: tuple[tuple[int | None, ...], ...]
 
     def model(self) -> Any:
-        """Returns the float model."""
         first, *others = self.shapes
         inputs = [keras.Input(first), *(keras.Input(shape, dtype="int32") for shape in others)]
         return keras.Model(inputs, self.build(*inputs))
