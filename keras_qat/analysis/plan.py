@@ -77,10 +77,8 @@ def plan(
         )
     recipe, family, device = settings(recipe, None, target)
     model, graph = read_float(as_keras_2(model), inputs, recipe.activations.bits < 16)
-    has_float = device is None or device.has_float
-    has_int16 = device is None or device.has_int16
     with showing_passes(show_passes):
-        planned = place(graph, recipe, scope, family, outputs, has_float, has_int16)
+        planned = place(graph, recipe, scope, family, outputs, device)
     if device is None:
         return _add_obstacles(planned)
     with use_float32():
@@ -100,7 +98,6 @@ def plan(
 
 
 def _add_obstacles(planned: Plan) -> Plan:
-    """Mention in `float_layers` which layers cannot be copied, or cannot be in a TFLite file."""
     reasons, refusals = dict(planned.float_layers), dict[Hashable, str]()
     for call in planned.graph.calls:
         if reasons.get(call.name, NOT_IN_FILE) == NOT_IN_FILE:

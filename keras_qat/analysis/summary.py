@@ -109,9 +109,10 @@ class Summary:
     @property
     def integer_share(self) -> float | None:
         """Share of multiply-accumulates in integer layers, 0 to 1. None if a count is unknown."""
-        return integer_share(
-            (layer.operator != "float", layer.multiply_accumulates) for layer in self.layers
-        )
+        return integer_share(self._list_products())
+
+    def _list_products(self) -> list[tuple[bool, int | None]]:
+        return [(layer.operator != "float", layer.multiply_accumulates) for layer in self.layers]
 
     @property
     def float_layers(self) -> dict[str, str]:
@@ -160,9 +161,8 @@ class Summary:
         if self.target is not None:
             lines.append(f"target: {self.target}")
         if self.float_layers:
-            share = self.integer_share
             bits = max((layer.bits or 8 for layer in self.layers), default=8)
-            part = "" if share is None else f"; {describe_share(share, bits)}"
+            part = describe_share(self._list_products(), bits)
             lines.append(f"{len(self.float_layers)} of {len(self.layers)} compute in float{part}:")
             lines += [f"  {name}: {reason}" for name, reason in self.float_layers.items()]
         return "\n".join(lines)
@@ -226,25 +226,17 @@ def _summarize_node(node: Node, unset: set[int], seen: set[int]) -> LayerSummary
         weights.granularity == "per channel" if weights else None,
         *sizes,
         _count_bytes(output) if is_known else None,
-        _count_products(node),
+        None if node.call is None else (node.op.products if node.op else count_products)(node.call),
         weights.granularity if weights else None,
     )
 
 
-def _count_products(node: Node) -> int | None:
-    if node.op is None:
-        return count_products(node.call)
-    return None if node.call is None else node.op.products(node.call)
-
-
 def _has_known_sizes(node: Node) -> bool:
-    """Return True if all sizes except the batch size are known."""
     tensors = [x for x in (*node.inputs, *node.outputs) if isinstance(x, Tensor)]
     return not any(None in tensor.shape[1:] for tensor in tensors)
 
 
 def _count_weight_bytes(node: Node) -> tuple[int, int]:
-    """Return the size of a node's weights and constants in bytes: in the file, and in float32."""
     constants = [np.asarray(x.q) for x in node.inputs if isinstance(x, Constant)]
     count = sum(q.size for q in constants)
     held = sum(q.nbytes for q in constants)
@@ -310,7 +302,6 @@ def _find_peak(
 
 
 def _count_copies(node: Node, size: Callable[[Tensor], int]) -> int:
-    """A float layer needs float copies of its quantized inputs. Return their size in bytes."""
     if node.op is not None:
         return 0
     read = {x: _count_float_bytes(x) for x in node.inputs if isinstance(x, Tensor)}
@@ -353,7 +344,6 @@ def _format_size(count: int | None) -> str:
 
 
 def _format_count(count: int) -> str:
-    """Format 1234567 as "1.23 M"."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -34,7 +34,7 @@ CHANGES = {
 }
 """Maps operators to advice for users whose target has no kernel for them."""
 
-IN_FLOAT = "keras_qat.plan explains why it stays float"
+IN_FLOAT = "keras_qat.plan(model).float_layers explains why it stays float"
 
 
 def problems(
@@ -155,12 +155,11 @@ def _find_problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
 
 
 def _find_refusal(target: Target, site: Site) -> tuple[str, str] | None:
-    """Return a reason and advice if a target does not run an operator, otherwise None."""
     name = site.operation.kernel
     if target.operators is None:
         return _run_checks(target.checks, site) or _find_fault(target, site)
     kernel = target.operators.get(name)
-    is_float = any(tensor.type.startswith("float") for tensor in site.tensors)
+    is_float = any(tensor.type.startswith(("float", "complex")) for tensor in site.tensors)
     change = IN_FLOAT if is_float else CHANGES.get(name, "")
     ends = site.graph.inputs.values()
     if name == "GATHER" and site.inputs[1] not in ends:  # A lookup table of an activation.

@@ -44,12 +44,15 @@ class LoweringContext:
             only if 8 bits would round most values to 0.
         has_float: whether the target supports float. Operations that replace NaN then stay in
             float, because integers cannot be NaN.
+        has_spectra: whether the target has float kernels of Fourier transforms. If not, products
+            with matrices replace them.
     """
 
     activations: bool = True
     may_trace: Callable[[Call], bool | None] = lambda call: None
     has_int16: bool = True
     has_float: bool = True
+    has_spectra: bool = True
 
     def __post_init__(self) -> None:
         self.verifies = bool(os.environ.get(VERIFY))

@@ -199,7 +199,6 @@ class _Attempt:
         return new or [call]
 
     def _find_replacement(self, call: Call, siblings: Sequence[Call]) -> list[Call]:
-        """Return the calls that replace a call. An empty list keeps the call."""
         layer, context, may_trace = call.layer, self.context, self.context.may_trace(call)
         parts = (
             self._split_custom_activation(call)
@@ -209,7 +208,8 @@ class _Attempt:
         if parts:
             self.masks.hand_over(flatten_values(call.outputs))
             return parts
-        expansion = find_traceable(call, may_trace is True, layer in self.agreed.unrolled)
+        forced = may_trace is True or not context.has_spectra
+        expansion = find_traceable(call, forced, layer in self.agreed.unrolled)
         try:
             if type(layer) is layers.MultiHeadAttention:
                 return split_masked_attention(call, context, self.masks)
@@ -281,10 +281,8 @@ class _Attempt:
             self.opaque[call.name] = self.refused[layer] = str(error)
 
     def _reads_masks(self, call: Call) -> bool:
-        """Return True if any call of the same layer reads a mask."""
         self._masked.update([call.layer] if reads_mask(call) else ())
         return call.layer in self._masked
 
     def _is_entire_model(self, call: Call) -> bool:
-        """Return True if the user's model is subclassed. Its graph then has a single call."""
         return self.graph.calls == [call] and isinstance(call.layer, keras.Model)

@@ -41,11 +41,14 @@ def integer_share(counts: Iterable[tuple[bool, int | None]]) -> float | None:
     return totals[True] / total if total else None
 
 
-def describe_share(share: float, bits: int) -> str:
-    """Describes a share of multiply-accumulates, as in "97 % of the arithmetic in int8".
+def describe_share(counts: Iterable[tuple[bool, int | None]], bits: int) -> str:
+    """Describes an `integer_share`, as in "; 97 % of the arithmetic in int8", or returns "".
 
-    Args:
-        share: 0 to 1. The percentage is rounded down, so only 1 becomes 100 %.
-        bits: bits of activations. Fewer than 8 bits are described as int8, as in files.
+    If float calls have no count, such as Fourier transforms, it is "of the counted arithmetic". The
+    percentage is rounded down, so only 1 becomes 100 %. Fewer than 8 `bits` are int8, as in files.
     """
-    return f"{math.floor(1000 * share) / 10:g} % of the arithmetic in int{max(bits, 8)}"
+    counts = list(counts)
+    if (share := integer_share(counts)) is None:
+        return ""
+    counted = "" if all(count for is_integer, count in counts if not is_integer) else "counted "
+    return f"; {math.floor(1000 * share) / 10:g} % of the {counted}arithmetic in int{max(bits, 8)}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from keras_qat.arithmetic.kernel_families import XNNPACK, KernelFamily
 from keras_qat.config.recipe import Recipe
+from keras_qat.config.targets import Target
 from keras_qat.graph.calls import Call, Graph, flatten_values, split_loss_only
 from keras_qat.graph.precision import use_float32
 from keras_qat.lowering import LoweringContext, lower
@@ -28,14 +29,14 @@ def lower_graph(
     graph: Graph,
     recipe: Recipe,
     is_opaque: Callable[[Call], bool] = lambda call: False,
-    has_int16: bool = True,
+    target: Target | None = None,
 ) -> Graph:
     """Lowers a graph: splits layers until each call is a single operator.
 
     Args:
         recipe: the recipe. Its overrides decide which custom layers are traced.
         is_opaque: function that returns True for a call that must not be split.
-        has_int16: whether the target supports int16, as in `place`.
+        target: the target, as in `place`.
     """
     rules = RULES[recipe.placement]
     if not rules.lowers_activations:
@@ -45,7 +46,9 @@ def lower_graph(
     def may_trace(call: Call) -> bool | None:
         return False if is_opaque(call) else filtered(call)
 
-    return lower(graph, LoweringContext(True, may_trace, has_int16, not recipe.without_float))
+    has_int16, has_spectra = (target.has_int16, target.has_spectra) if target else (True, True)
+    context = LoweringContext(True, may_trace, has_int16, not recipe.without_float, has_spectra)
+    return lower(graph, context)
 
 
 def place(
@@ -54,8 +57,8 @@ def place(
     scope: Scope | None = None,
     family: KernelFamily = XNNPACK,
     file_outputs: Iterable[str] | None = None,
-    has_float: bool = True,
-    has_int16: bool = True,
+    target: Target | None = None,
+    strict: bool = False,
 ) -> Plan:
     """Lowers a graph, and plans the quantization of every tensor.
 
@@ -64,21 +67,21 @@ def place(
         recipe, scope: which layers to quantize, and how.
         family: the kernel family of the file. Some families lack operators.
         file_outputs: names of the tensors that files return. None means the graph's outputs.
-        has_float: whether the target supports float. Without float, normalization layers with
-            integer kernels compute in integers, too.
-        has_int16: whether the target supports int16. If not, intermediate results inside layers
-            have 8 bits. A softmax has 16 bits only if 8 bits would round most values to 0.
+        target: the target, or None. Without float, normalization layers compute in integers, too.
+            Without int16, intermediate results inside layers have 8 bits. A softmax then has 16
+            bits only if 8 bits would round most values to 0.
+        strict: whether normalization layers compute in integers for all targets.
 
     Raises:
         ValueError: if the scope, an override of the recipe or an output matches no layer.
     """
     names = [] if file_outputs is None else check_names(file_outputs)
     given = recipe
-    if not has_float:
+    if strict or not (target is None or target.has_float):
         recipe = dataclasses.replace(recipe, without_float=True)
     with use_float32():
         extended = add_outputs(read, names, recipe) if names else read
-        graph = lower_graph(extended, recipe, has_int16=has_int16)
+        graph = lower_graph(extended, recipe, target=target)
         graph = replace_outputs(graph, read, names) if names else graph
     inputs = [value.name for value in flatten_values(read.inputs)]
     check_scope(scope, [*read.calls, *read.loss_only, *graph.calls], inputs)

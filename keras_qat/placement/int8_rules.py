@@ -121,8 +121,6 @@ class Int8Placement:
             for name, inner in (op.inner(attributes) if op else {}).items()
         }
 
-    # Which calls compute in integers
-
     def has_kernel(self, op: Op | None) -> bool:
         """Returns whether the kernel family has a kernel with the recipe's bits."""
         return op is not None and op.has_kernel_for(self.bits, self.settings.family)
@@ -173,15 +171,15 @@ class Int8Placement:
             return f"{rule}: {refusal}"
         return f"{rule} with a mask" if any(value.masked for value in call.inputs) else rule
 
-    # How each tensor is quantized
-
     def decide(self, value: Value) -> Decision:
         """Decides how a tensor is quantized. Tensors upstream must be decided first."""
+        call = value.producer
         if not value.is_float:
-            return Decision(None, f"holds {value.dtype}")
+            why = self.float_layers.get(call.name) if call and value.is_complex else None
+            return Decision(None, f"holds {value.dtype}" + (f"; {why}" if why else ""))
         if self.is_index(value):
             return Decision(None, "indices")
-        own, call = self.settings.activations(value), value.producer
+        own = self.settings.activations(value)
         if value in self.symmetric:
             own = dataclasses.replace(own, symmetric=True)
         if call is None:
@@ -259,8 +257,6 @@ class Int8Placement:
         if isinstance(output, OwnRange) and output.non_negative:
             own = dataclasses.replace(own, lower_bound=0.0)
         return Decision(own, f"output of {op.name}")
-
-    # Properties of a tensor's consumers
 
     def is_index(self, value: Value) -> bool:
         """Returns whether a float tensor contains indices, such as token ids.
@@ -341,8 +337,6 @@ class Int8Placement:
         if op is None or not op.can_merge_relu or not isinstance(op.output, SharedRange):
             return False
         return value in self.single_consumers and value in self.specs
-
-    # Shared ranges
 
     def find_roots(self, value: Value) -> Generator[Value, Any, frozenset[Spec | None]]:
         """Follows `SharedSpec`s upstream. Returns the specifications of the tensors at the ends."""

@@ -143,12 +143,15 @@ class Plan:
     @property
     def integer_share(self) -> float | None:
         """Share of the file's multiply-accumulates in integers. None if a size is unknown."""
+        return integer_share(self._count_products())
+
+    def _count_products(self) -> list[tuple[bool, int | None]]:
         reasons = self.left_in_float
-        return integer_share(
+        return [
             (call.name not in reasons, count_products(call))
             for call in self.graph.calls
             if reasons.get(call.name) != NOT_IN_FILE
-        )
+        ]
 
     @property
     def rows(self) -> list[Row]:
@@ -219,13 +222,13 @@ class Plan:
         ]
         lines.insert(1, "  ".join("-" * width for width in [*widths, 20]))
         counts = f"{pluralize(len(self.groups), 'kernel')}, {pluralize(len(self.ranges), 'range')}"
-        if count := len(self.float_layers):
-            verb, share = "stays" if count == 1 else "stay", self.integer_share
-            if share is not None:
-                counts += f"; {describe_share(share, self.recipe.activations.bits)}"
-            counts += (
-                f"; {pluralize(count, 'layer')} {verb} in float: {', '.join(self.float_layers)}"
-            )
+        if names := list(self.float_layers):
+            calls = [call for call in self.graph.calls if call.name in names]
+            count = len({id(call.source) for call in calls})
+            counts += describe_share(self._count_products(), self.recipe.activations.bits)
+            verb = "stays" if count == 1 else "stay"
+            parts = f", as {len(names)} operations" if len(names) > count else ""
+            counts += f"; {pluralize(count, 'layer')} {verb} in float{parts}: {', '.join(names)}"
         lines.append(f"recipe {self.recipe.name}: {counts}")
         lines += [*map(str, self.joined_outputs), *self.lost_features]
         if self.target is not None:

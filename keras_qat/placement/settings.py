@@ -16,6 +16,7 @@ from keras_qat.config.recipe import Recipe
 from keras_qat.config.specs import QuantSpec
 from keras_qat.graph.calls import Call, Value, flatten_values
 from keras_qat.keras2.backend import keras
+from keras_qat.lowering.expansions.complex_numbers import find_complex_part
 from keras_qat.ops.op import SharedRange
 from keras_qat.ops.registry import find_op, is_on_request
 
@@ -70,7 +71,6 @@ def check_entries(scope: object) -> None:
 
 
 def _explain_no_match(patterns: Iterable[object], calls: list[Call]) -> str:
-    """Return an error message with similar names and the names of the first layers."""
     layers = list(dict.fromkeys(call.origin for call in calls))
     words = [*layers, *dict.fromkeys(type(call.source).__name__ for call in calls)]
     near = [
@@ -145,7 +145,6 @@ def find_ends(calls: list[Call]) -> set[Call]:
 
 
 def _find_first(steps: list[tuple[Call, set[Value], set[Value]]]) -> set[Call]:
-    """Return the weighted calls without an earlier one. Steps are (call, inputs, outputs)."""
     first: set[Call] = set()
     reached: set[Value] = set()
     for call, before, after in steps:
@@ -182,9 +181,21 @@ def find_multiplied(calls: list[Call], ends: set[Call]) -> set[Value]:
 
 
 def _has_weights(call: Call) -> bool:
-    """Return whether a call multiplies by quantized weights, as Dense and Conv2D do."""
     op = find_op(call)
     return op is not None and op.is_weighted and not (op.is_affine or op.is_table)
+
+
+def _find_requests(calls: list[Call]) -> dict[Call, str]:
+    """Return the code that requests integers, for each call that is in float by default."""
+    requests: dict[Call, str] = {}
+    for call in calls:
+        name = type([call.layer, *call.within][-1]).__name__
+        if is_on_request(call.layer):
+            requests[call] = f"recipe.override({type(call.layer).__name__!r}, quantize=True)"
+        elif (part := find_complex_part(call)) and part.is_on_request:
+            code = f" or recipe.override({name!r}, open=True)" if call.within else ""
+            requests |= dict.fromkeys(part.calls, f"strict=True{code}")
+    return requests
 
 
 class Settings:
@@ -201,6 +212,7 @@ class Settings:
         self.recipe, self.family, self.not_in_file = recipe, family, frozenset(not_in_file)
         self.in_scope = None if scope is None else make_matcher(scope, calls)
         self.overrides = [(item, make_matcher(item.layers, calls)) for item in recipe.overrides]
+        self.requests = _find_requests(calls)
         self.ends = set() if recipe.end_bits is None else find_ends(calls)
         self.multiplied = set() if recipe.end_bits is None else find_multiplied(calls, self.ends)
 
@@ -213,13 +225,11 @@ class Settings:
         quantize = self._override(call, "quantize")
         if quantize is not None:
             return None if quantize else BY_RECIPE
-        if is_on_request(call.layer) and not self.recipe.without_float:
-            kind = type(call.layer).__name__
-            return f"in float, unless recipe.override({kind!r}, quantize=True) asks for integers"
+        if call in self.requests and not self.recipe.without_float:
+            return f"in float, unless {self.requests[call]} asks for integers"
         return None
 
     def _override(self, call: Call, name: str) -> Any:
-        """Return the setting `name` for a call from the last override that sets it, or None."""
         settings = [getattr(item, name) for item, matches in self.overrides if matches(call)]
         return next((setting for setting in reversed(settings) if setting is not None), None)
 

@@ -120,9 +120,7 @@ def quantize_model(
     recipe, family, known_target = settings(recipe, kernels, target)
     original = as_keras_2(model)
     model, graph = read_float(original, inputs, recipe.activations.bits < 16)
-    has_float = not strict and (known_target is None or known_target.has_float)
-    has_int16 = known_target is None or known_target.has_int16
-    plan = place(graph, recipe, scope, family, outputs, has_float, has_int16)
+    plan = place(graph, recipe, scope, family, outputs, known_target, strict)
     in_file = {name: why for name, why in plan.float_layers.items() if why != NOT_IN_FILE}
     if strict and in_file:
         lines = [f"  {name}: {reason}" for name, reason in in_file.items()]
@@ -150,7 +148,6 @@ def quantize_model(
 
 
 def _show_in_float(plan: Plan, name: str) -> None:
-    """Log layers that stay in float, except custom layers that `warn_about_opaque` reported."""
     reasons = {
         name: why for name, why in plan.left_in_float.items() if name not in plan.graph.opaque
     }
@@ -160,7 +157,6 @@ def _show_in_float(plan: Plan, name: str) -> None:
 
 
 def _agrees(model: keras.Model, name: str, value: object) -> bool:
-    """Return True if an argument such as `kernels` has the value that the model already has."""
     if not value:
         return True
     if name == "target":
@@ -224,7 +220,6 @@ def make_exact(model: keras.Model) -> None:
 
 
 def _quantize_output(output: tf.Tensor) -> tf.Tensor:
-    """Return the output of the `Quantize` layer that reads `output`, or `output` if none does."""
     quantized = [
         outputs for layer, outputs in find_keras_consumers(output) if isinstance(layer, Quantize)
     ]
@@ -232,7 +227,6 @@ def _quantize_output(output: tf.Tensor) -> tf.Tensor:
 
 
 def _find_owner(model: keras.Model) -> QuantizedModel | None:
-    """Return the quantized model that contains the layers. Return None if it was deleted."""
     inside = [layer for layer in list_layers(model)[1:] if isinstance(layer, QuantizedModel)]
     made_for = (layer.made_for() for layer in list_scheduled_layers(model) if layer.made_for)
     return next((owner for owner in [*inside, *made_for] if owner is not None), None)

@@ -18,7 +18,6 @@ from tests.networks.forms.spectra import SHAPE, SPECTRA
 )
 @pytest.mark.parametrize("in_lambda", [True, False])
 def test_transforms_that_are_too_large_say_so(spectrum, in_lambda):
-    """The reported reason was that there is no rule for the magnitude."""
     model = build_model((1200,), layers.Lambda(spectrum) if in_lambda else spectrum)
     (reason,) = {
         why for why in keras_qat.plan(model).float_layers.values() if "cannot be traced" in why
@@ -40,7 +39,6 @@ def test_angles():
 
 @pytest.mark.slow
 def test_magnitude_and_angle_of_one_layer():
-    """In DTLN, names of sub-operations occurred twice."""
     inputs = keras.Input(SHAPE)
 
     def polar(x):
@@ -54,10 +52,21 @@ def test_magnitude_and_angle_of_one_layer():
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("name", "in_float"), [("as usual", True), ("of complex numbers", False)])
 def test_what_tflite_computes_in_float_stays(name, in_float):
-    """TFLite only has Fourier transforms of float values."""
     model = build_model(SHAPE, layers.Lambda(SPECTRA[name]))
-    assert bool(keras_qat.plan(model).float_layers) == in_float
-    assert not keras_qat.plan(model, target="ethos_u55").float_layers
+    plan = keras_qat.plan(model)
+    for target in ("ethos_u55", "ethos_u85", "tflm", "cmsis_nn"):
+        assert not keras_qat.plan(model, target=target).float_layers
+    recipe = keras_qat.recipes.int8().override("Lambda", open=True)
+    assert not keras_qat.plan(model, recipe).float_layers
+    asked = "in float, unless strict=True or recipe.override('Lambda', open=True) asks for integers"
+    assert set(plan.float_layers.values()) == ({asked} if in_float else set())
+    assert in_float == ("1 layer stays in float, as 2 operations: " in str(plan))
+    assert in_float == (f"holds complex64; {asked}" in str(plan))
+
+
+def test_spectra_of_unknown_sizes_name_no_request():
+    model = build_model((None,), lambda x: tf.abs(tf.signal.stft(x, 16, 6)))
+    assert "asks for integers" not in str(keras_qat.plan(model))
 
 
 KERNEL = np.ones((25, 3), np.complex64)
@@ -74,7 +83,6 @@ OTHERS = {
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_operations_on_complex_numbers_stay_in_float(name):
-    """TFLite has no kernels for these in float either."""
     model = build_model(SHAPE, layers.Lambda(OTHERS[name]))
     reasons = keras_qat.plan(model).float_layers.values()
     assert any(f"{name}: reads complex numbers" in reason for reason in reasons)

@@ -29,16 +29,13 @@ BEFORE_THE_MODEL = {
 """Layers without a counterpart in TFLite."""
 
 
-def table() -> dict[str, str]:
-    """Returns layer -> what the page says about it."""
-    rows = re.findall(r"^\| (`[A-Z].*?) \| (.*?) \|", PAGE.read_text(), flags=re.M)
-    return {name: verdict for names, verdict in rows for name in re.findall(r"`(\w+)`", names)}
+def read_verdicts(start: str) -> dict[str, str]:
+    """Returns the page's verdicts on layers or operations by their names."""
+    rows = re.findall(rf"^\| (`{start}.*?) \| (.*?) \|", PAGE.read_text(), flags=re.M)
+    return {name: verdict for names, verdict in rows for name in re.findall(r"`(\w[\w.]+)`", names)}
 
 
-def operations() -> dict[str, str]:
-    """Returns operation -> what the page says about it."""
-    rows = re.findall(r"^\| (`tf\..*?) \| (.*?) \|", PAGE.read_text(), flags=re.M)
-    return {name: verdict for names, verdict in rows for name in re.findall(r"`(tf[\w.]+)`", names)}
+LAYERS, OPERATIONS = read_verdicts("[A-Z]"), read_verdicts(r"tf\.")
 
 
 def verdict(plan: Any) -> str:
@@ -48,31 +45,28 @@ def verdict(plan: Any) -> str:
 
 
 def layer_classes() -> set[str]:
-    return {
-        name
-        for name in dir(keras.layers)
-        if isinstance(getattr(keras.layers, name), type)
-        and issubclass(getattr(keras.layers, name), keras.layers.Layer)
-    }
+    found = {name: getattr(keras.layers, name) for name in dir(keras.layers)}
+    classes = {name: value for name, value in found.items() if isinstance(value, type)}
+    return {name for name, value in classes.items() if issubclass(value, keras.layers.Layer)}
 
 
 def test_every_layer_is_on_the_page():
     aliases = {name for name in layer_classes() if getattr(keras.layers, name).__name__ != name}
-    assert layer_classes() - NO_LAYERS - aliases == set(table())
+    assert layer_classes() - NO_LAYERS - aliases == set(LAYERS)
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("name", sorted(table()))
+@pytest.mark.parametrize("name", sorted(LAYERS))
 def test_the_page_says_what_the_plan_does(name):
     if name in BEFORE_THE_MODEL:
-        assert table()[name] == "no operation"
+        assert LAYERS[name] == "no operation"
         return
-    assert verdict(keras_qat.plan(example(name))) == table()[name]
+    assert verdict(keras_qat.plan(example(name))) == LAYERS[name]
 
 
 @pytest.mark.filterwarnings("ignore:recipe int8 quantizes nothing")
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("name", sorted(set(table()) - BEFORE_THE_MODEL))
+@pytest.mark.parametrize("name", sorted(set(LAYERS) - BEFORE_THE_MODEL))
 def test_shapes_stay_known(name):
     model = example(name)
     if not any(size is None for size in model.output_shape[1:]):
@@ -153,10 +147,10 @@ def operation_model(name: str) -> Any:
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("name", sorted(operations()))
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_the_page_says_what_becomes_of_operations(name):
     model = operation_model(name)
-    assert verdict(keras_qat.plan(model)) == operations()[name]
+    assert verdict(keras_qat.plan(model)) == OPERATIONS[name]
     # With all shapes and types that the float model has.
     quantized = keras_qat.quantize_model(model)
     assert quantized.output_shape == model.output_shape

@@ -17,8 +17,6 @@ MINE = Target("mine", "My chip", "reference", 1, {"CONV_2D": Kernel(("int8", "in
 
 
 def wide(activation="relu"):
-    """Returns a network with operators that several targets lack."""
-
     def build(x):
         x = layers.UpSampling2D(3, interpolation="bilinear", name="up")(x)
         x = layers.Conv2D(4, 5, strides=4, padding="same", name="wide")(x)
@@ -111,10 +109,13 @@ def test_a_plan_names_what_the_target_lacks_and_what_to_change():
     assert "up: RESIZE_BILINEAR: 2x only, not 3x3" in text
     assert "wide: CONV_2D: strides up to 3 only, not 4" in text
     plan = keras_qat.plan(wide("gelu"), target="tflm")
-    assert "missing or inexact, so files with them" in str(plan)
+    assert "operators missing, so files with them do not run\n" in str(plan)
     (problem,) = plan.problems
     assert str(problem).endswith("no kernel; use an activation that the target has, such as ReLU")
     assert plan.to_dict()["problems"][0]["operator"] == "GELU"
+    wrong = build_model((4,), layers.Dense(1, activation="softmax"))
+    text = str(keras_qat.plan(wrong, "int16x8", target="cmsis_nn"))
+    assert "operators faulty or inexact, so files with them return other values or stop\n" in text
     assert "LiteRT runs all of it" in str(keras_qat.plan(wide("gelu"), target="xnnpack"))
     assert "target" not in keras_qat.plan(wide()).to_dict()
 

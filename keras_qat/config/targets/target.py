@@ -121,14 +121,19 @@ class Target:
         """Whether the target supports 16-bit activations."""
         return 16 in self.bits
 
+    @property
+    def has_spectra(self) -> bool:
+        """Whether float Fourier transforms run, on the target or on `elsewhere`."""
+        device = self if self.elsewhere is None else self.host
+        return device is None or device.operators is None or "RFFT2D" in device.operators
+
     def recipe(self) -> Recipe:
         """Returns the default recipe for the target."""
         return recipes.int8(per_channel=self.per_channel)
 
     def fault(self, site: Site) -> Fault | None:
         """Returns the first fault that affects an operator, or None."""
-        faults = (fault for fault in self.faults if fault.meets(site))
-        return next(faults, None)
+        return next((fault for fault in self.faults if fault.meets(site)), None)
 
     def __repr__(self) -> str:
         return f"<Target {self.name}>"
@@ -267,12 +272,14 @@ class Problem:
 def describe_problems(target: Target, problems: Sequence[Problem]) -> list[str]:
     if not problems:
         return [f"target {target.name}: {target.title} runs all of it"]
-    inexact = "missing or inexact, so files with them return other values than the model"
-    if target.host is not None:
-        inexact = f"that {target.host.title} lacks too, so files with them do not run"
-    lines = []
-    for elsewhere in dict.fromkeys(problem.elsewhere for problem in problems):
-        effect = f"left to {elsewhere}" if elsewhere else inexact
-        lines.append(f"target {target.name}: operators {effect}")
-        lines += [f"  {problem}" for problem in problems if problem.elsewhere == elsewhere]
-    return lines
+    lacking = "missing" if target.host is None else f"that {target.host.title} lacks too"
+    found: dict[str, list[str]] = {}
+    for problem in problems:
+        effect = f"{lacking}, so files with them do not run"
+        if problem.elsewhere:
+            effect = f"left to {problem.elsewhere}"
+        elif problem.reason in [fault.reason for fault in target.faults]:
+            effect = "faulty or inexact, so files with them return other values or stop"
+        start = [f"target {target.name}: operators {effect}"]
+        found.setdefault(effect, start).append(f"  {problem}")
+    return [line for lines in found.values() for line in lines]

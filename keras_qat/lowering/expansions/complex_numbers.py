@@ -7,6 +7,7 @@ the spectra to floats.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from keras_qat.graph.calls import Call, Value, flatten_values, map_values
 from keras_qat.graph.facts import solve
 from keras_qat.graph.operations import MOVES, get_kind, is_operation
 from keras_qat.helper_layers.elementwise_functions import Formula
-from keras_qat.lowering.expand_call import require, unwrap
+from keras_qat.lowering.expand_call import CannotExpand, require, unwrap
 from keras_qat.tracing.cannot_trace import TooLarge
 
 Pair = tuple[Any, Any]
@@ -69,6 +70,15 @@ class ComplexPart:
         """Whether TFLite has float kernels for all operations. Then pairs are unnecessary."""
         kinds = {get_kind(call) for call in self.calls}
         return bool(kinds.intersection(OF_REAL)) and kinds <= HAVE_KERNELS
+
+    @property
+    def is_on_request(self) -> bool:
+        """Whether the operations stay in float, but have integer kernels as pairs."""
+        shapes = [(1, *value.shape[1:]) for value in self.floats]
+        with contextlib.suppress(CannotExpand, TooLarge):
+            known = self.has_kernels and not any(None in shape for shape in shapes)
+            return known and self.compute_pairs(*map(tf.zeros, shapes)) is not None
+        return False
 
 
 def find_complex_part(call: Call) -> ComplexPart | None:
@@ -130,7 +140,6 @@ def _compute_separately(call: Call, results: Mapping[Value, Any], index: int) ->
 
 
 def _to_pair(x: Pair | ArrayLike | None) -> Pair:
-    """Convert a constant to a pair. A pair stays unchanged."""
     if isinstance(x, tuple):
         return x
     require(x is not None)
@@ -154,7 +163,6 @@ def _join(real: tf.Tensor, imag: tf.Tensor) -> Pair:
 
 
 def _multiply(x: Any, y: Any, product: Callable[[Any, Any], Any] = operator.mul) -> Pair:
-    """Multiply complex tensors. `product` is a function that multiplies two float tensors."""
     (a, b), (c, d) = _to_pair(x), _to_pair(y)
 
     def multiply(left: tf.Tensor, right: tf.Tensor) -> Any:
@@ -195,8 +203,6 @@ def _make_matrix(transform: Transform, size: int | None, *length: int) -> NDArra
 
 
 def _expand_transform(transform: Transform) -> Callable[..., Pair]:
-    """Return an expansion that computes a Fourier transform as a matrix product."""
-
     def multiply(input: Any, fft_length: Lengths = None) -> Pair:
         x = input if isinstance(input, tuple) else (input, None)
         lengths = [] if fft_length is None else map(int, np.ravel(fft_length))
