@@ -126,7 +126,7 @@ def find_shortfalls(
 @options.data
 @options.labels(
     "An .npy file, an array of the .npz file, or a column of the table. Not needed for images, "
-    "whose subdirectories are the classes. For several outputs: OUTPUT=SOURCE, once for each."
+    "whose subfolders are the classes. For several outputs: OUTPUT=SOURCE, once for each."
 )
 @options.kernels
 @options.json_output

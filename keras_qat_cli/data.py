@@ -175,11 +175,16 @@ class Source(NamedTuple):
         return table.reshape(-1, *(-1 if size is None else size for size in shape))
 
     def images(self) -> list[Path]:
-        """Returns the images of a directory and its subdirectories, sorted by name."""
+        """Returns the images of a directory and its subfolders, sorted by name."""
         files = sorted(file for file in Path(self.path).rglob("*") if file.suffix.lower() in IMAGES)
         if not files:
             raise ValueError(f"{self.path} contains no images ({', '.join(IMAGES)}).")
         return files
+
+    def has_subfolders(self) -> bool:
+        """Returns True for a directory with images in subfolders."""
+        path = Path(self.path)
+        return path.is_dir() and any(file.parent != path for file in self.images())
 
     def for_images(self, model: Any) -> _Images:
         """Returns the images of a directory as the input of a model."""

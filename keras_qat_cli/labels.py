@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_qat_cli.data import Source, open_array
 
-__all__ = ["Labels", "match_outputs", "measure_accuracy", "read_labels"]
+__all__ = ["Labels", "find_classes", "match_outputs", "measure_accuracy", "read_labels"]
 
 
 class Labels(NamedTuple):
@@ -33,7 +33,7 @@ def read_labels(data: Source, labels: Sequence[str]) -> tuple[list[Labels], Sour
     Args:
         data: the data.
         labels: locations of labels, as for `_read`, or `OUTPUT=SOURCE` for several outputs. It is
-            empty for images. Their subdirectories are the classes.
+            empty for images. Their subfolders are the classes.
 
     Raises:
         ValueError: if labels are missing, or if an output has two sources.
@@ -83,7 +83,8 @@ def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
     Args:
         data: the data.
         labels: an `.npy` file, the name of an array beside the data in an `.npz` file, or a column
-            of a table. None for images: their subdirectories are the classes, sorted by name.
+            of a table. None for images: their subfolders are the classes. Names that are numbers
+            are class indices. Other names are sorted and counted from 0.
 
     Raises:
         ValueError: if labels are missing.
@@ -103,13 +104,29 @@ def _read(data: Source, labels: str | None) -> tuple[np.ndarray, Source]:
             path, str, delimiter=data.separator, skiprows=int(has_names), usecols=column, ndmin=1
         )
     elif labels is None and path.is_dir():
-        values = np.array([file.relative_to(path).parts[0] for file in data.images()])
+        values = np.array([file.relative_to(path).parts[0] for file in _find_labelled(data)])
     else:
         raise ValueError(
             f"{labels or path} contains no labels. Pass --labels with an .npy file, an array of "
-            f"the .npz file or a column of the table. Images are labelled by their subdirectories."
+            f"the .npz file or a column of the table. Images are labelled by their subfolders."
         )
     return _convert_to_numbers(values)[: data.limit], data
+
+
+def _find_labelled(data: Source) -> list[Path]:
+    """Return the images of a directory. Raise a `ValueError` if one is in no subfolder."""
+    files = data.images()
+    loose = [file for file in files if file.parent == Path(data.path)]
+    if loose:
+        reason = (
+            f"{loose[0]} is in no subfolder, so it has no label"
+            if data.has_subfolders()
+            else f"{data.path} has no subfolders, so its images have no labels"
+        )
+        raise ValueError(
+            f"{reason}. Move the images of each class to a subfolder, whose name is the class."
+        )
+    return files
 
 
 def _convert_to_numbers(values: np.ndarray) -> np.ndarray:
@@ -122,6 +139,19 @@ def _convert_to_numbers(values: np.ndarray) -> np.ndarray:
         return np.unique(values, return_inverse=True)[1]
 
 
+def find_classes(predictions: np.ndarray, labels: np.ndarray) -> np.ndarray | None:
+    """Returns the class indices of integers or one-hot vectors. Returns None for other labels."""
+    classes = predictions.shape[-1]
+    if labels.ndim == predictions.ndim and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    if not np.all(labels == np.rint(labels)):
+        return None
+    if classes > 1 and labels.shape == predictions.shape and np.all(labels.sum(-1) == 1):
+        labels = labels.argmax(-1)
+    is_class = classes > 1 or (labels.min() >= 0 and labels.max() <= 1)
+    return labels if is_class and labels.shape == predictions.shape[:-1] else None
+
+
 def measure_accuracy(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[str, float]:
     """Returns the name of a metric and its value.
 
@@ -130,27 +160,28 @@ def measure_accuracy(predictions: np.ndarray, labels: np.ndarray, source: str) -
     the metric is the mean absolute error.
 
     Raises:
-        ValueError: if the number or the shape of the labels does not match the predictions.
+        ValueError: if the number or the shape of the labels does not match the predictions, or if
+            the output has no such class.
     """
     if len(labels) != len(predictions):
         raise ValueError(
             f"{source} has {len(labels)} labels for {len(predictions)} examples. One label per "
             f"example is needed."
         )
-    classes = predictions.shape[-1]
-    if labels.ndim == predictions.ndim and labels.shape[-1] == 1:
-        labels = labels[..., 0]
-    is_integer = bool(np.all(labels == np.rint(labels)))
-    if is_integer and classes > 1 and labels.shape == predictions.shape:
-        is_one_hot = bool(np.all(labels.sum(-1) == 1))
-        labels = labels.argmax(-1) if is_one_hot else labels
-    is_class = is_integer and labels.shape == predictions.shape[:-1]
-    if is_class and classes > 1:
-        return "accuracy", float(np.mean(predictions.argmax(-1) == labels))
-    if is_class and labels.min() >= 0 and labels.max() <= 1:
+    classes = find_classes(predictions, labels)
+    if classes is not None and predictions.shape[-1] > 1:
+        last = predictions.shape[-1] - 1
+        unknown = classes[(classes < 0) | (classes > last)]
+        if len(unknown) and classes.ndim == 1:  # Masked pixels may have the label 255.
+            raise ValueError(
+                f"{source} has the class {unknown[0]:g}, but the output has only the classes 0 to "
+                f"{last}."
+            )
+        return "accuracy", float(np.mean(predictions.argmax(-1) == classes))
+    if classes is not None:
         is_probability = predictions.min() >= 0 and predictions.max() <= 1
         answers = predictions[..., 0] > (0.5 if is_probability else 0)
-        return "accuracy", float(np.mean(answers == labels))
+        return "accuracy", float(np.mean(answers == classes))
     if labels.size != predictions.size:
         raise ValueError(
             f"{source}: labels of shape {labels.shape} do not match outputs of shape "

@@ -22,6 +22,8 @@ DOUBTED = "there were warnings about the data (--accept-data ignores them)"
 
 SAVED = OutputFile("the model", *FILES, directory=True)
 
+save_model = click.option("--save", type=SAVED, help="Save the quantization-aware model, too.")
+
 
 @cli.command()
 @options.any_model
@@ -43,7 +45,7 @@ def calibrate(
     as_json: bool,
 ) -> None:
     """Set the ranges of MODEL from DATA, without training. A float model is quantized first."""
-    _check_other(output, model)
+    check_other(output, model)
     with settings.library() as keras_qat:
         from keras_qat.messages import pluralize
 
@@ -103,7 +105,7 @@ def export(
 @options.any_model
 @options.data
 @click.argument("file", type=OutputFile("the int8 model", ".tflite"))
-@click.option("--save", type=SAVED, help="Save the quantization-aware model, too.")
+@save_model
 @options.min_identical
 @options.min_agreement
 @options.labels("Labels, as in evaluate. The verdict is then based on accuracy.")
@@ -136,7 +138,7 @@ def convert(
     arguments = exporting.select(file)
     expected, data = read_labels(data, labels) if labels else ([], data)
     if save is not None:
-        _check_other(save, model)
+        check_other(save, model)
     with settings.library() as keras_qat:
         from keras_qat.messages import pluralize
 
@@ -169,7 +171,7 @@ def convert(
         fail(f"{file} does not meet the requirements: {'; '.join(failed)}.")
 
 
-def _check_other(path: Path, model: Path) -> None:
+def check_other(path: Path, model: Path) -> None:
     """Raise a `ValueError` if a path would overwrite the input model."""
     if path.resolve() == model.resolve():
         raise ValueError(f"{path} is the input model and would be overwritten. Name another file.")

@@ -69,7 +69,6 @@ def find_differing(
 
 
 def write_operators(folder: Path, family: str) -> None:
-    """Writes an example of each operator."""
     for name, contents, arrays in operators(1, (family,)):
         (folder / f"{name}.tflite").write_bytes(contents)
         np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]

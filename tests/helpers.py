@@ -55,7 +55,6 @@ def build_model(shape: tuple[int | None, ...], build: Callable[[Any], Any]) -> A
 
 
 def quantize_on(model: Any, data: Any, recipe: Any = "int8", **options: Any) -> Any:
-    """Quantizes a model and calibrates it on data."""
     qat = keras_qat.quantize_model(model, recipe, **options)
     keras_qat.calibrate(qat, data)
     return qat
@@ -102,7 +101,6 @@ def export_exact(qat: Any, x: Any, **options: Any) -> bytes:
 
 
 def assert_all_equal(arrays: Iterable[Any], others: Iterable[Any]) -> None:
-    """Asserts that arrays are equal in pairs."""
     for one, other in zip(arrays, others, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -110,7 +108,6 @@ def assert_all_equal(arrays: Iterable[Any], others: Iterable[Any]) -> None:
 def assert_all_close(
     arrays: Iterable[Any], others: Iterable[Any], rtol: float = 1e-7, atol: float = 0.0
 ) -> None:
-    """Asserts that arrays are close in pairs."""
     for one, other in zip(arrays, others, strict=True):
         np.testing.assert_allclose(one, other, rtol, atol)
 
@@ -144,5 +141,4 @@ def runs_channels_first() -> bool:
 
 
 def values(weights: Iterable[Any]) -> list[np.ndarray]:
-    """Returns weights as arrays."""
     return [weight.numpy() for weight in weights]

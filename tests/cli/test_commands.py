@@ -304,22 +304,21 @@ def test_files_of_pixels_for_a_target(files, tmp_path):
 
 
 def test_the_best_file_is_written(files):
-    rows = np.concatenate([X, X + 0.01])
-    np.save(files / "more.npy", rows)
-    said = run(
-        *("tune", files / "float.keras", files / "more.npy", files / "x.npy"),
-        *(files / "tuned.tflite", "--max-drop", 50, "--minutes", 1),
-        code=2,
-    )
-    assert "40 of 40 validation examples" in said
-    np.save(files / "others.npy", X + 0.02)
-    result = run(
-        *("tune", files / "float.keras", files / "more.npy", files / "others.npy"),
-        *(files / "tuned.tflite", "--max-drop", 50, "--minutes", 1, "--json"),
-    )
-    best = json.loads(result)["best"]
-    assert best["size"] == (files / "tuned.tflite").stat().st_size
-    assert keras_qat.read_metadata(files / "tuned.tflite")
+    """Classes are judged by accuracy. The saved model computes the same as the file."""
+    model = keras.models.load_model(files / "float.keras")
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.save(files / "compiled.keras")
+    classes = model.predict(X, verbose=0).argmax(-1)
+    np.savez(files / "more.npz", x=np.concatenate([X, X + 0.01]), y=np.tile(classes, 2))
+    np.savez(files / "seen.npz", x=X, y=classes)
+    np.savez(files / "others.npz", x=X + 0.02, y=classes)
+    file, saved = files / "tuned.tflite", files / "tuned.keras"
+    options = file, "--max-drop", 50, "--minutes", 1, "--labels", "y", "--save", saved
+    arguments = "tune", files / "compiled.keras", files / "more.npz"
+    assert "40 of 40 validation examples" in run(*arguments, files / "seen.npz", *options, code=2)
+    result = json.loads(run(*arguments, files / "others.npz", *options, "--json"))
+    assert (result["metric"], result["best"]["size"]) == ("accuracy", file.stat().st_size)
+    assert "100.000%" in run("verify", saved, file, files / "x.npy")
 
 
 @pytest.mark.slow

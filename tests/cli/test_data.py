@@ -1,6 +1,7 @@
 """Tests files that the command line reads: arrays, tables, functions, images and models."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,16 +66,18 @@ def test_columns_for_several_inputs(tmp_path):
     assert ranges["age"] >= 40 or ranges["height"] >= 40  # They share one range.
 
 
+def write_image(path, size=8):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tf.io.encode_png(np.full((size, size, 3), 255, np.uint8)).numpy())
+
+
 @pytest.mark.slow
 def test_images(tmp_path):
     """Images are resized to the model's size, and pixels are scaled as in training."""
     model = functional((8, 8, 3), build=lambda x: layers.ReLU()(layers.Conv2D(2, 1)(x)))
     model.save(tmp_path / "float.keras")
-    (tmp_path / "photos" / "cats").mkdir(parents=True)
     for size in (8, 20):
-        image = np.full((size, size, 3), 255, np.uint8)
-        contents = tf.io.encode_png(image).numpy()
-        (tmp_path / "photos" / "cats" / f"{size}.PNG").write_bytes(contents)
+        write_image(tmp_path / "photos" / "cats" / f"{size}.PNG", size)
     paths = tmp_path / "float.keras", tmp_path / "photos", "-o", tmp_path / "q.keras"
     arguments = "calibrate", *paths
     assert "add --pixels 0..255, 0..1 or -1..1" in run(*arguments, code=2)
@@ -83,6 +86,25 @@ def test_images(tmp_path):
         assert json.loads(told)["ranges"][0]["maximum"] == pytest.approx(
             largest * (1 + 1 / 1019), rel=1e-4
         )
+
+
+def test_images_without_subfolders_have_no_labels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = functional((8, 8, 3), build=lambda x: layers.Dense(4)(layers.Flatten()(x)))
+    model.save("float.keras")
+    for name in ("flat/0", "flat/1", "both/3/a", "both/b", "ids/1/a", "ids/3/b", "ids/4/c"):
+        write_image(Path(f"{name}.png"))
+    pixels = "--pixels", "0..1"
+    told = run("evaluate", "float.keras", "flat", *pixels, code=2)
+    assert "Error: flat has no subfolders, so its images have no labels. Move the" in told
+    told = run("evaluate", "float.keras", "both", *pixels, code=2)
+    assert f"Error: {Path('both', 'b.png')} is in no subfolder, so it has no label. Move" in told
+    told = run("evaluate", "float.keras", "ids", *pixels, code=2)
+    assert "Error: ids has the class 4, but the output has only the classes 0 to 3." in told
+    told = run("tune", "float.keras", "ids", "flat", "t.tflite", *pixels, code=2)
+    assert "Error: flat has no subfolders, so its images have no labels. Move the" in told
+    told = run("convert", "float.keras", "flat", "m.tflite", *pixels, "--accept-data", "--json")
+    assert json.loads(told)["outputs"][0]["accuracy"] is None
 
 
 @pytest.mark.parametrize("scale", [1 / 255, 1 / 127.5, 0.5])

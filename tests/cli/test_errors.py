@@ -28,6 +28,12 @@ ERRORS = {
     "simulate qat.keras wide.npy": r"^Error: wide.npy: .*\(None, 6, 6, 2\)",
     "simulate qat.keras two.npz": "arrays a, b. Choose one with --key",
     "evaluate qat.keras x.npy --labels short.npy": "^Error: short.npy has 5 labels for 40 examples",
+    "tune float.keras x.npy wide.npy t.tflite --labels short.npy": (
+        "^Error: --labels short.npy cannot have the labels of both DATA and VALIDATION. Pass the"
+    ),
+    "tune float.keras few.npz x.npz t.tflite --labels y": (
+        "^Error: few.npz has 5 labels for 40 examples. Both DATA and VALIDATION need one label"
+    ),
     "simulate qat.keras nothing_here:x": "^Error: nothing_here:x: There is no module nothing_here",
     "simulate qat.keras json:x": "json.* has no attribute 'x'",
     "simulate qat.keras .": "contains no images",
@@ -56,6 +62,7 @@ ERRORS = {
 def test_errors(command, sources, monkeypatch):
     monkeypatch.chdir(sources)
     np.savez("two.npz", a=X, b=X)
+    np.savez("few.npz", x=X, y=np.arange(5))
     np.save("wide.npy", X[:, :, :1])
     np.save("short.npy", np.arange(5) % 3)
     Path("damaged.keras").write_bytes(b"PK")

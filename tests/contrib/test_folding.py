@@ -30,7 +30,6 @@ def with_statistics(model: Any, seed: int = 7) -> Any:
 
 
 def folded_and_float(model: Any, **options: Any) -> Any:
-    """Returns the model with folded BatchNormalization, and the model without quantization."""
     quantized = keras_qat.quantize_model(model, contrib(**options))
     keras_qat.set_quantization(quantized, False)
     return quantized

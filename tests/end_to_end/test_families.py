@@ -80,7 +80,6 @@ PER_TENSOR = [make_case(*pair) for pair in PAIRS if "per tensor" in pair[1]]
 
 @functools.cache
 def exported(family: str, recipe: str) -> Exported:
-    """Exports a family, once."""
     made = FAMILIES[family]
     model = scramble(made.model(LEFT_OUT.get(family, ()) if recipe == "int16x8" else ()))
     strict = recipe == "int8" and family not in composite.FAMILIES

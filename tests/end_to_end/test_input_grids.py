@@ -59,7 +59,6 @@ def drawn(numbers: np.random.Generator) -> Grid:
 
 
 def pixel_grid(scale: float, offset: float, first: int) -> Grid:
-    """Returns the grid of pixels from `first` to 255."""
     values = (np.arange(first, 256) * scale + offset).astype(np.float32)
     return Grid(np.resize(values, VALUES), scale, offset, True)
 

@@ -29,7 +29,6 @@ def module(constructor: Any) -> Any:
 
 
 def cut(model: Any, layer: str) -> Any:
-    """Returns the model up to a layer, with a classifier after it."""
     x = keras.layers.GlobalAveragePooling2D()(model.get_layer(layer).output)
     return keras.Model(model.input, keras.layers.Dense(CLASSES, name="logits")(x))
 

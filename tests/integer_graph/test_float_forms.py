@@ -88,7 +88,6 @@ EXAMPLES, STEPS, UNITS = 3, 4, 2
 
 
 def step(x, states):
-    """Returns an output that is not a state, and two states."""
     hidden, count, *constants = states
     first, second = x
     hidden = tf.tanh(0.5 * hidden - first + second[..., 0])

@@ -133,7 +133,6 @@ def node_of(
 def make_node(
     call: Call, bits: int, numbers: Any, maximum: float | None = None, per_channel: bool = True
 ) -> Node:
-    """Returns a call as a node with random quantization parameters."""
     op, attributes, reason = match(call)
     assert op is not None, reason
     shared = random_params(numbers, bits)
@@ -241,7 +240,6 @@ def with_ends(node: Node, *params: Any, shapes: Any = None, **changes: Any) -> N
 
 
 def sized(node: Node, batch: int) -> Node:
-    """Returns the node for a batch of this size."""
     inputs = {item.name: item for item in node.inputs if isinstance(item, Tensor)}
     (node,) = set_batch_size(ResolvedGraph("", inputs, {}, (node,), {}, {}), batch).nodes
     return node

@@ -60,7 +60,6 @@ PAIRS = [np.resize(q, (BATCH, COUNT)) for q in (np.repeat(CODES, 256), np.tile(C
 
 
 def of_pairs(node: Node) -> dict[str, np.ndarray]:
-    """Returns all pairs as the inputs of a node."""
     return {item.name: q for item, q in zip(node.inputs, PAIRS, strict=True)}
 
 

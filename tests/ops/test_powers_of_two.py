@@ -13,7 +13,6 @@ pytestmark = pytest.mark.parametrize("family", RUNNABLE)
 
 
 def assert_exact_with(name, scale, family):
-    """Asserts that all values of an input with this scale are exact."""
     node, _ = node_of(op_named(name), 16, 0)
     (x,), shape = node.inputs, (None, 2**16 // BATCH + 1)
     params = dataclasses.replace(x.params, scale=np.float32(scale))

@@ -48,7 +48,6 @@ def with_weights(node, **changes):
 
 
 def operations(node):
-    """Returns the operators of a node's file."""
     builder, indices = Builder(), {}
     ends = {tensor.name: get_tensor_index(builder, indices, tensor) for tensor in node.inputs}
     write_node(builder, node, indices)

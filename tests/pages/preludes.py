@@ -69,8 +69,6 @@ def compiled() -> Names:
 
 
 def own_layers() -> Names:
-    """Returns custom layers."""
-
     class MyDense(layers.Dense):
         pass
 

@@ -26,7 +26,6 @@ QUICK = {"README.md"}
 
 
 def blocks(page: str) -> list[tuple[str, int, str]]:
-    """Returns the tag, line and text of each block of a page."""
     text = PAGES[page].read_text()
     result = re.finditer(r"^( *)```(.*?)\n(.*?)^\1```$", text, flags=re.M | re.S)
     return [

@@ -24,7 +24,6 @@ def two_heads() -> Any:
 
 
 def bits(model: Any) -> dict[str, int]:
-    """Returns the bits of each weight."""
     quantizer = keras_qat.quantizers(model)
     return {item.quantizes[0]: item.spec.bits for item in quantizer if "/kernel" in item.name}
 

@@ -207,7 +207,6 @@ def assert_levels_are_those_of_training(graph: ResolvedGraph) -> None:
 
 
 def quantizer_of(value: Value | None) -> Any:
-    """Returns the quantizer of a value in training, or None."""
     layer = None if value is None or value.producer is None else value.producer.layer
     is_one = isinstance(layer, Quantize)
     return layer.quantizer if is_one else getattr(layer, "output_quantizer", None)

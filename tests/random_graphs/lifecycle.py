@@ -175,7 +175,6 @@ def with_kernels(contents: bytes, families: tuple[Kernels, ...]) -> tuple[Kernel
 
 
 def values_of(output: Any) -> np.ndarray:
-    """Returns an output of a simulation as float values."""
     return output if isinstance(output, np.ndarray) else output.codes
 
 

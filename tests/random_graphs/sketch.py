@@ -144,7 +144,6 @@ def _shared(tensors: list[Any], numbers: np.random.Generator) -> Any:
 
 
 def _nested(tensors: list[Any], numbers: np.random.Generator) -> Any:
-    """Calls a nested model on two tensors."""
     inner = keras.Input((5, 4, 4))
     y = _residual([inner], numbers) if numbers.random() < 0.5 else _block([inner], numbers)
     model = keras.Model(inner, layers.GlobalAveragePooling2D()(y))
@@ -286,7 +285,6 @@ def _inputs_of(x: Any) -> list[Any]:
 
 
 def random_inputs(model: Any, count: int = 24, scale: float = 1.0) -> list[np.ndarray]:
-    """Returns random values for each input, with different scales."""
     numbers = np.random.default_rng(count)
     result = []
     for place, tensor in enumerate(model.inputs):

@@ -80,7 +80,6 @@ def from_backup(folder: Path, make: Callable[[], Any], save_freq: Any = "epoch")
 
 
 def from_model(folder: Path, make: Callable[[], Any]) -> Start:
-    """Continues with `ModelCheckpoint` of the complete model."""
     path = folder / "model.keras"
     keep = keras.callbacks.ModelCheckpoint(str(path))
     if not path.exists():

@@ -14,7 +14,6 @@ from keras_qat.tflite.splice import splice_model
 
 
 def converted(function, *specs) -> bytes:
-    """Returns a function as a file."""
     traced = tf.function(function).get_concrete_function(*specs)
     return tf.lite.TFLiteConverter.from_concrete_functions([traced]).convert()
 

@@ -37,7 +37,6 @@ def inputs_of(model: Any, count: int = 2, seed: int = 4) -> Any:
 
 
 def assert_equal_outputs(model: Any, converted: Any, x: Any, rtol: float = 1e-5) -> None:
-    """Asserts that models of Keras 3 and Keras 2 have equal outputs in the same structure."""
     expected, result = (variant(x, training=False) for variant in (model, converted))
     tf.nest.assert_same_structure(expected, result)
     names = sorted(expected) if isinstance(expected, dict) else [""]
