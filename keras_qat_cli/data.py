@@ -181,10 +181,11 @@ class Source(NamedTuple):
             raise ValueError(f"{self.path} contains no images ({', '.join(IMAGES)}).")
         return files
 
-    def has_subfolders(self) -> bool:
-        """Returns True for a directory with images in subfolders."""
+    def list_subfolders(self) -> set[str]:
+        """Returns the subfolders of a directory that contain images."""
         path = Path(self.path)
-        return path.is_dir() and any(file.parent != path for file in self.images())
+        files = self.images() if path.is_dir() else []
+        return {file.relative_to(path).parts[0] for file in files if file.parent != path}
 
     def for_images(self, model: Any) -> _Images:
         """Returns the images of a directory as the input of a model."""

@@ -120,7 +120,7 @@ def _find_labelled(data: Source) -> list[Path]:
     if loose:
         reason = (
             f"{loose[0]} is in no subfolder, so it has no label"
-            if data.has_subfolders()
+            if data.list_subfolders()
             else f"{data.path} has no subfolders, so its images have no labels"
         )
         raise ValueError(

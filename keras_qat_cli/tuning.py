@@ -72,13 +72,19 @@ def tune(
             )
     held_out = data._replace(path=validation)
     held_out.check(model)
-    has_folders = data.has_subfolders() or held_out.has_subfolders()
+    has_folders = bool(data.list_subfolders() or held_out.list_subfolders())
     sources = [
         read_labels(source, labels)
         if labels or (has_folders and Path(source.path).is_dir())
         else ([], source)
         for source in (data, held_out)
     ]
+    names = [source.list_subfolders() for source in (data, held_out)]
+    if all(names) and names[0] != names[1] and not all(map(str.isdigit, names[0] | names[1])):
+        raise ValueError(
+            f"{data.path} and {validation} have different subfolders, so their classes would "
+            f"differ: {', '.join(sorted(names[0] ^ names[1]))}."
+        )
     with settings.library() as keras_qat:
         loaded = settings.load(model, compiled=True)
         train, judged = (_load(loaded, *source) for source in sources)
@@ -101,7 +107,7 @@ def choose_metric(model: Any, data: Any, source: str) -> Callable[..., float] | 
         data: `(x, y)`, or `x` without labels.
         source: location of the data, for messages.
     """
-    config = getattr(model, "get_compile_config", dict)() or {}
+    config: dict[str, Any] = getattr(model, "get_compile_config", dict)() or {}
     has_metric = config.get("metrics") or config.get("weighted_metrics")
     if has_metric or not isinstance(data, tuple) or len(model.outputs) > 1:
         return None

@@ -97,7 +97,6 @@ def test_verify_asks_for_more_than_a_faithful_file(files):
 
 
 def test_data_that_are_warned_of_are_a_failure(files, tmp_path):
-    """The files are written, but a warning about the data is a failure."""
     keras.utils.set_random_seed(0)
     scaled = layers.BatchNormalization(name="norm")
     model = functional((6, 6, 2), build=lambda x: layers.Conv2D(3, 3)(scaled(x)))

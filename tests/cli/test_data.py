@@ -90,9 +90,8 @@ def test_images(tmp_path):
 
 def test_images_without_subfolders_have_no_labels(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = functional((8, 8, 3), build=lambda x: layers.Dense(4)(layers.Flatten()(x)))
-    model.save("float.keras")
-    for name in ("flat/0", "flat/1", "both/3/a", "both/b", "ids/1/a", "ids/3/b", "ids/4/c"):
+    functional((8, 8, 3), build=lambda x: layers.Dense(4)(layers.Flatten()(x))).save("float.keras")
+    for name in ("flat/0", "both/3/a", "both/b", "ids/1/a", "ids/3/b", "ids/4/c", "pets/cat/a"):
         write_image(Path(f"{name}.png"))
     pixels = "--pixels", "0..1"
     told = run("evaluate", "float.keras", "flat", *pixels, code=2)
@@ -103,6 +102,8 @@ def test_images_without_subfolders_have_no_labels(tmp_path, monkeypatch):
     assert "Error: ids has the class 4, but the output has only the classes 0 to 3." in told
     told = run("tune", "float.keras", "ids", "flat", "t.tflite", *pixels, code=2)
     assert "Error: flat has no subfolders, so its images have no labels. Move the" in told
+    told = run("tune", "float.keras", "ids", "pets", "t.tflite", *pixels, code=2)
+    assert "ids and pets have different subfolders, so their classes would differ: 1, 3," in told
     told = run("convert", "float.keras", "flat", "m.tflite", *pixels, "--accept-data", "--json")
     assert json.loads(told)["outputs"][0]["accuracy"] is None
 
