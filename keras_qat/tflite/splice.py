@@ -93,7 +93,8 @@ class _Source:
 
     def prepare(self, tensor: schema.TensorT) -> None:
         """Adds the prefix to a tensor's name, and sets missing quantization parameters."""
-        tensor.name = self.add_prefix(tensor.name)
+        # The converter joins the names of merged operations with ";".
+        tensor.name = self.add_prefix((tensor.name or b"").split(b";")[0])
         if self.data(tensor) is None:
             tensor.buffer = 0
         quantization, params = tensor.quantization, self.params
@@ -109,8 +110,7 @@ class _Source:
             )
 
     def add_prefix(self, name: bytes | None) -> bytes:
-        # The converter joins the names of merged operations with ";".
-        return self.prefix.encode() + (name or b"").split(b";")[0]
+        return self.prefix.encode() + (name or b"")
 
     def buffer(self, number: int, data: NDArray) -> int:
         """Returns the new index of the data of buffer `number`. The first call copies the data."""

@@ -287,7 +287,7 @@ def warn_of_float_epochs(delay: Any, model: keras.Model, epoch: int) -> None:
         return
     for callback in delay.listed:
         name, harm = type(callback).__name__, _describe_harm(callback, ends)
-        if not harm:
+        if not harm or (ends is not None and ends <= epoch):
             continue
         count = "for the epochs before" if quantized is None else f"up to epoch {quantized}"
         advice = f"Call fit without it {count}, and then again with it"

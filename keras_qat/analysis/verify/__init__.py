@@ -171,7 +171,7 @@ def verify(
         evaluate, graph, file, padded, quantized, expected, examples, labels, losses
     ).compare(float_examples)
     rounds_alike = not graph.origin.simulates and running_kernels == graph.origin.family.name
-    delay = explain_delay(model, calls)
+    delay = "" if packed_weights or refused else explain_delay(model, calls)
     if not delay and not is_same(figures.outputs, rounds_alike):
         with Stream(graph.origin.states):
             is_random = not are_equal(expected, compute(batch_size))
