@@ -59,11 +59,11 @@ def test_early_stopping_may_restore_a_float_epoch():
 
 def test_the_epoch_counts_from_where_training_goes_on():
     qat = quantized()
-    delay = QuantDelay(12)
+    delay = QuantDelay(17)
     fit(qat, delay, epochs=2)
     assert steps_done(qat) == 2 * STEPS
     (told,) = fit(qat, delay, stop(), epochs=8, initial_epoch=2)
-    assert "start_from_epoch=3 " in told
+    assert "start_from_epoch=4 " in told
     assert fit(qat, delay, stop()) == []  # The delay is over.
 
 
