@@ -139,17 +139,20 @@ def _convert_to_numbers(values: np.ndarray) -> np.ndarray:
         return np.unique(values, return_inverse=True)[1]
 
 
-def find_classes(predictions: np.ndarray, labels: np.ndarray) -> np.ndarray | None:
-    """Returns the class indices of integers or one-hot vectors. Returns None for other labels."""
-    classes = predictions.shape[-1]
-    if labels.ndim == predictions.ndim and labels.shape[-1] == 1:
+def find_classes(shape: tuple[int, ...], labels: np.ndarray) -> np.ndarray | None:
+    """Returns the class indices of integers or one-hot vectors. Returns None for other labels.
+
+    `shape` is the shape of the predictions.
+    """
+    classes = shape[-1]
+    if labels.ndim == len(shape) and labels.shape[-1] == 1:
         labels = labels[..., 0]
     if not np.all(labels == np.rint(labels)):
         return None
-    if classes > 1 and labels.shape == predictions.shape and np.all(labels.sum(-1) == 1):
+    if classes > 1 and labels.shape == shape and np.all(labels.sum(-1) == 1):
         labels = labels.argmax(-1)
     is_class = classes > 1 or (labels.min() >= 0 and labels.max() <= 1)
-    return labels if is_class and labels.shape == predictions.shape[:-1] else None
+    return labels if is_class and labels.shape == shape[:-1] else None
 
 
 def measure_accuracy(predictions: np.ndarray, labels: np.ndarray, source: str) -> tuple[str, float]:
@@ -168,7 +171,7 @@ def measure_accuracy(predictions: np.ndarray, labels: np.ndarray, source: str) -
             f"{source} has {len(labels)} labels for {len(predictions)} examples. One label per "
             f"example is needed."
         )
-    classes = find_classes(predictions, labels)
+    classes = find_classes(predictions.shape, labels)
     if classes is not None and predictions.shape[-1] > 1:
         last = predictions.shape[-1] - 1
         unknown = classes[(classes < 0) | (classes > last)]

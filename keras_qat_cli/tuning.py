@@ -72,18 +72,17 @@ def tune(
             )
     held_out = data._replace(path=validation)
     held_out.check(model)
-    has_folders = bool(data.list_subfolders() or held_out.list_subfolders())
+    folders, others = data.list_subfolders(), held_out.list_subfolders()
     sources = [
         read_labels(source, labels)
-        if labels or (has_folders and Path(source.path).is_dir())
+        if labels or ((folders or others) and Path(source.path).is_dir())
         else ([], source)
         for source in (data, held_out)
     ]
-    names = [source.list_subfolders() for source in (data, held_out)]
-    if all(names) and names[0] != names[1] and not all(map(str.isdigit, names[0] | names[1])):
+    if folders and others and folders != others and not all(map(str.isdigit, folders | others)):
         raise ValueError(
             f"{data.path} and {validation} have different subfolders, so their classes would "
-            f"differ: {', '.join(sorted(names[0] ^ names[1]))}."
+            f"differ: {', '.join(sorted(folders ^ others))}."
         )
     with settings.library() as keras_qat:
         loaded = settings.load(model, compiled=True)
@@ -112,7 +111,9 @@ def choose_metric(model: Any, data: Any, source: str) -> Callable[..., float] | 
     if has_metric or not isinstance(data, tuple) or len(model.outputs) > 1:
         return None
     x, y = data
-    if find_classes(model.predict(x, verbose=0), y) is None:
+    rows = model.inputs[0].shape[0] or 1
+    first = [column[:rows] for column in x] if isinstance(x, list) else x[:rows]
+    if find_classes((len(y), *model.predict(first, verbose=0).shape[1:]), y) is None:
         return None
 
     def accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:

@@ -213,6 +213,7 @@ def _summarize_node(node: Node, unset: set[int], seen: set[int]) -> LayerSummary
     seen.add(owner)
     no_limits: tuple[float | None, float | None] = None, None
     limits = no_limits if params is None else params.range
+    count = node.op.products if node.op else count_products
     return LayerSummary(
         output.label or node.name,
         node.op.name if node.op else "float",
@@ -226,7 +227,7 @@ def _summarize_node(node: Node, unset: set[int], seen: set[int]) -> LayerSummary
         weights.granularity == "per channel" if weights else None,
         *sizes,
         _count_bytes(output) if is_known else None,
-        None if node.call is None else (node.op.products if node.op else count_products)(node.call),
+        None if node.call is None else count(node.call),
         weights.granularity if weights else None,
     )
 

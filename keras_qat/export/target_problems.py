@@ -147,7 +147,8 @@ def _find_problems(target: Target, graph: FileGraph) -> Iterator[Problem]:
                 elsewhere = None
                 if missing[0] != reason:
                     reason += f", and in {target.host.title} {missing[0]}"
-            yield Problem(name, operation.kernel, reason, change, elsewhere, index)
+            is_fault = refusal == _find_fault(target, site)
+            yield Problem(name, operation.kernel, reason, change, elsewhere, index, is_fault)
             continue
         for inner in graph.get_subgraphs(operation):
             for problem in _find_problems(target, inner):

@@ -222,9 +222,8 @@ class Plan:
         ]
         lines.insert(1, "  ".join("-" * width for width in [*widths, 20]))
         counts = f"{pluralize(len(self.groups), 'kernel')}, {pluralize(len(self.ranges), 'range')}"
-        if names := list(self.float_layers):
-            calls = [call for call in self.graph.calls if call.name in names]
-            count = len({id(call.source) for call in calls})
+        if names := self.float_layers:
+            count = len({id(call.source) for call in self.graph.calls if call.name in names})
             counts += describe_share(self._count_products(), self.recipe.activations.bits)
             verb = "stays" if count == 1 else "stay"
             parts = f", as {len(names)} operations" if len(names) > count else ""

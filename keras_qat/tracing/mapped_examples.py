@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_qat.graph.calls import Call, Value, flatten_values, map_values
-from keras_qat.graph.operations import call_function, get_kind, is_operation
+from keras_qat.graph.operations import get_kind, is_operation
 from keras_qat.graph.read_model import read_model
 from keras_qat.keras2.backend import (
     KerasTensor,
@@ -179,7 +179,7 @@ def _convolve(call: Call, x: KerasTensor, given: Mapping[str, Any]) -> KerasTens
     (_, count, *sizes), flat = x.shape, tf.reshape(x, [-1, *x.shape[2:]])
     kernels = options["filters" if "filters" in options else "filter"]
     if not is_symbolic(kernels) or len(kernels.shape) == 4:  # One kernel for all examples.
-        y = call_function(call, flat, **options)
+        y = call.layer.function(flat, **options)
         return tf.reshape(y, [-1, count, *y.shape[1:]])
     (height, width, channels, last), padding = kernels.shape[1:], options.get("padding", "VALID")
     if count != 1 or channels != sizes[-1] or not isinstance(padding, str):

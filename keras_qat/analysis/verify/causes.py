@@ -180,7 +180,7 @@ def find_small_channels(outputs: Iterable[tuple[str, NDArray, NDArray]]) -> list
     return sentences
 
 
-def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorReport | None:
+def find_weakest(tensors: Sequence[TensorReport], all_vary: bool) -> TensorReport | None:
     """Returns the tensor that loses most SQNR, compared with the inputs of its operator.
 
     Args:
@@ -189,7 +189,6 @@ def find_weakest(tensors: Iterable[TensorReport], all_vary: bool) -> TensorRepor
             examples, such as a positional embedding, are then ignored. They are always ignored if
             an operator computes different values from them.
     """
-    tensors = list(tensors)
     in_use = {name for tensor in tensors if tensor.sqnr is not None for name in tensor.reads}
     sqnr_of: dict[str, float | None] = {}
     losses: list[tuple[float, TensorReport]] = []

@@ -255,6 +255,7 @@ class Problem:
         change: a change that helps, in a few words. It is "" if none is known.
         elsewhere: the processor that computes the operator instead. None if the file does not run.
         index: index of the operator in the file. Operators in a loop have the index of the loop.
+        is_fault: whether the target has a kernel, but it is faulty or inexact.
     """
 
     tensor: str
@@ -263,6 +264,7 @@ class Problem:
     change: str = ""
     elsewhere: str | None = None
     index: int = 0
+    is_fault: bool = False
 
     def __str__(self) -> str:
         text = f"{self.tensor}: {self.operator}: {self.reason}"
@@ -278,8 +280,7 @@ def describe_problems(target: Target, problems: Sequence[Problem]) -> list[str]:
         effect = f"{lacking}, so files with them do not run"
         if problem.elsewhere:
             effect = f"left to {problem.elsewhere}"
-        elif problem.reason in [fault.reason for fault in target.faults]:
+        elif problem.is_fault:
             effect = "faulty or inexact, so files with them return other values or stop"
-        start = [f"target {target.name}: operators {effect}"]
-        found.setdefault(effect, start).append(f"  {problem}")
-    return [line for lines in found.values() for line in lines]
+        found.setdefault(f"target {target.name}: operators {effect}", []).append(f"  {problem}")
+    return [line for heading, lines in found.items() for line in (heading, *lines)]
